@@ -18,7 +18,7 @@ from indexer.context import RunContext
 from indexer.follower import Follower
 from indexer.opening import open_run_source
 from indexer.phases.phases import Tools
-from indexer.phases.reading import Source
+from indexer.phases.reading import RunSource
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
@@ -52,7 +52,7 @@ def serve(
     database_url: str,
     registry: Registry,
     stop: threading.Event,
-    open_source: Callable[[RunContext], Source],
+    open_source: Callable[[RunContext], RunSource],
 ) -> None:
     """Carry out runs until `stop`; then hand back what it has."""
     most = settings.indexer_runs

@@ -3,29 +3,28 @@
 from typing import Final
 
 from indexer.context import RunContext
-from indexer.phases.reading import Source
+from indexer.phases.reading import RunSource
 from vectormill.collections.collections import find_generation
 from vectormill.jobs.twins import add_missing_twins
 from vectormill.runs.runs import refuse_without_texts
 from vectormill.sources.kinds.own_texts import CarriedTextReader
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import OWN_TEXTS
-from vectormill.sources.source import Source as SourceValues
+from vectormill.sources.source import OWN_TEXTS, Source
 from vectormill.sources.sources import find_source_of_run
 
 # Behind every place: only jobs that have not ended.
 _OPEN_JOBS_ONLY: Final = 2**63 - 1
 
 
-def open_run_source(context: RunContext) -> Source:
+def open_run_source(context: RunContext) -> RunSource:
     """Open the collection's source, or the texts that it keeps. Raises SourceNotFound and InvalidOption."""
     run = context.run
     if "carry_from" in run.options:
         return open_carried(context)
     with context.engine.connect() as connection:
         refuse_without_texts(connection, run.collection)
-        source = find_source_of_run(connection, run.collection_id) or SourceValues(OWN_TEXTS, {})
+        source = find_source_of_run(connection, run.collection_id) or Source(OWN_TEXTS, {})
     place = SourcePlace(
         context.engine,
         context.settings,

@@ -10,7 +10,7 @@ from vectormill.runs.run_claims import save_run
 from vectormill.work.work import Lease
 
 
-class Progress:
+class ClaimProgress:
     """The counts of one claim. What a transaction adds counts from its COMMIT on, so a batch that failed counts never.
 
     Used by one thread. `save` is the first thing in each transaction, since it locks the run: whoever lost the lease

@@ -9,7 +9,7 @@ from vectormill.collections.collections import find_generation, keeps_texts
 from vectormill.collections.generations import find_written
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import Run
-from vectormill.runs.stages import Stage
+from vectormill.runs.stages import RunTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Target:
     generation: Generation
     spec: EncodingSpec
     keep_text: bool
-    stage: Stage
+    stage: RunTables
 
     @property
     def is_live(self) -> bool:
@@ -36,9 +36,9 @@ def find_target(connection: Connection, run: Run) -> Target:
 
 def make_target(connection: Connection, run: Run, generation: Generation) -> Target:
     keep_text = keeps_texts(connection, run.collection_id)
-    return Target(generation, run.spec or generation.spec, keep_text, Stage(run.id, generation))
+    return Target(generation, run.spec or generation.spec, keep_text, RunTables(run.id, generation))
 
 
-def live_stage(connection: Connection, run: Run) -> Stage:
+def live_stage(connection: Connection, run: Run) -> RunTables:
     """Return the run's stage beside the live generation, whichever it writes."""
-    return Stage(run.id, find_generation(connection, run.collection))
+    return RunTables(run.id, find_generation(connection, run.collection))

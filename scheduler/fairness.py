@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from vectormill.jobs.chunks.dispatch import Demand, Room
+from vectormill.jobs.chunks.dispatch import Demand, WorkerRoom
 from vectormill.jobs.job import INTERACTIVE_PRIORITY
 
 
@@ -36,7 +36,7 @@ def effective_priority(demand: Demand, ageing_seconds: float) -> int:
 
 
 def plan_shares(
-    demands: Sequence[Demand], rooms: Sequence[Room], served: Mapping[UUID, int], ageing_seconds: float
+    demands: Sequence[Demand], rooms: Sequence[WorkerRoom], served: Mapping[UUID, int], ageing_seconds: float
 ) -> list[Share]:
     """Share the room of each model among the jobs that demand it.
 

@@ -10,7 +10,7 @@ from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import Query, name_space
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.engine import EncodeRequest
-from worker.queries.listener import Encodes, QueryListener
+from worker.queries.listener import QueryEngine, QueryListener
 
 _CARD = Registry({}).card(DEFAULT_MODEL)
 SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
@@ -32,7 +32,7 @@ def listening(
     redis_url: str,
     before: Callable[[EncodeRequest], object] = lambda request: None,
     space: str = SPACE,
-    engine: Encodes | None = None,
+    engine: QueryEngine | None = None,
 ) -> Iterator[QueryListener]:
     """A worker that answers queries while the block runs; `before` sees each request, and may raise.
 

@@ -36,7 +36,7 @@ class NotBegun(TimeoutError):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting(Generic[Question, Answer]):
+class Caller(Generic[Question, Answer]):
     """One caller's question, and the future in which the caller waits for its answer."""
 
     question: Question
@@ -90,7 +90,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         self._is_of_one = is_of_one
         self._numbers = itertools.count()
         self._queues: dict[
-            KeyT, dict[int, Waiting[Question, Answer]]
+            KeyT, dict[int, Caller[Question, Answer]]
         ] = {}  # by number: the oldest comes first
         self._running: Counter[KeyT] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,7 +108,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
             raise LimitReached(NO_ROOM.format(num=self.num_waiting))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
-        number, waiting = next(self._numbers), Waiting(question, answer)
+        number, waiting = next(self._numbers), Caller(question, answer)
         self._queues.setdefault(key, {})[number] = waiting
         self.num_waiting += 1
         self._wake()
@@ -134,7 +134,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         if (waiting := self._remove(key, number)) is not None:
             waiting.refuse(NotBegun())
 
-    def _remove(self, key: KeyT, number: int) -> Waiting[Question, Answer] | None:
+    def _remove(self, key: KeyT, number: int) -> Caller[Question, Answer] | None:
         """Take a question out of its queue. Return None when it is not there: it was begun."""
         queue = self._queues.get(key, {})
         waiting = queue.pop(number, None)
@@ -163,14 +163,14 @@ class Coalescer(Generic[KeyT, Question, Answer]):
             self._tasks.add(task)
             task.add_done_callback(functools.partial(self._end, key, together))
 
-    def _take(self, key: KeyT) -> list[Waiting[Question, Answer]]:
+    def _take(self, key: KeyT) -> list[Caller[Question, Answer]]:
         queue = self._queues[key]
         num_together = self._count(key, [waiting.question for waiting in queue.values()])
         taken = [self._remove(key, number) for number in list(queue)[:num_together]]
         return [waiting for waiting in taken if waiting is not None]
 
     def _end(
-        self, key: KeyT, together: Sequence[Waiting[Question, Answer]], task: "asyncio.Task[None]"
+        self, key: KeyT, together: Sequence[Caller[Question, Answer]], task: "asyncio.Task[None]"
     ) -> None:
         for waiting in together:
             waiting.answer.cancel()  # does nothing, unless the task itself was cancelled
@@ -180,7 +180,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
             del self._running[key]
         self._wake()
 
-    async def _answer(self, key: KeyT, together: Sequence[Waiting[Question, Answer]]) -> None:
+    async def _answer(self, key: KeyT, together: Sequence[Caller[Question, Answer]]) -> None:
         try:
             answers = await self._carry_out(key, [waiting.question for waiting in together])
             for waiting, answer in zip(together, answers, strict=True):

@@ -21,7 +21,7 @@ from api.metrics.query_metrics import QueryMetrics
 from vectormill.broker.query_messages import (
     PULSE_SECONDS,
     Answer,
-    Encoded,
+    EncodedTexts,
     NotEncoded,
     Query,
     Taken,
@@ -83,7 +83,7 @@ class Answered:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class QueryTexts:
     """The texts of one client's request."""
 
     texts: Sequence[bytes]
@@ -104,7 +104,7 @@ class Message:
     id: bytes
     space: str
     content: bytes
-    answer: "asyncio.Future[Encoded | NotEncoded]"
+    answer: "asyncio.Future[EncodedTexts | NotEncoded]"
     next_look: float  # when it is looked after, unless it is answered before
     taker: str | None = None
     is_missed: bool = False  # at the last look
@@ -130,7 +130,7 @@ class QueryExchange:
         self._max_text_chars = max_text_chars
         self._metrics = metrics
         self._is_stopping = is_stopping
-        self._coalescer: Coalescer[EncodingSpec, Asked, Answered] = Coalescer(
+        self._coalescer: Coalescer[EncodingSpec, QueryTexts, Answered] = Coalescer(
             self._send,
             max_waiting=max_requests * PARTS_AT_ONCE,
             max_running_of=lambda spec: self._max_messages(find_space(spec)),
@@ -147,7 +147,7 @@ class QueryExchange:
 
         Raises TimeoutError, QueryLost when two workers died with them, and NobodyListens.
         """
-        asked = Asked(texts, deadline)
+        asked = QueryTexts(texts, deadline)
         try:
             with (
                 self._metrics.time(len(texts)),
@@ -184,7 +184,7 @@ class QueryExchange:
 
     # ---- to the workers
 
-    async def _send(self, spec: EncodingSpec, together: Sequence[Asked]) -> list[Answered]:
+    async def _send(self, spec: EncodingSpec, together: Sequence[QueryTexts]) -> list[Answered]:
         """Send the texts of these clients in one message. Return what each client gets.
 
         Raises MessageLost, NobodyListens, QueryLost when what is repeated finds no worker, and Unavailable.
@@ -209,7 +209,7 @@ class QueryExchange:
         return self._producer
 
     async def _post_message(
-        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[Asked]
+        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts]
     ) -> Message:
         """Post until Redis has taken it, as long as somebody waits for it."""
         loop = asyncio.get_running_loop()
@@ -240,7 +240,7 @@ class QueryExchange:
                 if message is not None:
                     del self._messages[message.id]
 
-    def _refuse_unwanted(self, together: Sequence[Asked]) -> None:
+    def _refuse_unwanted(self, together: Sequence[QueryTexts]) -> None:
         """Raise MessageLost when every client has gone, and Unavailable when the API stops."""
         if self._is_stopping():
             raise Unavailable(STOPPING)
@@ -248,7 +248,7 @@ class QueryExchange:
             raise MessageLost("its clients have gone")
 
     def _pack(
-        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[Asked], expires_at: float
+        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts], expires_at: float
     ) -> Message:
         loop = asyncio.get_running_loop()
         query = Query(
@@ -297,8 +297,8 @@ class QueryExchange:
                 del self._takers[known]
 
     async def _wait_for_answer(
-        self, producer: QueryProducer, message: Message, together: Sequence[Asked]
-    ) -> Encoded:
+        self, producer: QueryProducer, message: Message, together: Sequence[QueryTexts]
+    ) -> EncodedTexts:
         """Return the answer, as long as somebody waits for it. Raises MessageLost once two looks have missed it."""
         while not (await asyncio.wait([message.answer], timeout=LOOK_SECONDS))[0]:
             self._refuse_unwanted(together)
@@ -341,7 +341,7 @@ def spell_spec(spec: EncodingSpec) -> bytes:
     return write_spec(spec)
 
 
-def count_together(waiting: Sequence[Asked]) -> int:
+def count_together(waiting: Sequence[QueryTexts]) -> int:
     """Return how many of these clients' texts go into one message, from the oldest; at least 1."""
     num_texts = num_bytes = 0
     for number, asked in enumerate(waiting):
@@ -352,7 +352,7 @@ def count_together(waiting: Sequence[Asked]) -> int:
     return len(waiting)
 
 
-def split_answer(answer: Encoded, together: Sequence[Asked]) -> list[Answered]:
+def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[Answered]:
     """Return what each client gets of an answer. Raises MessageLost for one that cannot be of them."""
     num_texts = sum(len(asked.texts) for asked in together)
     if answer.dimensions <= 0 or len(answer.values) != 4 * num_texts * answer.dimensions:

@@ -32,8 +32,8 @@ from worker.encoder.choice import FP32, choose_precision
 from worker.encoder.switches import (
     DEFAULTS_PATH,
     SWITCHES,
-    Place,
     SwitchDefaults,
+    SwitchFacts,
     choose_switches,
     is_package_installed,
 )  # fmt: skip
@@ -331,7 +331,7 @@ def find_obstacle(device: Device, name: str, shape: str) -> str:
     """Return why the switch cannot be tried with the shape, as its own table says it; empty where it can."""
     hidden_size = int(SHAPES[shape].config["hidden_size"])
     tried = replace(device, features=device.features | {"tried"})
-    place = Place(tried, hidden_size, is_shared=SWITCHES[name].is_of_ranks)
+    place = SwitchFacts(tried, hidden_size, is_shared=SWITCHES[name].is_of_ranks)
     # As if it were among the card's defaults: then what stands in its way is a reason and no error.
     defaults = {"tried": SwitchDefaults((name,), "it is tried")}
     choices = choose_switches(AUTO, place, is_package_installed, defaults)

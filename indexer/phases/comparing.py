@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from indexer.context import RunContext
-from indexer.progress import Progress
+from indexer.progress import ClaimProgress
 from indexer.target import find_target, live_stage
 from vectormill.domain.errors import RunError
 from vectormill.runs.differences import count_rows, note_moved, note_vanished, write_moved
@@ -27,13 +27,13 @@ class RunHeld(RunError):
     """The run would change more of the collection than it may unasked; it waits to be confirmed."""
 
 
-def compare(context: RunContext, progress: Progress) -> None:
+def compare(context: RunContext, progress: ClaimProgress) -> None:
     """Raise RunHeld before anything was changed."""
     look_for_vanished(context, progress)
     take_over_vectors(context, progress)
 
 
-def look_for_vanished(context: RunContext, progress: Progress) -> None:
+def look_for_vanished(context: RunContext, progress: ClaimProgress) -> None:
     run = context.run
     assert run.seq is not None
     with context.engine.begin() as connection:
@@ -98,7 +98,7 @@ def max_change_share(options: Any) -> float:
     return DEFAULT_MAX_CHANGE_SHARE if share is None else float(share)
 
 
-def take_over_vectors(context: RunContext, progress: Progress) -> None:
+def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
     """A renamed row, and a passage that only moved, get the vector that their text has in the generation."""
     run = context.run
     if run.counts.num_new + run.counts.num_changed == 0:

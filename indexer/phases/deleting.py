@@ -3,7 +3,7 @@
 from typing import Final
 
 from indexer.context import RunContext
-from indexer.progress import Progress
+from indexer.progress import ClaimProgress
 from indexer.target import find_target
 from vectormill.collections.rows.items import remove_items
 from vectormill.runs.differences import list_vanished
@@ -12,7 +12,7 @@ from vectormill.runs.stages import require_stage
 _ROWS_PER_BATCH: Final = 1000
 
 
-def delete_vanished(context: RunContext, progress: Progress) -> None:
+def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
     """Delete rows that the source no longer has; a row that a client put since the run began stays."""
     run = context.run
     assert run.seq is not None

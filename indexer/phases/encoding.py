@@ -9,7 +9,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from indexer.context import RunContext
-from indexer.progress import Progress
+from indexer.progress import ClaimProgress
 from indexer.target import find_target
 from vectormill.collections.rows.items import remove_items
 from vectormill.domain.errors import JobNotFound, RunError
@@ -36,7 +36,7 @@ class EncodingEnded(RunError):
     """The job that encoded for the run was cancelled or deleted; start the run again."""
 
 
-def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
+def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
     """`wait` sleeps for the pause between two looks at the job."""
     run = context.run
     job_id = find_own_job(context, progress, run.job_id)
@@ -52,7 +52,7 @@ def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
         context.report(KEPT_TEXTS, {"num_refused": num_refused})
 
 
-def find_own_job(context: RunContext, progress: Progress, job_id: UUID | None) -> UUID | None:
+def find_own_job(context: RunContext, progress: ClaimProgress, job_id: UUID | None) -> UUID | None:
     """Return the run's job if it was submitted whole; what is left of a broken upload is removed at once."""
     if job_id is None:
         return None
@@ -67,7 +67,7 @@ def find_own_job(context: RunContext, progress: Progress, job_id: UUID | None) -
         return job.id if job.state != UPLOADING and job.seq == context.run.seq else None
 
 
-def submit(context: RunContext, progress: Progress) -> UUID | None:
+def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
     """Everything that is staged and has no vector yet, as one job; None if that is nothing.
 
     The run is held while anything is written: an indexer that lost it leaves no job in the run's place.
@@ -113,7 +113,7 @@ def submit(context: RunContext, progress: Progress) -> UUID | None:
         return writer.finish().id
 
 
-def update_metadata(context: RunContext, progress: Progress) -> int:
+def update_metadata(context: RunContext, progress: ClaimProgress) -> int:
     """Give rows whose text is unchanged their metadata, without touching the table that has the vectors.
 
     Answers how many texts Postgres refused to keep.
@@ -143,7 +143,7 @@ def update_metadata(context: RunContext, progress: Progress) -> int:
     return num_refused
 
 
-def await_job(context: RunContext, progress: Progress, job_id: UUID, wait: Wait) -> Job:
+def await_job(context: RunContext, progress: ClaimProgress, job_id: UUID, wait: Wait) -> Job:
     """Wait until the job has ended, whatever came of its items. Raise EncodingEnded when somebody else ended it.
 
     Once some items are encoded the run's earlier attempts no longer count: a long job outlives many indexers.
@@ -176,7 +176,7 @@ def _pause_of(job: Job) -> float:
     return 0.1 if eta is None else min(2.0, max(0.05, 0.1 * eta))
 
 
-def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
+def delete_failed(context: RunContext, progress: ClaimProgress, job: Job) -> None:
     """A text that cannot be encoded has no vector; the one of its former text would be found for what it is not."""
     run = context.run
     after, num_deleted, num_failed = -1, 0, 0

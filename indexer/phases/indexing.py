@@ -53,7 +53,7 @@ class WriterWaits(Exception):
 
 
 @dataclass(slots=True)
-class Progress:
+class PhaseProgress:
     """The progress of the phase, written at most so often."""
 
     context: RunContext
@@ -92,7 +92,7 @@ def build_indexes(context: RunContext, generation: Generation) -> None:
     A run of kind `index` may ask for more by its options: `rebuild`, `drop`, m, ef_construction, workers, memory_bytes.
     Raises RunCancelled and LeaseLost as `context.check` does, and psycopg.Error.
     """
-    progress = Progress(context)
+    progress = PhaseProgress(context)
     options = context.run.options if context.run.kind == INDEX else {}
     remove_leftovers(context, generation)
     if options.get("drop"):
@@ -114,7 +114,7 @@ def remove_leftovers(context: RunContext, generation: Generation) -> None:
             drop(context, generation, index.name)
 
 
-def build_vector_index(progress: Progress, generation: Generation, options: Mapping[str, Any]) -> None:
+def build_vector_index(progress: PhaseProgress, generation: Generation, options: Mapping[str, Any]) -> None:
     context = progress.context
     if generation.kind != VECTORS:
         with context.engine.connect() as connection:
@@ -184,7 +184,7 @@ def find_reason(
 
 
 def build_hnsw(
-    progress: Progress, generation: Generation, name: str, plan: IndexPlan
+    progress: PhaseProgress, generation: Generation, name: str, plan: IndexPlan
 ) -> tuple[float, list[str]]:
     """Return seconds, and what Postgres noticed. Without workers where the server has no shared memory for them."""
     assert plan.operator_class is not None
@@ -209,7 +209,7 @@ def build_hnsw(
 
 
 def build(
-    progress: Progress,
+    progress: PhaseProgress,
     generation: Generation,
     name: str,
     table: str,
@@ -240,7 +240,7 @@ def build(
 
 
 def _build_once(
-    progress: Progress,
+    progress: PhaseProgress,
     generation: Generation,
     name: str,
     table: str,
@@ -275,7 +275,7 @@ def _leave_nothing(context: RunContext, generation: Generation) -> None:
         logger.warning("An unfinished index stays until the next attempt: %s", error)
 
 
-def drop_vector_indexes(progress: Progress, generation: Generation, because: str) -> None:
+def drop_vector_indexes(progress: PhaseProgress, generation: Generation, because: str) -> None:
     """Ours; one that somebody made by hand stays."""
     context = progress.context
     for index in load_indexes(context, generation):
@@ -309,7 +309,7 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
         f"{num_changes:,} changes to {num_rows:,} rows are more than {context.settings.index_bulk_share:.0%} "
         "(VECTORMILL_INDEX_BULK_SHARE): without the index they are written several times as fast."
     )
-    progress = Progress(context)
+    progress = PhaseProgress(context)
     if generation.state == LIVE and (kept.policy != AUTO or num_busy):
         why = "searches use it" if num_busy else f"the policy is {kept.policy}"
         progress.tell(kept_for_searches=f"{because} But the index stays, for {why}.")
@@ -318,7 +318,7 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
     return because
 
 
-def build_attribute_indexes(progress: Progress, generation: Generation) -> None:
+def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> None:
     """Build the indexes on fields that filters name, and on the words of kept texts."""
     context, table = progress.context, attributes_name(generation.id)
     with context.engine.begin() as connection:

@@ -18,9 +18,9 @@ from indexer.phases.comparing import RunHeld, compare
 from indexer.phases.deleting import delete_vanished
 from indexer.phases.encoding import Wait, encode
 from indexer.phases.indexing import drop_before_bulk, index
-from indexer.phases.reading import Source, begin_reading, describe_reading, read_source
+from indexer.phases.reading import RunSource, begin_reading, describe_reading, read_source
 from indexer.phases.swapping import swap
-from indexer.progress import Progress
+from indexer.progress import ClaimProgress
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage, is_shortage
 from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
 from vectormill.models.registry import Registry
@@ -61,24 +61,24 @@ class Tools:
     engine: Engine
     settings: Settings
     registry: Registry
-    open_source: Callable[[RunContext], Source]
+    open_source: Callable[[RunContext], RunSource]
     wait: Wait
 
 
-def read(context: RunContext, progress: Progress, tools: Tools) -> None:
+def read(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:
     source = tools.open_source(context)
     target, seq = begin_reading(context, progress)
     read_source(context, progress, source, target, seq)
     context.report(READING, describe_reading(source))
 
 
-def write(context: RunContext, progress: Progress, tools: Tools) -> None:
+def write(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:
     """Write what differs; a large change is written without the vector index, which is built anew afterwards."""
     drop_before_bulk(context, progress.counts.num_new + progress.counts.num_changed)
     encode(context, progress, tools.wait)
 
 
-def check(context: RunContext, progress: Progress, tools: Tools) -> None:
+def check(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:
     """Check a generation that was built; or all that a run of kind check looks at."""
     if context.run.kind == REINDEX:
         check_generation(context, tools.wait)
@@ -86,7 +86,7 @@ def check(context: RunContext, progress: Progress, tools: Tools) -> None:
         check_collection(context)
 
 
-PHASES: Final[Mapping[str, Callable[[RunContext, Progress, Tools], None]]] = {
+PHASES: Final[Mapping[str, Callable[[RunContext, ClaimProgress, Tools], None]]] = {
     READING: read,
     COMPARING: lambda context, progress, tools: compare(context, progress),
     ENCODING: write,
@@ -141,7 +141,7 @@ def describe_attempts(lease: Lease, run: Run) -> str:
 
 
 def _go_through(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -> None:
-    progress = Progress(lease, run)
+    progress = ClaimProgress(lease, run)
     phase: str | None = progress.phase
     num_outages = (
         0  # of this phase, after it had begun: Postgres was there, and was lost by what the phase does

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from indexer.context import RunContext
-from indexer.progress import Progress
+from indexer.progress import ClaimProgress
 from indexer.target import Target, make_target
 from vectormill.collections.building import open_target_generation
 from vectormill.collections.rows.tombstones import hold_deletions_of
@@ -27,7 +27,7 @@ _AHEAD: Final = 2
 _LOOK_SECONDS: Final = 0.5
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """The source that a run reads: see vectormill/sources/reader.py."""
 
     def read(self) -> Iterator[list[Item]]: ...
@@ -36,7 +36,7 @@ class Source(Protocol):
 class _Ahead:
     """Reads in a thread of its own; `batches` gives what came, and raises what ended it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RunSource) -> None:
         self._source = source
         self._queue: queue.Queue[Rows | BaseException | None] = queue.Queue(_AHEAD)
         self._is_over = threading.Event()
@@ -99,7 +99,9 @@ class _Ahead:
         self._keys.close()
 
 
-def read_source(context: RunContext, progress: Progress, source: Source, target: Target, seq: int) -> None:
+def read_source(
+    context: RunContext, progress: ClaimProgress, source: RunSource, target: Target, seq: int
+) -> None:
     """Read all of the source. Raise SourceFailed when it did not come to its end."""
     ahead = _Ahead(source)
     try:
@@ -120,7 +122,7 @@ def read_source(context: RunContext, progress: Progress, source: Source, target:
         ahead.close()
 
 
-def begin_reading(context: RunContext, progress: Progress) -> tuple[Target, int]:
+def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target, int]:
     """Return an empty stage, and the run's place among the writers: client writes from here on are newer.
 
     No deletion is under way meanwhile, so that the run reads no row that was deleted in an earlier place.
@@ -137,7 +139,7 @@ def begin_reading(context: RunContext, progress: Progress) -> tuple[Target, int]
     return target, seq
 
 
-def describe_reading(source: Source) -> dict[str, Any]:
+def describe_reading(source: RunSource) -> dict[str, Any]:
     """Return the errors in single rows, if the source tells them, and whether rows that it lacks are gone."""
     complaints = getattr(source, "complaints", None)
     found = dict(complaints.to_json()) if complaints else {}

@@ -8,7 +8,7 @@ import torch
 
 from tests.models import TinyModels, read_card
 from worker.model.network import EncoderNetwork
-from worker.openvino.word_table import WordTable
+from worker.openvino.word_table import EmbeddingRows
 from worker.openvino.wordless_network import WordlessNetwork
 
 LENGTHS = torch.tensor([[13], [9], [4]])
@@ -39,7 +39,7 @@ def test_it_answers_as_the_whole_network(architecture: str, models: TinyModels, 
     expected = network(INPUT_IDS, MASK, MASK)
     wordless = WordlessNetwork(network)
     dim = wordless.write_table(tmp_path / "words.bin", "fp32")
-    embeddings = torch.from_numpy(WordTable(tmp_path / "words.bin", dim).read(INPUT_IDS.numpy()))
+    embeddings = torch.from_numpy(EmbeddingRows(tmp_path / "words.bin", dim).read(INPUT_IDS.numpy()))
     assert torch.equal(embeddings, wordless.embed(INPUT_IDS))
     assert torch.equal(wordless(INPUT_IDS, MASK, MASK, embeddings), expected)
     # It would, too, if it still looked them up.
@@ -59,7 +59,7 @@ def test_compressed_weights_leave_a_rounded_table(models: TinyModels, tmp_path: 
     wordless = WordlessNetwork(load_network(models, "Bert"))
     dim = wordless.write_table(tmp_path / "words.bin", "int8")
     input_ids = torch.arange(5, 18)
-    rounded = WordTable(tmp_path / "words.bin", dim).read(input_ids.numpy())
+    rounded = EmbeddingRows(tmp_path / "words.bin", dim).read(input_ids.numpy())
     exact = wordless.embed(input_ids).numpy()
     steps = np.abs(exact).max(axis=-1, keepdims=True) / 127
     assert (np.abs(rounded - exact) <= 0.501 * steps).all()

@@ -43,7 +43,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     worker: str
 
 
-class Encoded(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
+class EncodedTexts(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
     """float32 [texts, dimensions], little-endian, zeros for a text that has no vector: `failures` has the reason.
 
     `num_tokens` is int32 [texts], little-endian, of what the model read, and empty from a worker of an earlier release;
@@ -65,7 +65,7 @@ class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"
     reason: str
 
 
-Answer = Taken | Encoded | NotEncoded
+Answer = Taken | EncodedTexts | NotEncoded
 
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ def logging_with(**known: Any) -> Iterator[None]:
         _known.reset(token)
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A line is one object: ASCII, so that no terminal, pipe or half of a surrogate pair spoils it."""
 
     def __init__(self, process: str) -> None:
@@ -70,7 +70,7 @@ def begin_logging(
         logging.basicConfig(level=level, format=line, stream=stream)
         return
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines(process))
+    handler.setFormatter(JsonFormatter(process))
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
     sys.excepthook = _log_last_error
@@ -87,7 +87,7 @@ def reform_handlers(process: str) -> None:
         return
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
-            handler.setFormatter(JsonLines(process))
+            handler.setFormatter(JsonFormatter(process))
 
 
 def _log_last_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

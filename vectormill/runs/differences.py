@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.rows.tombstones import hold_deletions, lock_deletions
 from vectormill.db.outages import blames_a_value
-from vectormill.runs.stages import LOOK_UP_BY_INDEX, Stage, driver_of, has_table
+from vectormill.runs.stages import LOOK_UP_BY_INDEX, RunTables, driver_of, has_table
 
 COUNT_ROWS: Final = "SELECT count(*) FROM {table}"
 
@@ -22,7 +22,7 @@ IS_DELETED_SINCE: Final = """
 """
 
 
-def count_rows(connection: Connection, stage: Stage) -> int:
+def count_rows(connection: Connection, stage: RunTables) -> int:
     return _number(connection, stage, COUNT_ROWS, {})
 
 
@@ -43,7 +43,7 @@ NOTE_VANISHED: Final = """
 
 
 def note_vanished(
-    connection: Connection, stage: Stage, *, num_rows: int, num_known: int, num_seen: int, seq: int
+    connection: Connection, stage: RunTables, *, num_rows: int, num_known: int, num_seen: int, seq: int
 ) -> int:
     """Stage the keys that the source no longer has; return how many.
 
@@ -79,7 +79,7 @@ MAKE_MOVED: Final = """
 """
 
 
-def note_moved(connection: Connection, stage: Stage) -> None:
+def note_moved(connection: Connection, stage: RunTables) -> None:
     """Copy results of texts that the generation has under another key to the rows that need them."""
     if has_table(connection, stage.run_id, "moved"):
         return
@@ -120,7 +120,7 @@ MARK_MOVED: Final = """
 
 
 def write_moved(
-    connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
+    connection: Connection, stage: RunTables, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int | None]:
     """Write the copied results of the next rows behind a position; return how many, and the last one's position."""
     driver = driver_of(connection)
@@ -157,7 +157,7 @@ MARK_CHANGED: Final = """
 
 
 def write_metadata(
-    connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
+    connection: Connection, stage: RunTables, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int, int | None]:
     """Give the next rows whose text is unchanged their metadata; return how many have another text by now.
 
@@ -218,7 +218,7 @@ CLEAR_ATTRIBUTES: Final = """
 
 
 def _write_attributes(
-    connection: Connection, stage: Stage, ordinals: Sequence[int], *, keep_text: bool
+    connection: Connection, stage: RunTables, ordinals: Sequence[int], *, keep_text: bool
 ) -> int:
     """Write the attributes of these rows; return how many texts Postgres refused to keep.
 
@@ -249,7 +249,9 @@ LIST_VANISHED: Final = """
 """
 
 
-def list_vanished(connection: Connection, stage: Stage, *, after: int, limit: int) -> list[tuple[int, str]]:
+def list_vanished(
+    connection: Connection, stage: RunTables, *, after: int, limit: int
+) -> list[tuple[int, str]]:
     """List staged keys that the source no longer has, behind a position, each with its own."""
     values = {"after": after, "limit": limit}
     rows = driver_of(connection).execute(stage.fill_in(LIST_VANISHED), values).fetchall()
@@ -276,7 +278,7 @@ def list_failed_keys(
     return [(row.item, row.key, row.place) for row in rows]
 
 
-def _number(connection: Connection, stage: Stage, statement: str, values: dict[str, Any]) -> int:
+def _number(connection: Connection, stage: RunTables, statement: str, values: dict[str, Any]) -> int:
     row = driver_of(connection).execute(stage.fill_in(statement), values).fetchone()
     assert row is not None
     return int(row[0])

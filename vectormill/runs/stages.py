@@ -59,7 +59,7 @@ def pack_rows(first: int, items: Sequence[Item]) -> Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RunTables:
     """The tables of one run beside one generation."""
 
     run_id: UUID
@@ -141,7 +141,7 @@ MARK_STAGE: Final = "INSERT INTO {changes} (ordinal, kind, key) VALUES (0, 'mark
 IS_MARKED: Final = "SELECT 1 FROM {changes} WHERE ordinal = 0"
 
 
-def make_stage(connection: Connection, stage: Stage) -> None:
+def make_stage(connection: Connection, stage: RunTables) -> None:
     """Make an empty stage, in place of one that is there."""
     driver = driver_of(connection)
     drop_stage(connection, stage.run_id)
@@ -162,7 +162,7 @@ def has_table(connection: Connection, run_id: UUID, name: str) -> bool:
     return row is not None and bool(row[0])
 
 
-def require_stage(connection: Connection, stage: Stage) -> None:
+def require_stage(connection: Connection, stage: RunTables) -> None:
     """Raise StageLost if the stage is gone. Call it in the transaction that reads, or a crash may come between."""
     if not has_table(connection, stage.run_id, "changes"):
         raise StageLost
@@ -239,7 +239,7 @@ COPY_CHANGES: Final = """
 
 
 def stage_rows(
-    connection: Connection, stage: Stage, rows: Rows, seq: int, *, keep_text: bool
+    connection: Connection, stage: RunTables, rows: Rows, seq: int, *, keep_text: bool
 ) -> dict[str, int]:
     """Stage a batch, and what of it differs from the generation; return how many rows by kind."""
     driver = driver_of(connection)
@@ -284,7 +284,7 @@ LOAD_CHANGES: Final = """
 
 
 def load_changes(
-    connection: Connection, stage: Stage, seq: int, *, kinds: Sequence[str], after: int, limit: int
+    connection: Connection, stage: RunTables, seq: int, *, kinds: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, Item]]:
     """Load rows behind a position that are to be encoded, each with its own. `seq` is the place of the run."""
     values = {"seq": seq, "after": after, "kinds": list(kinds), "limit": limit}

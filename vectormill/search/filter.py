@@ -47,7 +47,7 @@ Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class FieldComparison:
     """The value at `path` is equal to, or on one side of, `value`; nothing lies on a side of another JSON type."""
 
     path: tuple[str, ...]
@@ -97,7 +97,7 @@ class Not:
     part: "Filter"
 
 
-Filter = Compare | OneOf | Contains | Exists | AllOf | AnyOf | Not
+Filter = FieldComparison | OneOf | Contains | Exists | AllOf | AnyOf | Not
 
 
 def parse_filter(written: Any, place: str = "filter") -> Filter:
@@ -158,7 +158,7 @@ def _parse_path(name: str, place: str) -> tuple[str, ...]:
 
 def _parse_field(path: tuple[str, ...], wanted: Any, place: str) -> list[Filter]:
     if not isinstance(wanted, Mapping):
-        return [Compare(path, EQ, _check_scalar(wanted, place))]
+        return [FieldComparison(path, EQ, _check_scalar(wanted, place))]
     if not wanted:
         raise _refusal(place, f"it asks for nothing; write one of {', '.join(OPERATORS)}")
     return [_parse_operator(path, name, value, f"{place}.{name}") for name, value in wanted.items()]
@@ -178,11 +178,11 @@ def _parse_operator(path: tuple[str, ...], name: str, value: Any, place: str) ->
     if name in RANGES:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise _refusal(place, f"{name} takes a number or a string")
-        return Compare(path, name, _check_scalar(value, place))
+        return FieldComparison(path, name, _check_scalar(value, place))
     if name == CONTAINS:
         return Contains(path, _check_scalar(value, place))
     if name in (EQ, NE):
-        equal = Compare(path, EQ, _check_scalar(value, place))
+        equal = FieldComparison(path, EQ, _check_scalar(value, place))
         return equal if name == EQ else Not(equal)
     raise _refusal(place, f"there is no such operator, but {', '.join(OPERATORS)}")
 
@@ -235,7 +235,7 @@ def fits(condition: Filter, metadata: Mapping[str, Any]) -> bool:
         case Contains(path, value):
             _, found = _find(metadata, path)
             return isinstance(found, list) and any(is_equal(element, value) for element in found)
-        case Compare(path, operator, value):
+        case FieldComparison(path, operator, value):
             is_there, found = _find(metadata, path)
             if operator == EQ:
                 return is_there and is_equal(found, value)

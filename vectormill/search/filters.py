@@ -20,9 +20,9 @@ from vectormill.search.filter import (
     LTE,
     AllOf,
     AnyOf,
-    Compare,
     Contains,
     Exists,
+    FieldComparison,
     Filter,
     Not,
     OneOf,
@@ -88,7 +88,7 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
             for part_name in reversed(path):
                 wanted = {part_name: wanted}
             return f"({column} @> CAST({values.bind(to_jsonb(wanted))} AS jsonb))"
-        case Compare(path, operator, value):
+        case FieldComparison(path, operator, value):
             name = name_value(column, path, values, [to_jsonb(value)])
             compared = f"{name} {SIGNS[operator]} CAST({values.bind(to_jsonb(value))} AS jsonb)"
             if operator == EQ:

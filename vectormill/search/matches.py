@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from vectormill.collections.collection import Generation
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
-from vectormill.search.plans import Plans, Reading
+from vectormill.search.plans import PlannedReading, Plans
 from vectormill.search.plans import walk_plan as walk_plan
 from vectormill.search.query_vectors import make_query_vector, make_query_vectors, read_vector
 from vectormill.search.rankings import write_round, write_search
@@ -199,7 +199,7 @@ def find_one(
         if query is None:
             return Nearest([], 0)
     rows: Sequence[Row[Any]] = []
-    reading = Reading(False, None, None)
+    reading = PlannedReading(False, None, None)
     shortage: str | None = None
     repeated_because: str | None = None
     for num_ranked, is_exact in plan_attempts(search):
@@ -223,7 +223,7 @@ def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
 
 
 def find_shortage(
-    search: Search, reading: Reading, rows: Sequence[Row[Any]], num_ranked: int | None
+    search: Search, reading: PlannedReading, rows: Sequence[Row[Any]], num_ranked: int | None
 ) -> str | None:
     """Why there may be more results than these, or None."""
     num_nearest, is_full = rows[0].num_nearest if rows else 0, len(rows) == search.limit
@@ -243,7 +243,7 @@ def make_nearest(
     rows: Sequence[Row[Any]],
     search: Search,
     generation: Generation,
-    reading: Reading,
+    reading: PlannedReading,
     repeated_because: str | None = None,
 ) -> Nearest:
     matches = [make_match(row, search, generation) for row in rows]

@@ -19,7 +19,7 @@ UNPLANNED: Final = ("query", "queries", "words", "own")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PlannedReading:
     """How Postgres means to run a search: by the vectors' index, or by reading about so many rows for want of one.
 
     `num_filtered` is how many rows it expects from an index on their metadata or words; None without such an index.
@@ -36,11 +36,11 @@ class Plans:
     def __init__(self, connection: Connection, generation: Generation) -> None:
         self._connection = connection
         self._generation = generation
-        self._readings: dict[tuple[str, str], Reading] = {}
+        self._readings: dict[tuple[str, str], PlannedReading] = {}
 
     def choose(
         self, write: Callable[..., Statement], *, is_exact: bool, is_filtered: bool
-    ) -> tuple[Statement, Reading]:
+    ) -> tuple[Statement, PlannedReading]:
         """The statement to run: `write(is_exact=…)`, exact when that is asked for or a filter leaves few rows.
 
         The planner takes the vectors' index for cheaper than it is when most of what it gives is filtered out: 12 ms
@@ -55,14 +55,14 @@ class Plans:
                 return exact, exactly
         return statement, reading
 
-    def explain(self, statement: Statement) -> Reading:
+    def explain(self, statement: Statement) -> PlannedReading:
         values = {name: value for name, value in statement.values.items() if name not in UNPLANNED}
         kind = (statement.sql, repr(values))
         if kind not in self._readings:
             self._readings[kind] = self._read_plan(statement)
         return self._readings[kind]
 
-    def _read_plan(self, statement: Statement) -> Reading:
+    def _read_plan(self, statement: Statement) -> PlannedReading:
         explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
         (plan,) = self._connection.execute(explained, statement.values).scalar_one()
         nodes = list(walk_plan(plan["Plan"]))
@@ -71,14 +71,14 @@ class Plans:
         served = [node for node in of_attributes if is_by_own_index(node, f"{attributes}_pkey")]
         num_filtered = max((int(node["Plan Rows"]) for node in served), default=None)
         if any("Order By" in node for node in nodes):
-            return Reading(True, None, num_filtered)
+            return PlannedReading(True, None, num_filtered)
         whole = [node for node in nodes if is_scan(node) and node["Relation Name"] == table]
         if whole and num_filtered is None:  # by all processes that read it together
             num_rows = max(int(node["Plan Rows"]) for node in whole) * num_readers(plan["Plan"])
-            return Reading(False, num_rows, None)
+            return PlannedReading(False, num_rows, None)
         if any(is_scan(node) and "Filter" in node for node in of_attributes):
-            return Reading(False, self._count_attributes(attributes), num_filtered)
-        return Reading(False, None, num_filtered)
+            return PlannedReading(False, self._count_attributes(attributes), num_filtered)
+        return PlannedReading(False, None, num_filtered)
 
     def _count_attributes(self, attributes: str) -> int:
         return estimate_num_rows(self._connection, attributes) or 0

@@ -102,7 +102,7 @@ BROKEN_OFF: Final = "The push was broken off before its end; nothing of it was w
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PushPart:
     seq: int
     items: list[Item]
 
@@ -229,10 +229,10 @@ class PushWriter:
                 connection.execute(DELETE_PARTS, {"id": self.id})
 
 
-def load_part(connection: Connection, run_id: UUID, *, after: int) -> Part | None:
+def load_part(connection: Connection, run_id: UUID, *, after: int) -> PushPart | None:
     """Return the next part of a push; None behind the last."""
     row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
-    return None if row is None else Part(row.seq, list(decode_payload(row.items)))
+    return None if row is None else PushPart(row.seq, list(decode_payload(row.items)))
 
 
 def find_num_parts(connection: Connection, run_id: UUID) -> int | None:

@@ -11,7 +11,7 @@ from vectormill.domain.errors import ModelError
 from worker.encoder.backends import Backend, CannotRun, list_backends
 from worker.encoder.choice import choose_precision
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder
-from worker.encoder.switches import Place, choose_switches, is_package_installed
+from worker.encoder.switches import SwitchFacts, choose_switches, is_package_installed
 from worker.model.architectures import PACKED
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _load(
     """Import and load one backend. Imported late, so that openvino run from its cache never loads torch."""
     if not backend.has_packed_attention:
         padded_because = f"{backend.name} has no packed attention"
-        choose_switches(order.switches, Place(order.device, 0, padded_because), is_package_installed)
+        choose_switches(order.switches, SwitchFacts(order.device, 0, padded_because), is_package_installed)
     return _find(backend.loader)(order, choice, precision, notes)
 
 

@@ -27,7 +27,7 @@ MAX_TEXT_CHARS: Final = 10_000
 MARGIN_SHARE: Final = 0.2
 
 
-class Encodes(Protocol):
+class CalibrationEngine(Protocol):
     """The part of an engine that is needed here."""
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult: ...
@@ -36,7 +36,7 @@ class Encodes(Protocol):
 class Calibrator:
     """Thread-safe; the texts are encoded once for a space, by whichever worker is first to need it."""
 
-    def __init__(self, database: Engine, encoding: Encodes) -> None:
+    def __init__(self, database: Engine, encoding: CalibrationEngine) -> None:
         self._database = database
         self._encoding = encoding
         self._known: set[str] = set()

@@ -36,7 +36,7 @@ from vectormill.settings import Settings
 from vectormill.tracing import NOTHING, Note, is_tracing, note_past, span
 from worker.chunk.calibrator import Calibrator
 from worker.chunk.commit import PostgresSink
-from worker.chunk.leases import Lease, LeaseKeeper
+from worker.chunk.leases import ChunkLease, LeaseKeeper
 from worker.chunk.ledger import DONE, ChunkLedger
 from worker.chunk.quarantine import Quarantine
 from worker.chunk.timesheet import Timesheet
@@ -161,7 +161,7 @@ class ChunkEncoder:
             return self._count_failure(claim, error)
 
     def _encode_leased(self, claim: Claim, claimed: ClaimedChunk, started: float) -> Result:
-        lease = Lease(claim)
+        lease = ChunkLease(claim)
         try:
             # Until the commit is through, however long it waits.
             with self._keeper.hold(lease), self._quarantine.enter(lease.ended, is_suspect=claim.lost > 0):

@@ -27,7 +27,7 @@ LOCK_MILLISECONDS = 2000
 
 
 @dataclass(slots=True)
-class Lease:
+class ChunkLease:
     """A held claim. `ended` is set when there is no point in going on; `is_lost` then says why."""
 
     claim: Claim
@@ -52,7 +52,7 @@ class LeaseKeeper:
         self._report = report
         self._heartbeat_seconds = heartbeat_seconds
         self._lease_seconds = lease_seconds
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, ChunkLease] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
@@ -85,7 +85,7 @@ class LeaseKeeper:
             return sum(lease.claim.num_tokens for lease in self._leases.values())
 
     @contextmanager
-    def hold(self, lease: Lease) -> Iterator[None]:
+    def hold(self, lease: ChunkLease) -> Iterator[None]:
         """Renew the lease while the block runs, the commit included: a row that it has locked is skipped."""
         chunk_id = lease.claim.chunk_id
         with self._lock:
@@ -137,6 +137,6 @@ class LeaseKeeper:
                 _end(lease, is_lost=state is None)
 
 
-def _end(lease: Lease, *, is_lost: bool) -> None:
+def _end(lease: ChunkLease, *, is_lost: bool) -> None:
     lease.is_lost = is_lost  # first: whoever waits for the end reads it
     lease.ended.set()

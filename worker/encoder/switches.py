@@ -116,7 +116,7 @@ class SwitchDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SwitchFacts:
     """The facts about a model where it is loaded. `padded_because` is empty if it is packed."""
 
     device: Device
@@ -151,7 +151,7 @@ class SwitchChoice:
 
 def choose_switches(
     wanted: str,
-    place: Place,
+    place: SwitchFacts,
     is_installed: Callable[[str], bool],
     defaults: Mapping[str, SwitchDefaults] | None = None,
 ) -> tuple[SwitchChoice, ...]:
@@ -232,7 +232,7 @@ def is_package_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _settle(choice: SwitchChoice, place: Place, is_installed: Callable[[str], bool]) -> SwitchChoice:
+def _settle(choice: SwitchChoice, place: SwitchFacts, is_installed: Callable[[str], bool]) -> SwitchChoice:
     switch = SWITCHES[choice.name]
     if switch.is_of_ranks != place.is_shared:
         where = "several devices share this model" if place.is_shared else "this model is on one device"
@@ -247,7 +247,7 @@ def _settle(choice: SwitchChoice, place: Place, is_installed: Callable[[str], bo
     return choice
 
 
-def _find_obstacle(switch: Switch, place: Place, is_installed: Callable[[str], bool]) -> str | None:
+def _find_obstacle(switch: Switch, place: SwitchFacts, is_installed: Callable[[str], bool]) -> str | None:
     device = place.device
     smallest, largest = switch.smallest_capability, switch.largest_capability
     if smallest is not None:

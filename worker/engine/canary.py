@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 from worker.runner.messages import Encoded
 
 # A process that can make no new kernel still has those for shapes that it has seen, so that each batch is of another
@@ -40,7 +40,7 @@ class Canary:
 class FailedSequence:
     """A work of one sequence that failed, and the item error that it would be."""
 
-    work: Work
+    work: OwnedBatch
     code: str
     reason: str
 
@@ -57,7 +57,7 @@ class CanaryCheck:
     numbers: set[int] = field(default_factory=set)  # of those that are with the process
     flaw: str = ""
     failed: list[FailedSequence] = field(default_factory=list)
-    withheld: list[tuple[Work, Encoded]] = field(default_factory=list)  # came of a process in doubt
+    withheld: list[tuple[OwnedBatch, Encoded]] = field(default_factory=list)  # came of a process in doubt
     _expected: NDArray[Any] | None = None
     _num_rows: int = 0
 

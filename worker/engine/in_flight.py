@@ -15,7 +15,7 @@ from worker.encoder.encoder import EncoderReport
 from worker.engine.canary import Canary, CanaryCheck, FailedSequence, find_misfit
 from worker.engine.switchboard import Switchboard
 from worker.engine.tuner import Tuner
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import (
     BATCHES_AHEAD,
@@ -48,11 +48,11 @@ class InFlight:
         self.check = CanaryCheck(canary)
         self._model_dimension = dimension
         self._dimension: int | None = None  # of the results, if they are vectors
-        self.outstanding: dict[int, Work] = {}  # with the runner, by number
+        self.outstanding: dict[int, OwnedBatch] = {}  # with the runner, by number
         self.started: dict[int, float] = {}  # the numbers of those that are being encoded, and since when
         # To be sent again before anything new: suspects, then halves and innocent batches. Urgent ones first.
-        self._suspects: list[Work] = []
-        self._returned: list[Work] = []
+        self._suspects: list[OwnedBatch] = []
+        self._returned: list[OwnedBatch] = []
         self._num_streams, self._is_queued = 1, False
         self._last_seconds = math.inf  # of a batch
         self._next_number = 0
@@ -97,7 +97,7 @@ class InFlight:
         self.outstanding[self._next_number] = work
         return Encode(self._next_number, work.batch, work.is_urgent)
 
-    def next_work(self) -> Work | None:
+    def next_work(self) -> OwnedBatch | None:
         """Return the next batch that the runner has room for; urgent ones have more. A suspect goes alone.
 
         What is more urgent is decided here: everybody behind, but a runner with one batch that waits, keeps this order.
@@ -181,17 +181,17 @@ class InFlight:
         else:
             self._return(work)
 
-    def _deliver(self, work: Work, message: Encoded) -> None:
+    def _deliver(self, work: OwnedBatch, message: Encoded) -> None:
         self.num_lost_in_row = 0
         self.memory = message.memory or self.memory
         self._tuner.observe_encoded(work, message.seconds, message.memory)
         self._source.deliver(work, message.results, message.seconds, message.collate_seconds)
 
-    def _end(self, number: int) -> Work:
+    def _end(self, number: int) -> OwnedBatch:
         self.started.pop(number, None)
         return self.outstanding.pop(number)
 
-    def _isolate(self, work: Work, code: str, reason: str) -> None:
+    def _isolate(self, work: OwnedBatch, code: str, reason: str) -> None:
         """Try a failed batch again in halves, down to one sequence, once the runner has proved sound."""
         if len(work.sequences) == 1:
             self.check.failed.append(FailedSequence(work, code, reason))
@@ -200,7 +200,7 @@ class InFlight:
             self._has_halved = True
         self.check.doubt(self._num_streams)
 
-    def _return(self, *works: Work) -> None:
+    def _return(self, *works: OwnedBatch) -> None:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
     def lose(self, loss: RunnerLost) -> None:
@@ -243,7 +243,7 @@ class InFlight:
     def _was_memory_full(self) -> bool:
         return self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
 
-    def _suspect(self, works: list[Work], loss: RunnerLost) -> bool:
+    def _suspect(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
         """Blame a single batch; try each of several alone, since nobody knows which it was."""
         if len(works) == 1:
             self._source.lose_work(works[0], str(loss))
@@ -251,7 +251,7 @@ class InFlight:
             self._suspects += [replace(work, is_suspect=True) for work in works]
         return False
 
-    def _halve_killed(self, works: list[Work], loss: RunnerLost) -> bool:
+    def _halve_killed(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
         for work in works:
             self._tuner.observe_killed(work)
         single = [work for work in works if len(work.sequences) == 1]

@@ -24,7 +24,7 @@ from worker.batching.pool import SequencePool
 from worker.batching.sequences import Sequences
 from worker.engine.request import EngineStopped, RunnerDied
 from worker.engine.result_rows import ResultRows
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 
@@ -170,7 +170,7 @@ class Switchboard:
             self._tickets.pop(ticket.number, None)
             self._pool.remove(ticket.number)
 
-    def next_work(self, *, is_runner_idle: bool, only_urgent: bool = False) -> Work | None:
+    def next_work(self, *, is_runner_idle: bool, only_urgent: bool = False) -> OwnedBatch | None:
         """Return the next batch, led by an interactive request if there is one, or only such a one."""
         with self._lock:
             sequences = self._feed.take(self._clock(), is_runner_idle=is_runner_idle, only_urgent=only_urgent)
@@ -179,7 +179,7 @@ class Switchboard:
     def ask_again_at(self) -> float | None:
         return self._feed.hold_end
 
-    def _make_work(self, sequences: Sequences) -> Work | None:
+    def _make_work(self, sequences: Sequences) -> OwnedBatch | None:
         if not len(sequences):
             return None
         sequences = sequences.sorted_by_request()  # so that each request's rows can be copied at once
@@ -192,9 +192,9 @@ class Switchboard:
                 for (ticket, _), each in zip(runs, gathered, strict=True)
             ]
             inputs[PROMPT_LENGTH] = Ragged.from_scalars(np.concatenate(prompts).astype(np.int32))
-        return Work(sequences, Batch(inputs), any(ticket.is_interactive for ticket, _ in runs))
+        return OwnedBatch(sequences, Batch(inputs), any(ticket.is_interactive for ticket, _ in runs))
 
-    def take_back(self, works: Iterable[Work]) -> None:
+    def take_back(self, works: Iterable[OwnedBatch]) -> None:
         """Return the sequences of batches that were not encoded to the pool."""
         with self._lock:
             taken = [
@@ -214,7 +214,9 @@ class Switchboard:
             places = np.sort(np.concatenate(positions[request]))
             self._pool.add(request, ticket.lengths[places], places, is_interactive=ticket.is_interactive)
 
-    def deliver(self, work: Work, results: Ragged, seconds: float, collate_seconds: float = 0.0) -> None:
+    def deliver(
+        self, work: OwnedBatch, results: Ragged, seconds: float, collate_seconds: float = 0.0
+    ) -> None:
         """Copy the results of a batch to their tickets. The memory of `results` may be reused afterwards."""
         num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
         runs = list(work.sequences.by_request())
@@ -244,7 +246,7 @@ class Switchboard:
                 ticket.collate_seconds += collate_seconds * own_tokens / num_tokens
                 self._count_down(ticket, num_own)
 
-    def fail_work(self, work: Work, code: str, reason: str) -> None:
+    def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
         """Fail the one sequence of this work, on which the model raised. `code` is that of an item error."""
         with self._lock:
             for request, rows in work.sequences.by_request():
@@ -255,7 +257,7 @@ class Switchboard:
                     ticket.failures.update(dict.fromkeys(texts, failure))
                     self._count_down(ticket, len(texts))
 
-    def lose_work(self, work: Work, reason: str) -> None:
+    def lose_work(self, work: OwnedBatch, reason: str) -> None:
         """End every request with a sequence in this batch, with which the model process died, as suspect."""
         with self._lock:
             for number, _ in work.sequences.by_request():

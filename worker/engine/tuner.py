@@ -14,7 +14,7 @@ from worker.devices.device import Device
 from worker.encoder.encoder import EncoderReport, find_changes
 from worker.engine.batch_bounds import bound_batches, count_batch_parts, foresee_footprint, make_rules
 from worker.engine.replica_memory import ReplicaMemory
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
@@ -80,7 +80,7 @@ class Tuner:
         sizes: list[int] = [budget["max_batch_tokens"] for budget in self._budget.describe().values()]
         return max(sizes)
 
-    def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None:
+    def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
         if memory is not None:
             self._memory.report = memory
             if self._budget.observe_memory(memory.used_share):
@@ -102,7 +102,7 @@ class Tuner:
                 )
             )
 
-    def observe_out_of_memory(self, work: Work, reason: str) -> None:
+    def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None:
         """Count a batch that did not fit. Logged once, because a batch that is halved five times is one event."""
         if self.num_out_of_memory == 0:
             logger.warning(
@@ -116,7 +116,7 @@ class Tuner:
         self.num_out_of_memory += 1
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
-    def observe_killed(self, work: Work) -> None:
+    def observe_killed(self, work: OwnedBatch) -> None:
         """Halve batches of such lengths after the process was killed for want of main memory."""
         logger.warning(
             "The model process was killed for want of memory during a batch of %d sequences of up to %d tokens: "
@@ -136,6 +136,6 @@ class Tuner:
             "num_budget_shrinks": self._budget.num_shrunk,
         }
 
-    def _count_cost(self, work: Work) -> int:
+    def _count_cost(self, work: OwnedBatch) -> int:
         """Return the cost of the batch as the pool counts it, so that a full one is recognized."""
         return math.floor(self._cost.of_batch(len(work.batch), work.length, work.sequences.cost_alone))

@@ -7,7 +7,7 @@ from worker.batching.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OwnedBatch:
     """A batch, and whose sequences it is made of."""
 
     sequences: Sequences
@@ -26,11 +26,11 @@ class Work:
         """Return the length in tokens to which a kernel that pads computes all sequences."""
         return self.sequences.max_length
 
-    def halves(self) -> tuple["Work", "Work"]:
+    def halves(self) -> tuple["OwnedBatch", "OwnedBatch"]:
         middle = len(self.sequences) // 2
         return (
-            Work(self.sequences.part(0, middle), self.batch.part(0, middle), self.is_urgent),
-            Work(
+            OwnedBatch(self.sequences.part(0, middle), self.batch.part(0, middle), self.is_urgent),
+            OwnedBatch(
                 self.sequences.part(middle, len(self.sequences)),
                 self.batch.part(middle, len(self.sequences)),
                 self.is_urgent,

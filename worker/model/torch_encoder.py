@@ -27,7 +27,7 @@ from worker.encoder.encoder import (
 )
 from worker.encoder.forward_pass import Deferred, ForwardPass
 from worker.encoder.padding import pad_batch
-from worker.encoder.switches import Place, SwitchChoice, choose_switches, is_package_installed
+from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
 from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attention, read_attention_shape
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.masks import find_attention_mask
@@ -129,7 +129,7 @@ class TorchEncoder(Encoder):
     ) -> tuple[SwitchChoice, ...]:
         """Return the wanted switches, on or off. Raises ModelError for one asked for in vain; NotUndone."""
         padded_because = "" if packed is not None else attention.reason
-        place = Place(order.device, self._shape.hidden_size, padded_because)
+        place = SwitchFacts(order.device, self._shape.hidden_size, padded_because)
         choices = choose_switches(order.switches, place, is_package_installed)
         if packed is None:
             return choices

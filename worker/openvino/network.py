@@ -8,7 +8,7 @@ from worker.encoder.choice import BF16, FP32, find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.mapped_weights import MappedWeights
 from worker.openvino.runtime import openvino as ov
-from worker.openvino.word_table import WordTable
+from worker.openvino.word_table import EmbeddingRows
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
 HINTS: Final = {FP32: "f32", BF16: "bf16"}
@@ -22,7 +22,7 @@ class OpenVINONetwork:
     def __init__(self, folder: Path, order: EncoderOrder, precision: str, num_streams: int) -> None:
         facts = json.loads((folder / "network.json").read_text(encoding="utf-8"))
         self.pad_token_id = int(facts["pad_token_id"])
-        self.words = WordTable(folder / "words.bin", int(facts["word_embedding_dim"]))
+        self.words = EmbeddingRows(folder / "words.bin", int(facts["word_embedding_dim"]))
         self._text = (folder / "network.xml").read_text(encoding="utf-8")
         # openvino keeps the whole file resident, and its matrices a second time as its kernels want them. Of the file,
         # positions are read again, and matrices when a new shape wants them packed otherwise.

@@ -16,7 +16,7 @@ KEPT_BYTES: Final = 4 << 20
 NOT_KEPT: Final = -1
 
 
-class WordTable:
+class EmbeddingRows:
     """The rows [vocabulary size, dim] fp32 of a file that holds nothing else. Read from by any thread.
 
     They are read by number and not mapped: with every row a mapping brings in what lies around it, 64 KiB on Linux, and

@@ -32,7 +32,7 @@ from worker.placement.rank import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TENSOR
 
 
-class Shard:
+class LoadedShard:
     """Ready when every other rank is. `num_bytes_read` are those of the weights that this rank holds."""
 
     def __init__(

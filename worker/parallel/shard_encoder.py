@@ -47,7 +47,7 @@ from worker.parallel.forms.padded_form import PaddedForm
 from worker.parallel.forms.probe import find_flaw, set_attention
 from worker.parallel.layouts import find_layout
 from worker.parallel.meeting import ask_all
-from worker.parallel.shard import Shard
+from worker.parallel.shard import LoadedShard
 from worker.placement.rank import Rank
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class ShardEncoder(Encoder):
         self._transformer = build_skeleton(order.card, DTYPES[find_arithmetic(precision.value, order.device)])
         tell_masks(self._transformer)
         config = self._transformer.config
-        self._shard = Shard(
+        self._shard = LoadedShard(
             order,
             rank,
             self._transformer,

@@ -17,7 +17,7 @@ from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import (
     PULSE_SECONDS,
     Answer,
-    Encoded,
+    EncodedTexts,
     NotEncoded,
     Query,
     Taken,
@@ -44,7 +44,7 @@ def trace_query(query: Query) -> AbstractContextManager[Note]:
     return span("encode query", kind="consumer", parent=first, links=others, texts=texts)
 
 
-class Encodes(Protocol):
+class QueryEngine(Protocol):
     """An engine, as far as queries need it."""
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult: ...
@@ -55,7 +55,7 @@ class Encodes(Protocol):
 class QueryListener:
     """Starts when the engine can encode; `stop` returns when nobody is answered any more."""
 
-    def __init__(self, consumer: QueryConsumer, engine: Encodes, worker: str) -> None:
+    def __init__(self, consumer: QueryConsumer, engine: QueryEngine, worker: str) -> None:
         self._consumer = consumer
         self._engine = engine
         self._worker = worker
@@ -145,7 +145,7 @@ class QueryListener:
             return NotEncoded(query.id, f"the worker met {type(error).__name__}")
         values = np.ascontiguousarray(encoded.vectors, dtype="<f4")
         failures = {number: failure.detail for number, failure in encoded.failures.items()}
-        return Encoded(
+        return EncodedTexts(
             query.id,
             values.shape[1],
             values.tobytes(),

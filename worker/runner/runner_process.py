@@ -37,7 +37,7 @@ from worker.runner.messages import (
     Reading,
 )
 from worker.runner.stacks import answer_with_stacks
-from worker.runner.stream import DeviceShares, Run, Stream, Waiting, describe_error
+from worker.runner.stream import BatchRun, DeviceShares, Stream, Waiting, describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -154,5 +154,5 @@ def _read(
     """
     for place in count():
         message, _ = channel.receive()
-        run = Run(message, encoder, shares)
+        run = BatchRun(message, encoder, shares)
         batches.put((not run.is_urgent, place, run))

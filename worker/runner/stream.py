@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 LONGEST_REASON: Final = 500
 
 # Not urgent, place in which it came, run: the least is encoded next. Places differ, so that runs are never compared.
-Waiting = tuple[bool, int, "Run"]
+Waiting = tuple[bool, int, "BatchRun"]
 # What came of a batch, and the block for it.
 Outcome = tuple[Encoded | EncodeFailed, int | None]
 
@@ -71,7 +71,9 @@ class Stream:
         self._batches = batches
         self._gauge = gauge
         self._is_queued = is_queued
-        self._started: deque[Run] = deque()  # and not yet done, in the order in which the device has them
+        self._started: deque[BatchRun] = (
+            deque()
+        )  # and not yet done, in the order in which the device has them
         self._done_at = -math.inf  # the last one
         self._last_seconds = math.inf
 
@@ -117,7 +119,7 @@ class Stream:
         return None
 
 
-class Run:
+class BatchRun:
     """One batch from its preparation to its outcome: the results, or what any step on the way raised."""
 
     def __init__(self, message: Encode, encoder: Encoder, shares: DeviceShares | None = None) -> None:

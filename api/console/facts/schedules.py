@@ -22,7 +22,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleLine:
+class ListedSchedule:
     """A schedule in a list. `next_due` is on the clock of its zone; None while it is paused."""
 
     schedule: Schedule
@@ -33,7 +33,7 @@ class ScheduleLine:
 
 def describe_schedule(
     schedule: Schedule, *, is_scheduler_alive: bool, is_indexer_alive: bool
-) -> ScheduleLine:
+) -> ListedSchedule:
     troubles = list_troubles(
         schedule, is_scheduler_alive=is_scheduler_alive, is_indexer_alive=is_indexer_alive
     )
@@ -43,7 +43,7 @@ def describe_schedule(
         standing = "failed" if schedule.num_failures else "late"
     else:
         standing = "on_time"
-    return ScheduleLine(schedule, standing, _tell_next(schedule), troubles)
+    return ListedSchedule(schedule, standing, _tell_next(schedule), troubles)
 
 
 def list_troubles(schedule: Schedule, *, is_scheduler_alive: bool, is_indexer_alive: bool) -> list[Trouble]:

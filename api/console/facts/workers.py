@@ -24,7 +24,7 @@ CHOICES: Final = ("device", "backend", "precision", "attention", "batching")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ShownChoice:
     """A worker's choice and its reason."""
 
     name: str
@@ -138,7 +138,7 @@ class WorkerDetail:
     line: WorkerLine
     started_at: datetime
     slots: int
-    choices: list[Choice]
+    choices: list[ShownChoice]
     notes: list[str]
     bound_reason: str
     padding: float | None
@@ -157,7 +157,7 @@ def read_detail(worker: Worker, parts: Mapping[str, Mapping[str, Any]]) -> Worke
         line=line,
         started_at=worker.started_at,
         slots=worker.slots,
-        choices=[Choice(name, *_read_choice(report, name)) for name in CHOICES if report.get(name)],
+        choices=[ShownChoice(name, *_read_choice(report, name)) for name in CHOICES if report.get(name)],
         notes=[
             str(note) for note in [*(report.get("notes") or ()), *(report.get("changes_at_restart") or ())]
         ],

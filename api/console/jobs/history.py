@@ -21,7 +21,7 @@ BUSY_STAGES: Final = tuple(stage for stage in STAGES if stage != WAIT)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class JobSample:
     """A job at one moment, in seconds since 1970; with whatever was counted since its start."""
 
     at: float
@@ -49,14 +49,14 @@ class Histories:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._samples: OrderedDict[UUID, list[Sample]] = OrderedDict()
+        self._samples: OrderedDict[UUID, list[JobSample]] = OrderedDict()
 
     def note(self, job: Job) -> None:
         """Keep how the job stands if it has moved. A job that has not started has no history."""
         if job.started_at is None:
             return
         with self._lock:
-            samples = self._samples.setdefault(job.id, [Sample(job.started_at.timestamp(), 0, 0, {})])
+            samples = self._samples.setdefault(job.id, [JobSample(job.started_at.timestamp(), 0, 0, {})])
             self._samples.move_to_end(job.id)
             if len(self._samples) > MAX_JOBS:
                 self._samples.popitem(last=False)
@@ -68,12 +68,12 @@ class Histories:
         return find_stretches(samples)
 
 
-def take_sample(job: Job) -> Sample:
+def take_sample(job: Job) -> JobSample:
     at = (job.finished_at or job.now).timestamp()
-    return Sample(at, job.num_done + job.num_failed, job.num_tokens, dict(job.stage_seconds))
+    return JobSample(at, job.num_done + job.num_failed, job.num_tokens, dict(job.stage_seconds))
 
 
-def add_sample(samples: list[Sample], sample: Sample) -> None:
+def add_sample(samples: list[JobSample], sample: JobSample) -> None:
     """Add a sample unless nothing has changed; a long history drops every second sample, but never the first or
     last.
     """
@@ -88,11 +88,11 @@ def add_sample(samples: list[Sample], sample: Sample) -> None:
         samples[1:-1] = samples[1:-1:2]
 
 
-def find_stretches(samples: Sequence[Sample]) -> list[Stretch]:
+def find_stretches(samples: Sequence[JobSample]) -> list[Stretch]:
     return [measure(before, after) for before, after in pairwise(samples)]
 
 
-def measure(before: Sample, after: Sample) -> Stretch:
+def measure(before: JobSample, after: JobSample) -> Stretch:
     seconds = after.at - before.at
     spent = {
         name: max(total - before.stage_seconds.get(name, 0.0), 0.0)

@@ -54,7 +54,7 @@ class StageRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StageStretch:
     """Neighbouring stretches that one stage bounded; place and width are shares of the whole time."""
 
     stage: str
@@ -63,7 +63,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Action:
     """A button: what it does, and the question that is asked before."""
 
     name: str
@@ -71,10 +71,10 @@ class Wish:
     question: str | None = None
 
 
-PAUSE: Final = Wish("pause", "Pause")
-RESUME: Final = Wish("resume", "Resume")
-RETRY: Final = Wish("retry", "Retry failed texts")
-CANCEL: Final = Wish(
+PAUSE: Final = Action("pause", "Pause")
+RESUME: Final = Action("resume", "Resume")
+RETRY: Final = Action("retry", "Retry failed texts")
+CANCEL: Final = Action(
     "cancel", "Cancel", "Cancel this job? Vectors that are committed stay; the rest is not encoded."
 )
 
@@ -98,7 +98,7 @@ class JobView:
         return share_of(self.job.num_failed, self.job.num_items)
 
     @property
-    def wishes(self) -> list[Wish]:
+    def wishes(self) -> list[Action]:
         return list_wishes(self.job)
 
     @property
@@ -117,7 +117,7 @@ class JobView:
         ]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StageStretch]:
         return find_runs(self.stretches)
 
     @property
@@ -155,7 +155,7 @@ def share_of(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def list_wishes(job: Job) -> list[Wish]:
+def list_wishes(job: Job) -> list[Action]:
     """List the actions that the job allows now; docs/STATES.md has the table."""
     wishes = []
     if job.state == PAUSED:
@@ -169,7 +169,7 @@ def list_wishes(job: Job) -> list[Wish]:
     return wishes
 
 
-def find_runs(stretches: Sequence[Stretch]) -> list[Run]:
+def find_runs(stretches: Sequence[Stretch]) -> list[StageStretch]:
     """Return what bounded the job and when, in order; a stretch without measurements counts as the one before."""
     if not stretches:
         return []
@@ -180,7 +180,7 @@ def find_runs(stretches: Sequence[Stretch]) -> list[Run]:
     runs = []
     for stage, group in groupby(zip(stages, stretches, strict=True), key=lambda pair: pair[0]):
         seconds = sum(stretch.end - stretch.begin for _, stretch in group)
-        runs.append(Run(stage, seconds, share_of(seconds, whole)))
+        runs.append(StageStretch(stage, seconds, share_of(seconds, whole)))
     return runs
 
 

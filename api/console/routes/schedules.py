@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import Connection
 
 from api.console.console import Console, ConsoleDependency, VisitorDependency
-from api.console.facts.schedules import ScheduleLine, count_changes, describe_schedule, measure_run
+from api.console.facts.schedules import ListedSchedule, count_changes, describe_schedule, measure_run
 from api.console.live import LiveStream, Rendered
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import Resources, ResourcesDependency
@@ -44,7 +44,7 @@ ACTIONS: Final[dict[str, Callable[[Connection, str], Any]]] = {
 class SchedulesView:
     """A page of them; `next` is the cursor of the page after it."""
 
-    lines: list[ScheduleLine]
+    lines: list[ListedSchedule]
     counts: ScheduleCounts
     next: str | None
     is_scheduler_alive: bool
@@ -60,7 +60,7 @@ class HistoryRow:
     seconds: float | None
 
 
-def describe(connection: Connection, schedules: list[Schedule]) -> list[ScheduleLine]:
+def describe(connection: Connection, schedules: list[Schedule]) -> list[ListedSchedule]:
     signs = list_signs_of_life(connection)
     return [
         describe_schedule(each, is_scheduler_alive=SCHEDULER in signs, is_indexer_alive=INDEXER in signs)

@@ -28,7 +28,7 @@ NO_NUL = r"^[^\u0000]*$"
 INCLUDE = r"^(vector|score|output|metadata|text)(,(vector|score|output|metadata|text)){0,2}$"
 
 
-class ExportFilter(BaseModel):
+class CollectionExportFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: RowsName = "ndjson"
@@ -54,7 +54,7 @@ class ExportFilter(BaseModel):
     responses={200: {"content": {OUTPUT_FORMATS[name].media_type: {} for name in ROW_FORMATS}}},
 )
 def get_export(
-    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[ExportFilter, Query()]
+    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[CollectionExportFilter, Query()]
 ) -> PieceResponse:
     with resources.engine.connect() as connection:
         generation = find_exported(connection, name, wanted.generation)

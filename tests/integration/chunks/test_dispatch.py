@@ -16,7 +16,7 @@ from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.jobs.chunks.chunk import Dispatch
 from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
-from vectormill.jobs.chunks.dispatch import Room, list_demands, list_rooms, mark_queued
+from vectormill.jobs.chunks.dispatch import WorkerRoom, list_demands, list_rooms, mark_queued
 from vectormill.jobs.chunks.rescue import rescue_expired_chunks
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import NewJob
@@ -118,13 +118,13 @@ def test_a_dead_worker_takes_its_leases_out_of_the_room_together_with_its_slots(
     held = [claim_next(engine, owner=owner) for owner in (dead, dead, survivor)]
     with engine.begin() as connection:
         assert list_rooms(connection, ALIVE_SECONDS) == [
-            Room(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
+            WorkerRoom(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
         ]
         connection.execute(
             text("UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'")
         )
         assert list_rooms(connection, ALIVE_SECONDS) == [
-            Room(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
+            WorkerRoom(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
         ]
         assert rescue_expired_chunks(connection) == 0  # nobody takes them before their time
     for each in held:
@@ -139,7 +139,7 @@ def test_a_worker_that_was_started_again_has_all_its_room(engine: Engine) -> Non
     register_worker(engine, 2, "w", uuid4(), launcher)
     with engine.connect() as connection:
         assert list_rooms(connection, ALIVE_SECONDS) == [
-            Room(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
+            WorkerRoom(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
         ]
 
 

@@ -12,7 +12,7 @@ from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, requ
 from tests.waiting import wait_for
 from vectormill.ragged import Ragged
 from worker.engine.engine import EncodingCancelled, RunnerDied
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 
 
 def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
@@ -46,7 +46,7 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     deliver, order = engine._switchboard.deliver, []
 
-    def record(work: Work, results: Ragged, *seconds: float) -> None:
+    def record(work: OwnedBatch, results: Ragged, *seconds: float) -> None:
         order.append(names[int(work.sequences.requests[0])])
         deliver(work, results, *seconds)
 

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, text
 from indexer.context import RunContext
 from indexer.opening import open_run_source
 from indexer.phases.phases import Tools, carry_out
-from indexer.phases.reading import Source
+from indexer.phases.reading import RunSource
 from tests.building import ask
 from tests.indexers import ListedSource, make_collection
 from tests.integration.interleavings.world import outage
@@ -58,7 +58,7 @@ from vectormill.runs.differences import note_vanished
 from vectormill.runs.run import REINDEX
 from vectormill.runs.run_claims import claim_run
 from vectormill.runs.runs import cancel_run, create_run
-from vectormill.runs.stages import Rows, Stage, driver_of, make_stage, stage_rows
+from vectormill.runs.stages import Rows, RunTables, driver_of, make_stage, stage_rows
 from vectormill.settings import Settings
 from vectormill.work.loop import Stopping, handing_back
 from vectormill.work.work import Lease
@@ -360,13 +360,13 @@ class CollectionWorld:
             if lease.renew(connection) == CANCELLING:
                 raise RunCancelled
 
-    def open_source(self, context: RunContext) -> Source:
+    def open_source(self, context: RunContext) -> RunSource:
         notes = self.notes.runs.get(context.run.id)
         if notes is None or notes.source is None:
             return open_run_source(context)
         return ListedSource(pack(notes.source), batch=2)
 
-    def _make_stage(self, connection: Connection, stage: Stage) -> None:
+    def _make_stage(self, connection: Connection, stage: RunTables) -> None:
         make_stage(connection, stage)
         notes = self.notes.runs.get(stage.run_id)
         if notes is not None:
@@ -375,18 +375,18 @@ class CollectionWorld:
             notes.is_build = stage.generation.id != live.id
 
     def _stage_rows(
-        self, connection: Connection, stage: Stage, rows: Rows, seq: int, *, keep_text: bool
+        self, connection: Connection, stage: RunTables, rows: Rows, seq: int, *, keep_text: bool
     ) -> dict[str, int]:
         counts = stage_rows(connection, stage, rows, seq, keep_text=keep_text)
         self._note_staged(connection, stage, seq, rows.first)
         return counts
 
-    def _note_vanished(self, connection: Connection, stage: Stage, **numbers: int) -> int:
+    def _note_vanished(self, connection: Connection, stage: RunTables, **numbers: int) -> int:
         number = note_vanished(connection, stage, **numbers)
         self._note_staged(connection, stage, numbers["seq"], numbers["num_seen"] + 1)
         return number
 
-    def _note_staged(self, connection: Connection, stage: Stage, seq: int, first: int) -> None:
+    def _note_staged(self, connection: Connection, stage: RunTables, seq: int, first: int) -> None:
         """What a source from outside will make of the generation, if the run comes to its end."""
         notes = self.notes.runs.get(stage.run_id)
         if notes is None or notes.source is None:

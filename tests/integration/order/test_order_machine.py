@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 from indexer.context import RunContext
 from indexer.opening import open_run_source
-from indexer.phases.reading import Source
+from indexer.phases.reading import RunSource
 from tests.building import ask
 from tests.indexers import ListedSource
 from tests.integration.order.followed import CARRIED, NAMES, OUTSIDE, OWN, Expected, Followed
@@ -282,7 +282,7 @@ class Collection(Followed):
                 )
         return True
 
-    def open_source(self, context: RunContext) -> Source:
+    def open_source(self, context: RunContext) -> RunSource:
         run = self.runs[context.run.id]
         return ListedSource(run.source, batch=2) if run.kind == OUTSIDE else open_run_source(context)
 

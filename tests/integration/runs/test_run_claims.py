@@ -13,7 +13,7 @@ from indexer.context import RunContext
 from indexer.phases.encoding import await_job
 from indexer.phases.encoding import submit as submit_changes
 from indexer.phases.reading import begin_reading, read_source
-from indexer.progress import Progress
+from indexer.progress import ClaimProgress
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.indexers import (
     ListedSource,
@@ -165,7 +165,7 @@ def test_an_indexer_that_lost_its_run_leaves_no_job_in_the_place_of_the_run(engi
     make_collection(engine)
     run_id = start_run(engine)
     first = claim(engine)
-    progress = Progress(*first)
+    progress = ClaimProgress(*first)
     context = make_context(engine, first[0])
     read_source(context, progress, ListedSource(ROWS), *begin_reading(context, progress))
     taken_over: list[tuple[Lease, Run]] = []
@@ -179,11 +179,11 @@ def test_an_indexer_that_lost_its_run_leaves_no_job_in_the_place_of_the_run(engi
             second = claim(engine)
             taken_over.append(second)
             with pytest.raises(Stopping):
-                submit_changes(make_context(engine, second[0], stop), Progress(*second))
+                submit_changes(make_context(engine, second[0], stop), ClaimProgress(*second))
 
     with pytest.raises(LeaseLost):
         submit_changes(make_context(engine, first[0], take_over), progress)
-    job_id = submit_changes(make_context(engine, taken_over[0][0]), Progress(*taken_over[0]))
+    job_id = submit_changes(make_context(engine, taken_over[0][0]), ClaimProgress(*taken_over[0]))
     assert job_id == look(engine, run_id).job_id
     assert count(engine, text("SELECT count(*) FROM vectormill.jobs")) == 1
 
@@ -305,5 +305,5 @@ def test_a_run_whose_job_advances_is_not_given_up_for_the_indexers_that_it_outli
     job = submit(engine, CHANGED, collection="docs")
     context = cast("RunContext", SimpleNamespace(engine=engine, check=lambda: None))
     assert look(engine, run_id).attempt == 4
-    await_job(context, Progress(*held), job.id, lambda _: encode_waiting(engine))
+    await_job(context, ClaimProgress(*held), job.id, lambda _: encode_waiting(engine))
     assert look(engine, run_id).attempt == 1

@@ -24,7 +24,7 @@ from vectormill.runs.stages import (
     COMPARE_BATCH,
     LOAD_CHANGES,
     LOOK_UP_BY_INDEX,
-    Stage,
+    RunTables,
     driver_of,
     make_stage,
     pack_rows,
@@ -51,7 +51,7 @@ FILL_CHANGES = """
 """
 
 
-def plan_of(connection: Connection, stage: Stage, statement: str, values: dict[str, object]) -> str:
+def plan_of(connection: Connection, stage: RunTables, statement: str, values: dict[str, object]) -> str:
     filled = sql.SQL("EXPLAIN (COSTS OFF) ") + stage.fill_in(statement)
     return "\n".join(row[0] for row in driver_of(connection).execute(filled, values))
 
@@ -59,7 +59,7 @@ def plan_of(connection: Connection, stage: Stage, statement: str, values: dict[s
 def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
     make_collection(engine)
     with engine.begin() as connection:
-        stage = Stage(uuid4(), find_generation(connection, "docs"))
+        stage = RunTables(uuid4(), find_generation(connection, "docs"))
         make_stage(connection, stage)
         driver = driver_of(connection)
         for statement in (FILL, FILL_ATTRIBUTES, FILL_SEEN, FILL_CHANGES):

@@ -17,10 +17,10 @@ from worker.encoder import switches
 from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, find_changes
 from worker.encoder.switches import (
     SWITCHES,
-    Place,
     Switch,
     SwitchChoice,
     SwitchDefaults,
+    SwitchFacts,
     choose_switches,
     load_defaults,
     parse_switches,
@@ -65,7 +65,7 @@ def choose(
     padded_because: str = "",
     is_shared: bool = False,
 ) -> Mapping[str, SwitchChoice]:
-    place = Place(device, hidden_size, padded_because, is_shared)
+    place = SwitchFacts(device, hidden_size, padded_because, is_shared)
     return {choice.name: choice for choice in choose_switches(wanted, place, lambda _: installed, DEFAULTS)}
 
 

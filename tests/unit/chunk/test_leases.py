@@ -13,7 +13,7 @@ import pytest
 from tests.protocol import SPEC
 from vectormill.jobs.chunks.chunk import Claim
 from worker.chunk import leases
-from worker.chunk.leases import Lease, LeaseKeeper
+from worker.chunk.leases import ChunkLease, LeaseKeeper
 from worker.identity import WorkerIdentity
 from worker.report import ReportMaker
 
@@ -29,8 +29,8 @@ def make_keeper(report: Any = dict) -> LeaseKeeper:
     return LeaseKeeper(cast(Any, FakeDatabase()), identity, report, heartbeat_seconds=0.01, lease_seconds=30)
 
 
-def make_lease(chunk_id: int, fence: int) -> Lease:
-    return Lease(cast(Claim, SimpleNamespace(chunk_id=chunk_id, fence=fence)))
+def make_lease(chunk_id: int, fence: int) -> ChunkLease:
+    return ChunkLease(cast(Claim, SimpleNamespace(chunk_id=chunk_id, fence=fence)))
 
 
 def test_a_worker_that_claims_its_own_lapsed_chunk_keeps_the_second_lease_and_ends_the_first() -> None:

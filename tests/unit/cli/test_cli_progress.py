@@ -6,7 +6,7 @@ from rich.console import Console
 
 from vectormill.cli.views.listing import print_table
 from vectormill.cli.views.run_progress import describe_report, look_at_indexing, look_at_run
-from vectormill.cli.views.summary import Line, describe_choice, describe_long_texts, summarize_job
+from vectormill.cli.views.summary import Fact, describe_choice, describe_long_texts, summarize_job
 from vectormill.client.views.job_progress import describe_counts, describe_seconds, look_at_job
 from vectormill.client.views.look import Look
 from vectormill.client.views.progress import Progress
@@ -186,7 +186,7 @@ def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() ->
         worker("big", "cpu"),
     ]
     devices = [line for line in summarize_job(JOB, workers) if line.name == "device"]
-    assert devices == [Line("device", "cuda:0", "free"), Line("device", "cuda:1", "free")]
+    assert devices == [Fact("device", "cuda:0", "free"), Fact("device", "cuda:1", "free")]
 
 
 def test_a_summary_tells_of_switches_where_a_worker_uses_any() -> None:

@@ -14,7 +14,7 @@ from worker.batching.sequences import Sequences
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.engine.canary import Canary
 from worker.engine.in_flight import FAILURES_OF_ONE, InFlight
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
@@ -30,14 +30,14 @@ class Surroundings:
     """Both neighbours of the batches in flight; keeps what it is told."""
 
     def __init__(self) -> None:
-        self.works: list[Work] = []
-        self.delivered: list[Work] = []
-        self.failed: list[Work] = []
-        self.lost: list[Work] = []
-        self.taken_back: list[Work] = []
-        self.killed: list[Work] = []
+        self.works: list[OwnedBatch] = []
+        self.delivered: list[OwnedBatch] = []
+        self.failed: list[OwnedBatch] = []
+        self.lost: list[OwnedBatch] = []
+        self.taken_back: list[OwnedBatch] = []
+        self.killed: list[OwnedBatch] = []
 
-    def next_work(self, *, is_runner_idle: bool, only_urgent: bool) -> Work | None:
+    def next_work(self, *, is_runner_idle: bool, only_urgent: bool) -> OwnedBatch | None:
         """Return the first work, or the first urgent one."""
         places = (place for place, work in enumerate(self.works) if work.is_urgent or not only_urgent)
         place = next(places, None)
@@ -46,23 +46,23 @@ class Surroundings:
     def ask_again_at(self) -> float | None:
         return None
 
-    def deliver(self, work: Work, results: Ragged, seconds: float, collate_seconds: float) -> None:
+    def deliver(self, work: OwnedBatch, results: Ragged, seconds: float, collate_seconds: float) -> None:
         self.delivered.append(work)
 
-    def fail_work(self, work: Work, code: str, reason: str) -> None:
+    def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
         self.failed.append(work)
 
-    def lose_work(self, work: Work, reason: str) -> None:
+    def lose_work(self, work: OwnedBatch, reason: str) -> None:
         self.lost.append(work)
 
-    def take_back(self, works: Iterable[Work]) -> None:
+    def take_back(self, works: Iterable[OwnedBatch]) -> None:
         self.taken_back += works
 
     def close(self, reason: str) -> None: ...
-    def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None: ...
-    def observe_out_of_memory(self, work: Work, reason: str) -> None: ...
+    def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None: ...
+    def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None: ...
 
-    def observe_killed(self, work: Work) -> None:
+    def observe_killed(self, work: OwnedBatch) -> None:
         self.killed.append(work)
 
 
@@ -108,7 +108,7 @@ class Desk:
         return sizes
 
 
-def make_work(request: int, size: int) -> Work:
+def make_work(request: int, size: int) -> OwnedBatch:
     batch = Batch.from_ids([np.arange(3, dtype=np.int32)] * size)
     sequences = Sequences(
         np.full(size, request),
@@ -116,7 +116,7 @@ def make_work(request: int, size: int) -> Work:
         np.full(size, 3, np.int32),
         np.full(size, 3.0),
     )
-    return Work(sequences, batch)
+    return OwnedBatch(sequences, batch)
 
 
 def test_nothing_is_sent_behind_a_failure_before_the_canary_has_come_back() -> None:

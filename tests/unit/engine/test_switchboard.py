@@ -11,7 +11,7 @@ from worker.batching.batch import Batch
 from worker.batching.cost import PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.engine.switchboard import Switchboard, Ticket
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 from worker.tokens.tokenized import TokenizedTexts
 
 
@@ -34,7 +34,7 @@ def ticket_of(rows: list[list[int]], *, prompt_length: int = 0, is_interactive: 
     return Ticket.for_texts(tokenized(rows), 4, prompt_length, is_interactive)
 
 
-def next_work(switchboard: Switchboard) -> Work | None:
+def next_work(switchboard: Switchboard) -> OwnedBatch | None:
     return switchboard.next_work(is_runner_idle=True)
 
 

@@ -12,7 +12,7 @@ from worker.batching.sequences import Sequences
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.engine.tuner import Tuner
-from worker.engine.work import Work
+from worker.engine.work import OwnedBatch
 from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.memory import MemoryReport, join_reports
@@ -39,7 +39,7 @@ def memory(used_share: float) -> MemoryReport:
     return MemoryReport(300 << 20, 400 << 20, 0, used_share)
 
 
-def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Work:
+def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> OwnedBatch:
     rows = [np.arange(length, dtype=np.int32)] * num_sequences
     lengths = np.full(num_sequences, length, np.int32)
     sequences = Sequences(
@@ -48,7 +48,7 @@ def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Wo
         lengths,
         lengths.astype(np.float64),
     )
-    return Work(sequences, Batch.from_ids(rows), is_urgent)
+    return OwnedBatch(sequences, Batch.from_ids(rows), is_urgent)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.openvino.word_table import KEPT_BYTES, WordTable
+from worker.openvino.word_table import KEPT_BYTES, EmbeddingRows
 
 MEBIBYTE = 1 << 20
 DIM = 384
@@ -27,7 +27,7 @@ def write_table(path: Path, num_words: int, dim: int = DIM) -> NDArray[np.float3
 def test_every_id_gets_its_row_however_often_it_occurs(tmp_path: Path) -> None:
     table = write_table(tmp_path / "words.bin", 100)
     input_ids = np.array([[99, 0, 7], [7, 7, 0]], dtype=np.int64)
-    found = WordTable(tmp_path / "words.bin", DIM).read(input_ids)
+    found = EmbeddingRows(tmp_path / "words.bin", DIM).read(input_ids)
     assert found.dtype == np.float32
     assert found.flags.c_contiguous
     assert np.array_equal(found, table[input_ids])
@@ -37,14 +37,14 @@ def test_every_id_gets_its_row_however_often_it_occurs(tmp_path: Path) -> None:
 def test_an_id_that_the_vocabulary_does_not_have_is_an_error(word: int, tmp_path: Path) -> None:
     write_table(tmp_path / "words.bin", 100)
     with pytest.raises(IndexError, match=f"vocabulary of 100 words has no id {word}"):
-        WordTable(tmp_path / "words.bin", DIM).read(np.array([[5, word]]))
+        EmbeddingRows(tmp_path / "words.bin", DIM).read(np.array([[5, word]]))
 
 
 def test_rows_of_late_are_read_once_and_the_others_leave_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = write_table(tmp_path / "words.bin", 100)
-    words = WordTable(tmp_path / "words.bin", DIM, kept_bytes=8 * DIM * 4)
+    words = EmbeddingRows(tmp_path / "words.bin", DIM, kept_bytes=8 * DIM * 4)
     found: list[int] = []
     pread = os.pread
 
@@ -74,7 +74,7 @@ def test_rows_of_late_are_read_once_and_the_others_leave_first(
 def test_whatever_was_read_before_every_id_gets_its_row(batches: list[list[int]]) -> None:
     with TemporaryDirectory() as folder:
         table = write_table(Path(folder) / "words.bin", 40, 3)
-        words = WordTable(Path(folder) / "words.bin", 3, kept_bytes=12 * 3 * 4)
+        words = EmbeddingRows(Path(folder) / "words.bin", 3, kept_bytes=12 * 3 * 4)
         for ids in batches:
             out = np.full((len(ids), 1, 3), np.nan, dtype=np.float32)
             assert words.read(np.array(ids).reshape(-1, 1), out=out) is out
@@ -83,7 +83,7 @@ def test_whatever_was_read_before_every_id_gets_its_row(batches: list[list[int]]
 
 def test_a_conversion_that_is_deleted_is_still_read(tmp_path: Path) -> None:
     table = write_table(tmp_path / "words.bin", 10)
-    words = WordTable(tmp_path / "words.bin", DIM)
+    words = EmbeddingRows(tmp_path / "words.bin", DIM)
     (tmp_path / "words.bin").unlink()
     assert np.array_equal(words.read(np.array([[3]])), table[[[3]]])
 
@@ -91,7 +91,7 @@ def test_a_conversion_that_is_deleted_is_still_read(tmp_path: Path) -> None:
 def test_rows_that_were_read_do_not_stay_in_memory_as_those_of_a_mapping_do(tmp_path: Path) -> None:
     num_words = 20_000
     write_table(tmp_path / "words.bin", num_words)
-    words = WordTable(tmp_path / "words.bin", DIM)
+    words = EmbeddingRows(tmp_path / "words.bin", DIM)
     mapped = np.memmap(tmp_path / "words.bin", np.float32, mode="r", shape=(num_words, DIM))
 
     def growth(read: Callable[[NDArray[np.int64]], object]) -> int:

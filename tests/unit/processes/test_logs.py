@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.architecture.sources import ROOT
-from vectormill.processes.logs import JsonLines, logging_with
+from vectormill.processes.logs import JsonFormatter, logging_with
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def stream() -> io.StringIO:
 @pytest.fixture
 def logger(stream: io.StringIO) -> Iterator[logging.Logger]:
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines("api"))
+    handler.setFormatter(JsonFormatter("api"))
     logger = logging.getLogger("tests.json")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -42,7 +42,7 @@ def test_a_line_is_an_object_with_time_level_logger_message_and_process() -> Non
         "msg": "%d chunks of %s\nwait",
         "args": (3, "zwölf \ud800"),
     }
-    (line,) = read_lines(io.StringIO(JsonLines("api").format(logging.makeLogRecord(values))))
+    (line,) = read_lines(io.StringIO(JsonFormatter("api").format(logging.makeLogRecord(values))))
     assert line["time"].endswith("+00:00")
     assert (line["level"], line["logger"], line["message"], line["process"]) == (
         "WARNING", "tests.json", "3 chunks of zwölf \ud800\nwait", "api",

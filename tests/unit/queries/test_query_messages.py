@@ -10,16 +10,16 @@ from api.metrics.query_metrics import QueryMetrics
 from api.queries.exchange import (
     KNOWN_SECONDS,
     MAX_TEXTS,
-    Asked,
     MessageLost,
     QueryExchange,
+    QueryTexts,
     count_together,
     split_answer,
 )
 from tests.protocol import SPEC
 from vectormill.broker.query_messages import (
     Answer,
-    Encoded,
+    EncodedTexts,
     NotEncoded,
     Query,
     Taken,
@@ -50,7 +50,7 @@ def test_the_texts_come_after_the_first_128_bytes_which_redis_keeps_of_a_slow_co
     "answer",
     [
         Taken(b"1", "worker"),
-        Encoded(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}, b"\0" * 8, [0]),
+        EncodedTexts(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}, b"\0" * 8, [0]),
         NotEncoded(b"1", "stopped"),
     ],
 )
@@ -95,21 +95,21 @@ def test_workers_with_another_model_share_no_queue() -> None:
     ],
 )
 def test_so_many_clients_go_into_one_message(sizes: list[int], together: int) -> None:
-    assert count_together([Asked([b"text"] * size, 1.0) for size in sizes]) == together
+    assert count_together([QueryTexts([b"text"] * size, 1.0) for size in sizes]) == together
 
 
 def test_large_texts_go_by_themselves() -> None:
-    assert count_together([Asked([b"t" * 700_000], 1.0) for _ in range(4)]) == 1
+    assert count_together([QueryTexts([b"t" * 700_000], 1.0) for _ in range(4)]) == 1
 
 
 def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
-    together = [Asked([b"t"] * size, 1.0) for size in (2, 1, 1)]
+    together = [QueryTexts([b"t"] * size, 1.0) for size in (2, 1, 1)]
     values = np.arange(8, dtype="<f4").reshape(4, 2)
-    for wrong in (Encoded(b"", 2, values.tobytes()[:-4], {}), Encoded(b"", 0, b"", {})):
+    for wrong in (EncodedTexts(b"", 2, values.tobytes()[:-4], {}), EncodedTexts(b"", 0, b"", {})):
         with pytest.raises(MessageLost):
             split_answer(wrong, together)
     counts = np.array([3, 4, 0, 5], dtype="<i4").tobytes()
-    answer = Encoded(b"", 2, values.tobytes(), {2: "the text is empty"}, counts, [1, 3])
+    answer = EncodedTexts(b"", 2, values.tobytes(), {2: "the text is empty"}, counts, [1, 3])
     first, second, third = split_answer(answer, together)
     assert first.vectors.tolist() == [[0, 1], [2, 3]]
     assert third.vectors.tolist() == [[6, 7]]
@@ -119,8 +119,8 @@ def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
 
 
 def test_a_worker_of_an_earlier_release_counts_no_tokens() -> None:
-    answer = Encoded(b"", 1, np.ones(1, dtype="<f4").tobytes(), {})
-    (answered,) = split_answer(answer, [Asked([b"t"], 1.0)])
+    answer = EncodedTexts(b"", 1, np.ones(1, dtype="<f4").tobytes(), {})
+    (answered,) = split_answer(answer, [QueryTexts([b"t"], 1.0)])
     assert answered.num_tokens is None
 
 

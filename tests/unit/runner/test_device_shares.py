@@ -12,7 +12,7 @@ from worker.encoder.encoder import Encoder, EncoderReport
 from worker.encoder.forward_pass import ForwardPass
 from worker.runner.memory import MemoryGauge
 from worker.runner.messages import Encode, Encoded, EncodeFailed
-from worker.runner.stream import DeviceShares, Run
+from worker.runner.stream import BatchRun, DeviceShares
 
 BATCH = Batch.from_ids([np.array([1, 2], dtype=np.int32)])
 
@@ -72,7 +72,7 @@ class SelfRunning(Encoder):
 def test_a_batch_takes_from_its_start_on_whatever_its_stream_does_before_it_waits() -> None:
     encoder = SelfRunning()
     shares = DeviceShares(lambda: encoder.now)
-    run = Run(Encode(1, BATCH, is_urgent=False), encoder, shares)
+    run = BatchRun(Encode(1, BATCH, is_urgent=False), encoder, shares)
     encoder.now = 5.0  # it waits for its turn
     run.start()
     encoder.now += 1.0  # the outcome of the batch before is sent
@@ -85,11 +85,11 @@ def test_a_batch_that_could_not_be_started_takes_no_share_from_others() -> None:
     encoder = SelfRunning()
     shares = DeviceShares(lambda: encoder.now)
     encoder.is_broken = True
-    failed = Run(Encode(1, BATCH, is_urgent=False), encoder, shares)
+    failed = BatchRun(Encode(1, BATCH, is_urgent=False), encoder, shares)
     failed.start()
     assert isinstance(failed.finish(MemoryGauge(DEVICE), device_free_at=0.0), EncodeFailed)
     encoder.is_broken = False
-    run = Run(Encode(2, BATCH, is_urgent=False), encoder, shares)
+    run = BatchRun(Encode(2, BATCH, is_urgent=False), encoder, shares)
     run.start()
     outcome = run.finish(MemoryGauge(DEVICE), device_free_at=0.0)
     assert isinstance(outcome, Encoded)

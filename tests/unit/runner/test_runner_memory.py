@@ -15,7 +15,7 @@ from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderReport
 from worker.runner.memory import PAUSE_SECONDS, MemoryGauge, count_hole_bytes
 from worker.runner.messages import Encode, EncodeFailed
-from worker.runner.stream import Run
+from worker.runner.stream import BatchRun
 
 DEVICE = split_processor(detect_inventory(), 1)[0]
 BATCH = Batch.from_ids([np.arange(5, dtype=np.int32)])
@@ -43,7 +43,7 @@ def test_what_the_failed_batch_held_is_free_before_the_next_one_is_tried() -> No
     encoder = ExhaustedEncoder()
     gc.disable()  # it shall not need the collector
     try:
-        run = Run(Encode(1, BATCH, is_urgent=False), encoder)
+        run = BatchRun(Encode(1, BATCH, is_urgent=False), encoder)
         run.start()
         outcome = run.finish(MemoryGauge(DEVICE), device_free_at=0.0)
         assert encoder.held is not None

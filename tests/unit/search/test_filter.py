@@ -9,9 +9,9 @@ from vectormill.search.filter import (
     MAX_CONDITIONS,
     MAX_LISTED,
     AllOf,
-    Compare,
     Contains,
     Exists,
+    FieldComparison,
     Not,
     OneOf,
     fits,
@@ -31,12 +31,12 @@ def test_every_entry_of_a_filter_is_a_condition() -> None:
     }
     assert parse_filter(written) == AllOf(
         (
-            Compare(("lang",), "eq", "de"),
-            Compare(("year",), "gte", 2020),
-            Compare(("year",), "lt", 2025),
+            FieldComparison(("lang",), "eq", "de"),
+            FieldComparison(("year",), "gte", 2020),
+            FieldComparison(("year",), "lt", 2025),
             OneOf(("tag",), ("a", "b")),
             Exists(("author",)),
-            Not(Compare(("a", "b"), "eq", None)),
+            Not(FieldComparison(("a", "b"), "eq", None)),
             Contains(("words",), "x"),
         )
     )

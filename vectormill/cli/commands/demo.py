@@ -17,8 +17,8 @@ from vectormill.cli.options import Json
 from vectormill.domain.tasks.task import EMBED
 
 if TYPE_CHECKING:
-    from vectormill.cli.demos.task_demo import Weights
-    from vectormill.cli.views.summary import Line
+    from vectormill.cli.demos.task_demo import DemoModel
+    from vectormill.cli.views.summary import Fact
     from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
 
@@ -156,7 +156,7 @@ def _run_task(place: _Place, demo: TaskDemo, num_items: int | None, *, is_json: 
 
 
 @contextmanager
-def _service(place: _Place, demo: TaskDemo | None = None) -> "Iterator[tuple[Weights, Callable[[], str]]]":
+def _service(place: _Place, demo: TaskDemo | None = None) -> "Iterator[tuple[DemoModel, Callable[[], str]]]":
     """Yield the model, and a function that waits for the service and returns the API's URL."""
     from vectormill.cli.demos.weights import find_remote
 
@@ -171,7 +171,7 @@ def _service(place: _Place, demo: TaskDemo | None = None) -> "Iterator[tuple[Wei
 @contextmanager
 def _workplace(
     place: _Place, demo: TaskDemo | None = None
-) -> "Iterator[tuple[Path, Weights, Callable[[], str]]]":
+) -> "Iterator[tuple[Path, DemoModel, Callable[[], str]]]":
     """Start a stack of our own; yield its data directory, its model, and a function that waits for its API's URL."""
     from vectormill.cli.demos.weights import choose_weights, register
     from vectormill.cli.stack import Stack, workplace
@@ -256,7 +256,7 @@ def _count_vectors(client: "Client", job_id: str, texts: Mapping[str, str]) -> i
 
 def _report(
     job: Mapping[str, Any],
-    summary: Sequence["Line"],
+    summary: Sequence["Fact"],
     matches: Mapping[str, Sequence[Mapping[str, Any]]],
     texts: Mapping[str, str],
     *,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from vectormill.cli.demos.task_demo import Findings, Json, Listing, Results, TaskDemo, Weights
+from vectormill.cli.demos.task_demo import DemoModel, DemoReport, Json, Listing, Results, TaskDemo
 from vectormill.domain.tasks.task import JUDGE
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ NUM_SHOWN: Final = 4
 SHOWN_CHARS: Final = 44
 
 
-def choose_weights(directory: Path) -> Weights:
+def choose_weights(directory: Path) -> DemoModel:
     """Return the packaged model: real weights, although of no classifier."""
     from vectormill.models.registry import DEFAULT_MODEL
 
-    return Weights(
+    return DemoModel(
         DEFAULT_MODEL,
         "the default",
         f"The weights are the real ones of {DEFAULT_MODEL}, which embeds: a score is the cosine of two vectors; "
@@ -64,7 +64,7 @@ def is_sound(result: Json) -> bool:
     return math.isfinite(result["score"])
 
 
-def find(pairs: Sequence["ItemJson"], results: Results) -> Findings:
+def find(pairs: Sequence["ItemJson"], results: Results) -> DemoReport:
     """Tell how well the scores separate a sentence's own continuation from that of another sentence."""
     scores = {key: float(result["score"]) for key, result in results.items()}
     by_kind = {kind: _pick(pairs, scores, kind) for kind in (OWN, OTHER)}
@@ -77,7 +77,7 @@ def find(pairs: Sequence["ItemJson"], results: Results) -> Findings:
         ("own rest scored higher", f"{share:.1%}", ""),
     ]
     shown = [pair for pair in pairs if pair["key"] in scores][: 2 * NUM_SHOWN]
-    return Findings(
+    return DemoReport(
         (
             Listing("What the scores tell apart", ("", "pairs", "median score"), rows),
             Listing(

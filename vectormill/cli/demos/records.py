@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from vectormill.cli.demos.task_demo import Findings, Json, Listing, Results, TaskDemo, Weights
+from vectormill.cli.demos.task_demo import DemoModel, DemoReport, Json, Listing, Results, TaskDemo
 from vectormill.domain.tasks.schema import Schema
 from vectormill.domain.tasks.task import EXTRACT
 
@@ -39,13 +39,13 @@ NUM_SHOWN: Final = 5
 RANDOM: Final = "random-extractor"
 
 
-def choose_weights(directory: Path) -> Weights:
+def choose_weights(directory: Path) -> DemoModel:
     """Written into the directory: tiny and random ones, with the packaged model's tokenizer."""
     from vectormill.models.random_extractor import TINY, write_random_extractor
     from vectormill.models.registry import DEFAULT_MODEL, Registry
 
     tokenizer = Registry({}).card(DEFAULT_MODEL, weights=True).path
-    return Weights(
+    return DemoModel(
         RANDOM,
         "no other is at hand",
         "No model that extracts comes with this package: the weights are tiny and random, and the records mean "
@@ -71,7 +71,7 @@ def is_sound(result: Json) -> bool:
     return all(step["type"] for record in result["output"] for step in record) and all(result["output"])
 
 
-def find(items: Sequence["ItemJson"], results: Results) -> Findings:
+def find(items: Sequence["ItemJson"], results: Results) -> DemoReport:
     """Count the records of each type, and list some texts with their spans marked."""
     from vectormill.cli.views.spans import mark_spans
 
@@ -83,7 +83,7 @@ def find(items: Sequence["ItemJson"], results: Results) -> Findings:
     # Those with something to show come first.
     there = [item for item in items if item["key"] in results]
     shown = sorted(there, key=lambda item: not results[item["key"]]["output"])[:NUM_SHOWN]
-    return Findings(
+    return DemoReport(
         (
             Listing(
                 "What was found", ("type", "records"), [(path, f"{paths[path]:,}") for path in sorted(paths)]

@@ -10,7 +10,7 @@ import typer
 from vectormill.cli.exits import ITEMS_FAILED, CommandFailed, exit_code_of_job
 
 if TYPE_CHECKING:
-    from vectormill.cli.views.summary import Line
+    from vectormill.cli.views.summary import Fact
     from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
 
@@ -20,7 +20,7 @@ Results = Mapping[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class DemoModel:
     """A model by its name, None for the service's own; `path` where it is not registered.
 
     `reason` says why this one, in a few words; `told` what weights these are, in a sentence.
@@ -42,7 +42,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class DemoReport:
     """Tables for people, and figures for machines."""
 
     tables: Sequence[Listing]
@@ -60,11 +60,11 @@ class TaskDemo:
     task: str
     noun: str
     num_items: int
-    choose_weights: Callable[[Path], Weights]
+    choose_weights: Callable[[Path], DemoModel]
     list_items: Callable[[int], Sequence["ItemJson"]]
     read_results: Callable[["Client", str], Iterator[Json]]
     is_sound: Callable[[Json], bool]
-    find: Callable[[Sequence["ItemJson"], Results], Findings]
+    find: Callable[[Sequence["ItemJson"], Results], DemoReport]
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -72,7 +72,7 @@ POLL_SECONDS: Final = 0.25
 
 
 def run_task(
-    client: "Client", demo: "TaskDemo", items: Sequence["ItemJson"], weights: "Weights", *, is_json: bool
+    client: "Client", demo: "TaskDemo", items: Sequence["ItemJson"], weights: "DemoModel", *, is_json: bool
 ) -> None:
     """Run a task's demo on a service. Raise CommandFailed unless every item has a sound result."""
     from vectormill.cli.views.job_watch import watch_job
@@ -107,8 +107,8 @@ def run_task(
 def report(
     demo: "TaskDemo",
     job: Mapping[str, Any],
-    summary: Sequence["Line"],
-    findings: "Findings",
+    summary: Sequence["Fact"],
+    findings: "DemoReport",
     num_results: int,
     *,
     is_json: bool,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from vectormill.cli.views.summary import Line
+from vectormill.cli.views.summary import Fact
 
 # A due time is dealt with within two seconds; after so many nobody looks at it.
 OVERDUE_SECONDS: Final = 60.0
@@ -12,22 +12,22 @@ OVERDUE_SECONDS: Final = 60.0
 Body = Mapping[str, Any]
 
 
-def describe_schedule(schedule: Body) -> list[Line]:
+def describe_schedule(schedule: Body) -> list[Fact]:
     """Return one line for each fact about a schedule, the most asked-for first."""
     lines = [
-        Line("name", schedule["name"]),
-        Line("collection", schedule["collection"]),
-        Line("cron", f"{schedule['cron']} ({schedule['timezone']})"),
-        Line("overlap", schedule["overlap"]),
-        Line("next due", describe_due(schedule)),
-        Line("last run", schedule["last_state"] or "none yet"),
-        Line("last success", describe_success(schedule)),
-        Line("consecutive failures", str(schedule["consecutive_failures"])),
+        Fact("name", schedule["name"]),
+        Fact("collection", schedule["collection"]),
+        Fact("cron", f"{schedule['cron']} ({schedule['timezone']})"),
+        Fact("overlap", schedule["overlap"]),
+        Fact("next due", describe_due(schedule)),
+        Fact("last run", schedule["last_state"] or "none yet"),
+        Fact("last success", describe_success(schedule)),
+        Fact("consecutive failures", str(schedule["consecutive_failures"])),
     ]
     if schedule["skipped_since_success"]:
-        lines.append(Line("skipped since", str(schedule["skipped_since_success"])))
+        lines.append(Fact("skipped since", str(schedule["skipped_since_success"])))
     if schedule["last_error"]:
-        lines.append(Line("last error", schedule["last_error"]))
+        lines.append(Fact("last error", schedule["last_error"]))
     return lines
 
 

@@ -13,7 +13,7 @@ CHOICES: Final = ("device", "backend", "precision", SWITCHES)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Fact:
     """One fact; `reason` says why it is so, when somebody chose it."""
 
     name: str
@@ -29,45 +29,45 @@ def job_seconds(job: Mapping[str, Any]) -> float:
 
 def summarize_job(
     job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], model_reason: str = ""
-) -> list[Line]:
+) -> list[Fact]:
     """Return the lines of the table that ends a run; the choices are those of the workers that serve the job's
     model.
     """
     seconds = job_seconds(job)
     lines = [
-        Line("items", f"{job['num_items']:,}"),
-        Line("failed", f"{job['num_failed']:,}"),
+        Fact("items", f"{job['num_items']:,}"),
+        Fact("failed", f"{job['num_failed']:,}"),
         *_long_text_lines(job),
         *_reuse_lines(job),
-        Line("tokens", f"{job['num_tokens']:,}"),
-        Line("seconds", f"{seconds:,.1f}", "from the submission to the last commit"),
-        Line("texts/s", f"{job['num_done'] / seconds:,.0f}"),
-        Line("tokens/s", f"{job['num_tokens'] / seconds:,.0f}"),
-        Line(
+        Fact("tokens", f"{job['num_tokens']:,}"),
+        Fact("seconds", f"{seconds:,.1f}", "from the submission to the last commit"),
+        Fact("texts/s", f"{job['num_done'] / seconds:,.0f}"),
+        Fact("tokens/s", f"{job['num_tokens'] / seconds:,.0f}"),
+        Fact(
             "padding waste", f"{job['padding_waste']:.1%}", "share of the computed tokens that were padding"
         ),
         *describe_stages(job),
-        Line("model", job["model"], model_reason),
+        Fact("model", job["model"], model_reason),
     ]
     reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
     told = [name for name in CHOICES if name != SWITCHES or any(report.get(SWITCHES) for report in reports)]
     return lines + [line for name in told for line in _choices(name, reports)]
 
 
-def _long_text_lines(job: Mapping[str, Any]) -> list[Line]:
-    lines = [Line("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)}, and cut there")]
+def _long_text_lines(job: Mapping[str, Any]) -> list[Fact]:
+    lines = [Fact("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)}, and cut there")]
     if job.get("num_passages"):
         lines.append(
-            Line("passages", f"{job['num_passages']:,}", f"that texts longer than {_limit(job)} were read in")
+            Fact("passages", f"{job['num_passages']:,}", f"that texts longer than {_limit(job)} were read in")
         )
     return lines
 
 
-def _reuse_lines(job: Mapping[str, Any]) -> list[Line]:
+def _reuse_lines(job: Mapping[str, Any]) -> list[Fact]:
     if not job.get("num_reused"):
         return []
     return [
-        Line("reused", f"{job['num_reused']:,}", "that got the vector of an equal text, and were not encoded")
+        Fact("reused", f"{job['num_reused']:,}", "that got the vector of an equal text, and were not encoded")
     ]
 
 
@@ -105,19 +105,19 @@ def _limit(job: Mapping[str, Any]) -> str:
     return f"{max_tokens:,} tokens" if max_tokens else "the model reads"
 
 
-def describe_stages(record: Mapping[str, Any]) -> list[Line]:
+def describe_stages(record: Mapping[str, Any]) -> list[Fact]:
     """Describe what bounded a job and how busy its stages were; return no lines while that is unknown."""
     lines = []
     bound_by = record.get("bound_by")
     if bound_by:
-        lines.append(Line("bound by", bound_by["value"], bound_by["reason"]))
+        lines.append(Fact("bound by", bound_by["value"], bound_by["reason"]))
     stages: Mapping[str, Mapping[str, float]] = record.get("stages") or {}
     if stages:
         # Waiting is no work, and with several chunks in hand most of them wait: several hundred per cent say nothing.
         busy = {stage: figures["share"] for stage, figures in stages.items() if stage != WAIT}
         shares = " · ".join(f"{stage} {share:.0%}" for stage, share in busy.items())
         lines.append(
-            Line("stages", shares, "of the time with a chunk in hand: of one device, or of one thread")
+            Fact("stages", shares, "of the time with a chunk in hand: of one device, or of one thread")
         )
     return lines
 
@@ -190,10 +190,10 @@ def _figure(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Line]:
+def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Fact]:
     """List what the workers report under a name, each different answer once."""
     found = {describe_choice(report, name) for report in reports}
-    return [Line(name, value, reason) for value, reason in sorted(found)]
+    return [Fact(name, value, reason) for value, reason in sorted(found)]
 
 
 def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WorkerRoom:
     """What the live workers of a model have room for, and what takes it: chunks that are queued, or leased by one of
     them. Chunks are bounded by slots, and estimated tokens by what the workers ask for. Of interactive jobs only the
     chunks are counted, apart.
@@ -140,7 +140,7 @@ LIST_ROOMS = text("""
 """)
 
 
-def list_rooms(connection: Connection, alive_seconds: float) -> list[Room]:
+def list_rooms(connection: Connection, alive_seconds: float) -> list[WorkerRoom]:
     """Room and what takes it by model, for models with a worker that has lately given a sign of life.
 
     A worker that asks for no tokens is given as many chunks as it has slots, however large.
@@ -149,7 +149,7 @@ def list_rooms(connection: Connection, alive_seconds: float) -> list[Room]:
         "alive_seconds": alive_seconds,
         "slot_tokens": LARGEST_CHUNK_TOKENS,
     }
-    return [Room(*row) for row in connection.execute(LIST_ROOMS, values)]
+    return [WorkerRoom(*row) for row in connection.execute(LIST_ROOMS, values)]
 
 
 START_JOBS = text("""

@@ -49,7 +49,7 @@ class FusedProjections(nn.Module):
         return part
 
 
-class Part(nn.Module):
+class ProjectionPart(nn.Module):
     """A module that stands in a layer for one of its projections."""
 
     def __init__(self, fused: FusedProjections, number: int) -> None:
@@ -74,7 +74,7 @@ def fuse_projections(network: PackedNetwork) -> None:
     for parent, names in find_siblings(network.transformer):
         fused = FusedProjections(tuple(getattr(parent, name) for name in names))
         for number, name in enumerate(names):
-            setattr(parent, name, Part(fused, number))
+            setattr(parent, name, ProjectionPart(fused, number))
         num_fused += 1
     if not num_fused:
         raise ValueError("no layer has separate projections of query, key and value")
@@ -85,7 +85,7 @@ def split_projections(network: PackedNetwork) -> None:
     for module in list(network.transformer.modules()):
         for names in SIBLINGS:
             parts = [getattr(module, name, None) for name in names]
-            if all(isinstance(part, Part) for part in parts):
+            if all(isinstance(part, ProjectionPart) for part in parts):
                 fused = parts[0]._fused  # type: ignore[union-attr]
                 for name, projection in zip(names, cut_projection(fused.joined, fused.sizes), strict=True):
                     setattr(module, name, projection)

@@ -13,8 +13,8 @@ from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.switches import (
     PACKED_RANKS,
     QUEUED_RANKS,
-    Place,
     SwitchChoice,
+    SwitchFacts,
     choose_switches,
     is_package_installed,
 )
@@ -56,7 +56,7 @@ def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision
     """Return what all ranks agree to; `config` is the transformer's. Every rank must call it, and waits."""
     shape = read_attention_shape(config)
     attention = choose_attention(order.attention, shape, order.device, precision.value)
-    place = Place(
+    place = SwitchFacts(
         order.device,
         int(config.hidden_size),
         padded_because="" if attention.value == PACKED else attention.reason,

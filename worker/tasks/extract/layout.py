@@ -23,7 +23,7 @@ IS_BLANK: Final = "is_blank"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class PromptLayout:
     """Index arrays of all sequences together, int32. `is_whole[i]` is False where sequence i has a [PREFIX] without a
     [TYPE] beside others, as a text with [PREFIX] in it; the reference raises IndexError there.
     """
@@ -34,7 +34,7 @@ class Layout:
     is_whole: NDArray[np.bool_]  # [n]
 
 
-def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> Layout:
+def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> PromptLayout:
     """Return the layout of sequences that begin with [CLS][PREFIX]. No step is taken a sequence."""
     tokens, starts = ids.covered, (ids.offsets[:-1] - ids.offsets[0])
     num_sequences, total = len(ids), len(tokens)
@@ -64,7 +64,7 @@ def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> Layout:
     has_path = block > 0
     paths = np.bincount(sequence[is_prefix], minlength=num_sequences)
     endless = is_prefix & (last_of_path[path] < 0)
-    return Layout(
+    return PromptLayout(
         _in_written_order(positions, in_text, sequence).astype(np.int32),
         np.where(has_path & (place <= last_of_path[path]), block, 0).astype(np.int32),
         np.where(in_type, segment, 0).astype(np.int32),
@@ -72,7 +72,9 @@ def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> Layout:
     )
 
 
-def find_inputs(windows: Sequence[Window], layout: Layout, is_blank: NDArray[np.int32]) -> dict[str, Ragged]:
+def find_inputs(
+    windows: Sequence[Window], layout: PromptLayout, is_blank: NDArray[np.int32]
+) -> dict[str, Ragged]:
     """Return the inputs of the windows by name, a row each; `is_blank` is [n]."""
     ids = join_ids(windows)
     inputs = {

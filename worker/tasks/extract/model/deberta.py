@@ -194,7 +194,7 @@ class Convolution(nn.Module):
         return normed * is_token
 
 
-class Encoder(nn.Module):
+class DebertaEncoder(nn.Module):
     def __init__(self, switches: Switches) -> None:
         super().__init__()
         self.layer = nn.ModuleList(Layer(switches) for _ in range(switches.num_hidden_layers))

@@ -16,7 +16,7 @@ from vectormill.domain.tasks.prompt_size import MAX_WINDOW_TOKENS
 from vectormill.models.weight_files import find_weights
 from vectormill.models.weight_headers import read_header
 from worker.model.weights.stored import open_weights
-from worker.tasks.extract.model.deberta import Embeddings, Encoder
+from worker.tasks.extract.model.deberta import DebertaEncoder, Embeddings
 from worker.tasks.extract.model.switches import Switches, read_switches, tabulate_distances
 
 # Written by older versions of transformers: the numbers 0, 1, 2, …, which nothing reads.
@@ -37,7 +37,7 @@ class RexNetwork(nn.Module):
     def __init__(self, switches: Switches) -> None:
         super().__init__()
         size = switches.hidden_size
-        self.plm = nn.ModuleDict({"embeddings": Embeddings(switches), "encoder": Encoder(switches)})
+        self.plm = nn.ModuleDict({"embeddings": Embeddings(switches), "encoder": DebertaEncoder(switches)})
         self.ffnq, self.ffnk = nn.Linear(size, size), nn.Linear(size, size)
         self.rotary_emb = RotaryFrequencies(size)
         self._numbers = tabulate_distances(switches, MAX_WINDOW_TOKENS)

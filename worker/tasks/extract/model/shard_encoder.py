@@ -21,7 +21,7 @@ from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderR
 from worker.model.cuda_pass import losing_device
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.layouts import Layout, find_layout
-from worker.parallel.shard import Shard
+from worker.parallel.shard import LoadedShard
 from worker.placement.rank import Rank
 from worker.placement.strategies import TENSOR
 from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, refuse_wishes
@@ -56,7 +56,7 @@ class RexShardEncoder(DirectEncoder):
         precision = choose_extraction_precision(order.precision, order.device)
         switches = read_switches(order.card.path)
         self._network = outline_network(order.card.path, switches, DTYPES[precision.value]).eval()
-        self._shard = Shard(order, rank, self._network, LAYOUT, precision.value, switches.hidden_size)
+        self._shard = LoadedShard(order, rank, self._network, LAYOUT, precision.value, switches.hidden_size)
         self._network.prepare(self._shard.device, _gather)
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
