@@ -38,7 +38,7 @@ class ObedientEngine:
         vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
         counts = np.full(n, 3, dtype=np.int32)
         return EncodeResult(
-            Ragged.from_matrix(vectors), {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1}
+            Ragged.from_matrix(vectors), {}, counts, 4 * n, np.zeros(n, dtype=np.bool_), {"run": 0.1}
         )
 
 

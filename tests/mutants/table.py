@@ -616,6 +616,26 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "queries wait until the runner has room for bulk",
+        "worker/engine/in_flight.py",
+        "if not self.has_room and num_urgent >= URGENT_BATCHES_AHEAD:",
+        "if not self.has_room:",
+        (
+            "tests/unit/engine/test_in_flight.py::"
+            "test_urgent_batches_come_on_top_of_a_full_house_of_bulk_but_not_without_end",
+        ),
+    ),
+    Mutant(
+        "a batch is queued behind one that takes long",
+        "worker/engine/in_flight.py",
+        "num_queued = self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS",
+        "num_queued = self._is_queued",
+        (
+            "tests/unit/engine/test_in_flight.py::"
+            "test_a_device_that_queues_has_one_batch_more_where_batches_are_short",
+        ),
+    ),
+    Mutant(
         "what comes behind a wrong answer to the known text is believed",
         "worker/engine/canary.py",
         "return bool(self.num_due or self.numbers or self.flaw)",

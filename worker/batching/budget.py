@@ -39,22 +39,6 @@ class BudgetRules:
     low_watermark: float = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """The size and time of one encoded batch. Costs are as in `worker.batching.cost`.
-
-    `one_more` is the cost of another sequence as long as the longest. `seconds` are its share of the device's time, of
-    which `num_streams` batches use an equal part each.
-    """
-
-    max_length: int
-    num_tokens: int
-    cost: int
-    one_more: int
-    seconds: float
-    num_streams: int = 1
-
-
 @dataclass(slots=True)
 class _Class:
     """The budget of one length class."""
@@ -99,14 +83,20 @@ class TokenBudget:
         found = self._classes[find_length_class(max_length)]
         return max(max_length, min(found.size, self._ceiling(found, max_length)))
 
-    def observe(self, batch: EncodedBatch) -> None:
-        """Learn from a batch, if it was full: with one more sequence it would have cost too much."""
-        found = self._classes[find_length_class(batch.max_length)]
-        found.longest_cost = max(found.longest_cost, batch.one_more)
-        most = max(batch.one_more, min(found.size, self._ceiling(found, batch.max_length)))
-        if batch.cost <= most < batch.cost + batch.one_more and batch.seconds > 0:
-            found.tokens_per_second = blend(found.tokens_per_second, batch.num_tokens / batch.seconds)
-            self._grow(found, batch.seconds * batch.num_streams)
+    def observe(
+        self, max_length: int, *, num_tokens: int, cost: int, one_more: int, seconds: float, num_streams: int
+    ) -> None:
+        """Learn from an encoded batch, if it was full: with one more sequence it would have cost too much.
+
+        Costs are as in `worker.batching.cost`; `one_more` is that of another sequence as long as the longest. `seconds`
+        are the batch's share of the device's time, of which `num_streams` batches use an equal part each.
+        """
+        found = self._classes[find_length_class(max_length)]
+        found.longest_cost = max(found.longest_cost, one_more)
+        most = max(one_more, min(found.size, self._ceiling(found, max_length)))
+        if cost <= most < cost + one_more and seconds > 0:
+            found.tokens_per_second = blend(found.tokens_per_second, num_tokens / seconds)
+            self._grow(found, seconds * num_streams)
             self._grow_back(found)
 
     def observe_memory(self, used_share: float) -> bool:

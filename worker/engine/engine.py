@@ -323,7 +323,6 @@ class Engine:
             else {},
             num_tokens=num_tokens,
             num_computed_tokens=int(num_tokens.sum()) + ticket.num_padding_tokens,
-            num_truncated=int(truncated.sum()),
             truncated=truncated,
             stage_seconds={
                 TOKENIZE: ticket.tokenize_seconds,

@@ -113,11 +113,6 @@ class Executor:
             os.write(self._wake_writer.fileno(), b"!")
 
     @property
-    def memory(self) -> MemoryReport | None:
-        """Return the newest memory report."""
-        return self._in_flight.memory
-
-    @property
     def runner_pid(self) -> int | None:
         """Return the model's process; None while there is none."""
         runner = self._runner

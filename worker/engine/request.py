@@ -56,7 +56,6 @@ class EncodeResult:
     failures: Mapping[int, ItemFailure]
     num_tokens: NDArray[np.int32]  # [n]
     num_computed_tokens: int
-    num_truncated: int
     truncated: NDArray[np.bool_]  # [n]
     stage_seconds: Mapping[str, float]
     num_reused: int = 0

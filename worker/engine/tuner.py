@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from vectormill.models.model_card import ModelCard
-from worker.batching.budget import SMALLEST_TOKENS, EncodedBatch, TokenBudget
+from worker.batching.budget import SMALLEST_TOKENS, TokenBudget
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderReport, find_changes
@@ -92,14 +92,12 @@ class Tuner:
         if not work.is_urgent:  # an urgent batch is short on purpose
             longest_alone = self._cost.of_sequence(work.length)
             self._budget.observe(
-                EncodedBatch(
-                    max_length=work.length,
-                    num_tokens=work.batch.num_tokens,
-                    cost=self._count_cost(work),
-                    one_more=math.ceil(longest_alone),
-                    seconds=seconds,
-                    num_streams=self._report.num_streams if self._report is not None else 1,
-                )
+                work.length,
+                num_tokens=work.batch.num_tokens,
+                cost=self._count_cost(work),
+                one_more=math.ceil(longest_alone),
+                seconds=seconds,
+                num_streams=self._report.num_streams if self._report is not None else 1,
             )
 
     def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None:

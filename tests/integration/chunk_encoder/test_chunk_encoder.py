@@ -70,7 +70,6 @@ class FakeEngine:
             failures,
             counts,
             4 * n,
-            int(truncated.sum()),
             truncated,
             {"run": 0.1},
             num_reused=2,

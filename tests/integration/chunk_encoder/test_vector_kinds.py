@@ -203,7 +203,7 @@ class CountingEngine:
             vectors[0] = 1000
         counts = np.full(n, 3, dtype=np.int32)
         return EncodeResult(
-            Ragged.from_matrix(vectors), failures, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1}
+            Ragged.from_matrix(vectors), failures, counts, 4 * n, np.zeros(n, dtype=np.bool_), {"run": 0.1}
         )
 
 

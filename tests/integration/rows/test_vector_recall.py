@@ -48,9 +48,7 @@ class RealEngine:
             self._known[texts] = encode(self._model, [text.decode() for text in texts])
         vectors = self._known[texts]
         counts = np.full(n, 3, dtype=np.int32)
-        return EncodeResult(
-            Ragged.from_matrix(vectors), {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {}
-        )
+        return EncodeResult(Ragged.from_matrix(vectors), {}, counts, 4 * n, np.zeros(n, dtype=np.bool_), {})
 
 
 def encode(model: "SentenceTransformer", texts: Sequence[str]) -> np.ndarray:

@@ -47,7 +47,6 @@ class PromptEngine:
             {},
             np.full(n, 3, dtype=np.int32),
             4 * n,
-            0,
             np.zeros(n, dtype=np.bool_),
             {"tokenize": 0.25, "run": 0.5},
             num_reused=0,

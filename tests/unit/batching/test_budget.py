@@ -9,7 +9,6 @@ from worker.batching.budget import (
     LENGTH_CLASSES,
     LONG_BATCH_SECONDS,
     BudgetRules,
-    EncodedBatch,
     TokenBudget,
     find_length_class,
 )
@@ -27,7 +26,9 @@ FAST = saturating(2000, rate=1_000_000)
 
 def observe(budget: TokenBudget, length: int, tokens: int, seconds: float, num_streams: int = 1) -> None:
     """A batch of sequences of one length, which cost as much as they have tokens."""
-    budget.observe(EncodedBatch(length, tokens, tokens, length, seconds, num_streams))
+    budget.observe(
+        length, num_tokens=tokens, cost=tokens, one_more=length, seconds=seconds, num_streams=num_streams
+    )
 
 
 def run(budget: TokenBudget, device: Device, *, length: int = 32, batches: int = 1000) -> list[int]:
