@@ -645,4 +645,243 @@ MUTANTS: Final = (
             "test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered",
         ),
     ),
+    Mutant(
+        "a key opens whatever it asks for",
+        "api/door/key_guard.py",
+        "return key if includes(key.scope, needed) else scope_missing(key, needed)",
+        "return key",
+        (
+            "tests/integration/api/test_api_keys.py::test_a_key_opens_what_its_scope_says_and_names_the_one_that_is_missing",
+        ),
+    ),
+    Mutant(
+        "an expired key opens",
+        "vectormill/keys/api_keys.py",
+        "coalesce(expires_at <= now(), false) AS is_expired",
+        "false AS is_expired",
+        ("tests/integration/api/test_api_keys.py::test_a_revoked_or_expired_key_opens_nothing_any_more",),
+    ),
+    Mutant(
+        "any Host is answered",
+        "api/door/host_guard.py",
+        "if not self._allowed.allow(host):",
+        "if False:",
+        ("tests/integration/api/test_api_keys.py::test_a_name_that_a_page_made_point_here_is_refused",),
+    ),
+    Mutant(
+        "a page of another site may write",
+        "api/door/host_guard.py",
+        'if origin is None or scope["method"] in SAFE_METHODS or self._allowed.allow(name_of(origin)):',
+        "if True:",
+        (
+            "tests/integration/api/test_api_keys.py::test_a_page_of_another_site_changes_nothing_by_a_key_in_such_a_header",
+        ),
+    ),
+    Mutant(
+        "a webhook may reach a private address",
+        "vectormill/webhooks/targets.py",
+        "if address.is_global or allows_private:",
+        "if True:",
+        (
+            "tests/unit/webhooks/test_posting.py::test_a_private_address_is_not_connected_to_unless_it_is_allowed",
+        ),
+    ),
+    Mutant(
+        "a gate lets in more than its limit",
+        "api/limits/gates.py",
+        "if self.inside + amount > self._limit.value:",
+        "if False:",
+        (
+            "tests/integration/api/test_api_limits.py::test_more_submissions_at_once_than_allowed_are_asked_to_come_again",
+        ),
+    ),
+    Mutant(
+        "a gzip body may become as large as it likes",
+        "api/streams/inflater.py",
+        "if self._num_given > max(FREE_BYTES, self._num_received * self._max_ratio.value):",
+        "if False:",
+        (
+            "tests/unit/api/test_api_ndjson.py::test_a_body_that_becomes_a_thousand_times_as_large_is_refused_before_it_is_unpacked",
+        ),
+    ),
+    Mutant(
+        "a suspect chunk is encoded beside others",
+        "worker/chunk/quarantine.py",
+        "while is_suspect and self._num_inside:",
+        "while False:",
+        ("tests/unit/chunk/test_quarantine.py::test_a_suspect_waits_until_it_is_alone_and_nobody_joins_it",),
+    ),
+    Mutant(
+        "nobody waits behind a suspect chunk",
+        "worker/chunk/quarantine.py",
+        "self._is_closed = is_suspect\n",
+        "self._is_closed = False\n",
+        ("tests/unit/chunk/test_quarantine.py::test_a_suspect_waits_until_it_is_alone_and_nobody_joins_it",),
+    ),
+    Mutant(
+        "a digest knows nothing of the prompt",
+        "worker/engine/reuse.py",
+        "np.uint64(prompt_length) ^ ~self._keys",
+        "np.uint64(0) ^ ~self._keys",
+        ("tests/unit/engine/test_reuse.py::test_equal_tokens_are_one_sequence_and_anything_else_is_another",),
+    ),
+    Mutant(
+        "the mean counts padding",
+        "worker/model/pooling.py",
+        "return (states * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=SMALLEST_WEIGHT)",
+        "return states.mean(dim=1)",
+        ("tests/unit/model/test_pooling.py::test_pooling_packed_sequences_is_pooling_padded_ones",),
+    ),
+    Mutant(
+        "int8 codes wrap around beyond the ranges",
+        "vectormill/vectors/quantization.py",
+        "(np.clip(steps, 0, NUM_STEPS) + SMALLEST_CODE)",
+        "(steps + SMALLEST_CODE)",
+        (
+            "tests/unit/vectors/test_quantization.py::test_codes_are_those_of_sentence_transformers_for_the_same_ranges",
+        ),
+    ),
+    Mutant(
+        "windows of a long text do not overlap",
+        "worker/tokens/passages.py",
+        "stride = room - overlap",
+        "stride = room",
+        (
+            "tests/unit/tokens/test_passages.py::test_windows_cover_every_token_once_by_weight_and_overlap_as_asked",
+        ),
+    ),
+    Mutant(
+        "no number of urgent jobs lets an old one through",
+        "scheduler/dispatcher.py",
+        "if self._clock() >= self._aged_due:",
+        "if False:",
+        (
+            "tests/integration/chunks/test_dispatch.py::test_no_number_of_urgent_jobs_hides_one_that_has_waited_for_long",
+        ),
+    ),
+    Mutant(
+        "a run that would change nearly all of a collection is not held",
+        "vectormill/runs/run.py",
+        "if num_rows == 0 or num_changed + num_vanished <= max_share * num_rows:",
+        "if True:",
+        ("tests/unit/domain/test_run.py::test_a_share_of_a_collection_may_change_unasked",),
+    ),
+    Mutant(
+        "a page of the console needs no CSRF token",
+        "api/console/guard.py",
+        "if headers.get(CSRF_HEADER) != token:",
+        "if False:",
+        (
+            "tests/integration/console/test_console_door.py::test_nothing_is_pressed_without_the_token_of_the_own_page",
+        ),
+    ),
+    Mutant(
+        "an export that lost its job looks whole",
+        "vectormill/jobs/export.py",
+        '    if not blocks:\n        raise JobNotFound(\n            f"Job {job.id} was removed while its vectors',
+        '    if False:\n        raise JobNotFound(\n            f"Job {job.id} was removed while its vectors',
+        (
+            "tests/integration/rows/test_export_cut.py::test_a_job_that_is_removed_before_the_first_block_is_not_found",
+        ),
+    ),
+    Mutant(
+        "a second line with a custom_id is answered too",
+        "vectormill/batches/validation.py",
+        "is_repeated = place == next_repeated",
+        "is_repeated = False",
+        (
+            "tests/integration/batches/test_batches.py::test_a_line_that_is_wrong_is_told_of_in_the_error_file_and_takes_no_other_with_it",
+        ),
+    ),
+    Mutant(
+        "a key that was revoked opens",
+        "vectormill/keys/api_keys.py",
+        '      FROM vectormill.api_keys WHERE revoked_at IS NULL\n""")\n\n\n',
+        '      FROM vectormill.api_keys\n""")\n\n\n',
+        ("tests/integration/api/test_api_keys.py::test_a_revoked_or_expired_key_opens_nothing_any_more",),
+    ),
+    Mutant(
+        "a due time begins two runs",
+        "vectormill/schedules/due_times.py",
+        "AND schedules.paused_at IS NULL AND schedules.next_due_at <= now()",
+        "AND schedules.paused_at IS NULL",
+        (
+            "tests/integration/runs/test_schedules.py::test_three_schedulers_at_once_make_one_run_for_each_due_time",
+        ),
+    ),
+    Mutant(
+        "an index gives too few rows of a filtered search",
+        "vectormill/search/matches.py",
+        "set_config('hnsw.iterative_scan', 'relaxed_order', true)",
+        "set_config('hnsw.iterative_scan', 'off', true)",
+        (
+            "tests/integration/search/test_matches.py::test_every_document_gives_its_best_passage_and_there_are_as_many_as_were_asked_for",
+        ),
+    ),
+    Mutant(
+        "a job past its retention stays",
+        "vectormill/jobs/deletion.py",
+        "WHERE finished_at < now() - make_interval(secs => :retention) AND state <> 'deleting'",
+        "WHERE false AND finished_at < now() - make_interval(secs => :retention)",
+        (
+            "tests/integration/jobs/test_pruning.py::test_ended_jobs_are_removed_when_their_retention_is_over_and_others_stay",
+        ),
+    ),
+    Mutant(
+        "bits are set for negative numbers",
+        "vectormill/vectors/quantization.py",
+        "np.packbits(vectors > 0, axis=-1)",
+        "np.packbits(vectors < 0, axis=-1)",
+        (
+            "tests/unit/vectors/test_quantization.py::test_packed_signs_are_the_ubinary_of_sentence_transformers",
+        ),
+    ),
+    Mutant(
+        "the last token is that of the padding",
+        "worker/model/pooling.py",
+        "is_last = (places == places.amax(dim=1, keepdim=True)) & (mask > 0)",
+        "is_last = places == positions.max()",
+        ("tests/unit/model/test_pooling.py::test_pooling_packed_sequences_is_pooling_padded_ones",),
+    ),
+    Mutant(
+        "a session of the console outlives its key",
+        "api/console/guard.py",
+        "if keys and key is None:",
+        "if False:",
+        (
+            "tests/integration/console/test_console_door.py::test_once_a_key_exists_no_route_of_the_console_is_open_but_its_login_and_its_assets",
+        ),
+    ),
+    Mutant(
+        "a sequence is known by one half of its digest",
+        "worker/engine/reuse.py",
+        "is_it = (self._digests[found, 1] == digests[rows, 1]) & (self._used_at[found] > 0)",
+        "is_it = self._used_at[found] > 0",
+        ("tests/unit/engine/test_reuse.py::test_a_sequence_is_known_by_both_halves_of_its_digest",),
+    ),
+    Mutant(
+        "the pruner takes the jobs of batches that are at work",
+        "vectormill/jobs/deletion.py",
+        "AND (batch.finished_at IS NULL\n                       OR EXISTS",
+        "AND (false\n                       OR EXISTS",
+        ("tests/integration/batches/test_batches.py::test_the_job_of_a_batch_stays_as_long_as_its_answers",),
+    ),
+    Mutant(
+        "a schedule that is paused runs",
+        "vectormill/schedules/due_times.py",
+        "AND schedules.paused_at IS NULL AND schedules.next_due_at <= now()",
+        "AND schedules.next_due_at <= now()",
+        (
+            "tests/integration/runs/test_schedules.py::test_a_schedule_that_is_paused_after_it_was_found_due_makes_no_run",
+        ),
+    ),
+    Mutant(
+        "token ids that are cut are not counted",
+        "worker/tokens/tokenizer.py",
+        "return TokenizedTexts(fitted.inputs, fitted.truncated, {**fitted.failures, **unread})",
+        "return TokenizedTexts(fitted.inputs, fitted.truncated & False, {**fitted.failures, **unread})",
+        (
+            "tests/unit/tokens/test_tokens.py::test_token_ids_of_a_client_that_are_too_many_are_cut_and_counted_or_fail",
+        ),
+    ),
 )

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, encode_waiting
 from tests.protocol import make_items, submit, vector_of
 from tests.request_batches import MODEL, create, keep_all, line, load_file, official_client, write
+from vectormill.jobs.deletion import discard_expired_jobs
 from vectormill.jobs.jobs import find_job, pause_job, resume_job
 
 
@@ -267,6 +268,26 @@ def test_the_job_of_a_batch_is_steered_like_any_other_and_the_batch_shows_it(
     assert batch.output_file_id is not None
     client.files.delete(batch.output_file_id)
     assert http.delete(f"/v1/jobs/{job_id}").status_code == 204
+
+
+def test_the_job_of_a_batch_stays_as_long_as_its_answers(client: openai.OpenAI, engine: Engine) -> None:
+    batch = create(client, write(line("a", "b")))
+    keep_all(engine)
+    encode_waiting(engine)
+    assert discard_jobs(engine) == 0, "the batch has not ended"
+    keep_all(engine)
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert discard_jobs(engine) == 0, "its answers are read from the job"
+    assert len(load_file(client, output)) == 1
+    assert output is not None
+    client.files.delete(output)
+    assert discard_jobs(engine) == 1
+
+
+def discard_jobs(engine: Engine) -> int:
+    """Discard all ended jobs, as the pruner does when their retention is over. Return how many."""
+    with engine.begin() as connection:
+        return discard_expired_jobs(connection, retention_seconds=-1.0)
 
 
 def test_a_job_that_somebody_cancels_ends_its_batch(

@@ -23,7 +23,7 @@ from vectormill.domain.errors import (
     SourceNotFound,
 )
 from vectormill.schedules.cron import next_due
-from vectormill.schedules.due_times import LIST_DUE_SCHEDULES, run_schedule_now
+from vectormill.schedules.due_times import LIST_DUE_SCHEDULES, fire_schedule, run_schedule_now
 from vectormill.schedules.schedule import NewSchedule, Schedule
 from vectormill.schedules.schedules import (
     change_schedule,
@@ -225,6 +225,16 @@ def test_a_paused_schedule_makes_no_run_and_resumed_none_for_what_it_missed(
     assert resumed.paused_at is None
     assert resumed.next_due_at == next_due(YEARLY, "Europe/Berlin", resumed.now)
     assert fire_due_schedules(engine) == 0
+
+
+def test_a_schedule_that_is_paused_after_it_was_found_due_makes_no_run(
+    engine: Engine, docs: Schedule
+) -> None:
+    make_due(engine, "docs")
+    with engine.begin() as connection:
+        (due,) = connection.execute(text("SELECT id FROM vectormill.schedules")).scalars()
+        pause_schedule(connection, "docs")
+        assert fire_schedule(connection, due) is None
 
 
 def test_to_resume_what_is_not_paused_loses_no_due_time(engine: Engine, docs: Schedule) -> None:

@@ -67,6 +67,14 @@ def test_digests_of_similar_sequences_differ_in_either_half(rows: list[list[int]
     assert [len(np.unique(digests[:, half])) for half in (0, 1)] == [different, different]
 
 
+def test_a_sequence_is_known_by_both_halves_of_its_digest() -> None:
+    reuse = VectorReuse(ROOM)
+    kept = digest(reuse, [[1]])
+    reuse.keep(kept, vectors(1), np.array([0]))
+    assert len(reuse.find(kept)[0]) == 1
+    assert len(reuse.find(kept ^ np.array([0, 1], np.uint64))[0]) == 0
+
+
 def test_what_was_computed_is_known_to_the_next_request() -> None:
     reuse = VectorReuse(ROOM)
     assert len(reuse.find(digest(reuse, [[1], [2]]))[0]) == 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import vectormill.models.model_card
 from vectormill.domain.errors import ModelError
+from vectormill.domain.tasks.token_ids import write_token_ids
 from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS
 from vectormill.models.registry import find_packaged_model
 from worker.tokens import tokenizer as tokenizer_module
@@ -224,3 +225,13 @@ def test_pairs_fail_one_by_one_where_a_tokenizer_joins_them_in_no_way_that_is_kn
     )
     assert "not supported" in joined.failures[0].detail
     assert len(tokenizer.tokenize_pairs([], [], 512, truncate=True)) == 0, "texts alone need no pairs"
+
+
+def test_token_ids_of_a_client_that_are_too_many_are_cut_and_counted_or_fail() -> None:
+    texts = [write_token_ids([2023, 2003]), write_token_ids([2023] * 9)]
+    cut = TOKENIZER.take_ids(texts, "", 8, truncate=True)
+    assert cut.truncated.tolist() == [False, True]
+    assert cut.inputs["input_ids"].lengths.tolist() == [4, 8]
+    refused = TOKENIZER.take_ids(texts, "", 8, truncate=False)
+    assert [failure.code for failure in refused.failures.values()] == [TOO_MANY_TOKENS]
+    assert list(refused.failures) == [1]
