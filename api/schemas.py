@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import FAIL, EncodingSpec
 from vectormill.jobs.bottleneck import Bottleneck
 from vectormill.jobs.job import JOB_STATES, PAUSED, Job
 from vectormill.models.model_card import ModelCard
@@ -34,8 +34,8 @@ class BottleneckBody(BaseModel):
 
 
 def describe_spec(spec: EncodingSpec) -> dict[str, Any]:
-    """The spec's fields as a client knows them; what is stored has a pooling that speaks to older workers."""
-    return {**spec.to_json(), "pooling": spec.pooling}
+    """Return the spec's fields as a client knows them, `truncate` too, the older name of `long_texts`."""
+    return {**spec.to_json(), "truncate": spec.long_texts != FAIL}
 
 
 class JobBody(BaseModel):

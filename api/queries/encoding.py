@@ -25,7 +25,6 @@ from api.queries.exchange import (
 )
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
-from vectormill.jobs.chunks.chunk_size import TokenEstimate
 from vectormill.jobs.item import find_text_failure
 from vectormill.jobs.waiting import explain_query_wait
 from vectormill.settings import Settings
@@ -77,13 +76,6 @@ async def answer_all(resources: Resources, spec: EncodingSpec, texts: Sequence[b
     return answered
 
 
-def count_tokens(answered: Answered, spec: EncodingSpec, texts: Sequence[bytes]) -> int:
-    """Give the tokens that were read of the texts; an estimate when a worker of an earlier release read them."""
-    if answered.num_tokens is not None:
-        return answered.num_tokens
-    return sum(map(TokenEstimate(spec).of, texts))
-
-
 async def answer_many(resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
     """Answer any number of texts, at least one, in parts. Raises as answer_texts."""
     parts = list(cut_parts(texts))
@@ -121,11 +113,10 @@ def join_parts(answers: Sequence[Answered]) -> Answered:
     for answer in answers:
         failures |= {start + row: reason for row, reason in answer.failures.items()}
         start += len(answer.vectors)
-    counts = [answer.num_tokens for answer in answers if answer.num_tokens is not None]
     return Answered(
         np.concatenate([answer.vectors for answer in answers]),
         failures,
-        sum(counts) if len(counts) == len(answers) else None,
+        sum(answer.num_tokens for answer in answers),
         sum(answer.num_truncated for answer in answers),
     )
 

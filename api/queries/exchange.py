@@ -78,7 +78,7 @@ class Answered:
 
     vectors: npt.NDArray[np.float32]  # [texts, dimensions]
     failures: Mapping[int, str]
-    num_tokens: int | None  # None from a worker of an earlier release
+    num_tokens: int
     num_truncated: int
 
 
@@ -355,12 +355,11 @@ def count_together(waiting: Sequence[QueryTexts]) -> int:
 def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[Answered]:
     """Return what each client gets of an answer. Raises MessageLost for one that cannot be of them."""
     num_texts = sum(len(asked.texts) for asked in together)
-    if answer.dimensions <= 0 or len(answer.values) != 4 * num_texts * answer.dimensions:
+    lengths = (4 * num_texts * answer.dimensions, 4 * num_texts)
+    if answer.dimensions <= 0 or (len(answer.values), len(answer.num_tokens)) != lengths:
         raise MessageLost("its answer was of another length")
     vectors = np.frombuffer(answer.values, dtype="<f4").reshape(num_texts, answer.dimensions)
-    counts = (
-        np.frombuffer(answer.num_tokens, dtype="<i4") if len(answer.num_tokens) == 4 * num_texts else None
-    )
+    counts = np.frombuffer(answer.num_tokens, dtype="<i4")
     answered: list[Answered] = []
     start = 0
     for asked in together:
@@ -369,7 +368,7 @@ def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[A
             Answered(
                 vectors[start:end],
                 {row - start: why for row, why in answer.failures.items() if start <= row < end},
-                None if counts is None else int(counts[start:end].sum()),
+                int(counts[start:end].sum()),
                 sum(start <= row < end for row in answer.truncated),
             )
         )

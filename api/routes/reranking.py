@@ -12,7 +12,7 @@ from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import read_body
-from api.queries.encoding import answer_all, check_query, count_tokens
+from api.queries.encoding import answer_all, check_query
 from vectormill.batches.rerank_request import RERANK_DECODER, RerankRequest, check_documents, check_ranks
 from vectormill.batches.wishes import Wish, make_wished_spec
 from vectormill.domain.encoding import EncodingSpec
@@ -50,7 +50,7 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
         with resources.gates.searches.enter():  # not before: a body may come slowly
             wanted, spec, pairs = await run_in_threadpool(read_pairs, body, resources)
             answered = await answer_all(resources, spec, pairs)
-            return rank(wanted, spec, answered.vectors, count_tokens(answered, spec, pairs))
+            return rank(wanted, spec, answered.vectors, answered.num_tokens)
 
 
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.domain.errors import JobNotFound
-from vectormill.jobs.chunks.chunk_size import TokenEstimate
 from vectormill.jobs.chunks.payloads import decode_payload
 from vectormill.jobs.item import ItemFailure, Items
 from vectormill.jobs.job import Job
@@ -106,11 +105,8 @@ def _make_block(
         )
     else:
         rows, present = read_block(vectors, kind, num_items, job.spec.dimensions)
-    if item_tokens is None:  # of a worker of a former release
-        estimate = TokenEstimate(job.spec)
-        tokens = np.array([estimate.of(each) for each in items.texts], dtype=np.int32)
-    else:
-        tokens = np.frombuffer(item_tokens, dtype="<i4").astype(np.int32)
+    # None where no item of the chunk was encoded.
+    tokens = np.zeros(num_items, np.int32) if item_tokens is None else np.frombuffer(item_tokens, dtype="<i4")
     failures = {}
     if not present.all():
         values = {"job_id": job.id, "start": first_item, "stop": first_item + num_items}

@@ -24,7 +24,7 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
 
     `answers` is the list for the answers, `expires_at` the moment, in milliseconds on Redis's clock, from which nobody
     waits. The texts come late: what Redis keeps of a slow command are its first 128 bytes. `traceparents` are of the
-    requests that wait for it and are traced (W3C Trace Context); none from an API of an earlier release.
+    requests that wait for it and are traced (W3C Trace Context).
     """
 
     id: bytes
@@ -46,16 +46,15 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 class EncodedTexts(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
     """float32 [texts, dimensions], little-endian, zeros for a text that has no vector: `failures` has the reason.
 
-    `num_tokens` is int32 [texts], little-endian, of what the model read, and empty from a worker of an earlier release;
-    `truncated` are the texts that had more.
+    `num_tokens` is int32 [texts], little-endian, of what the model read; `truncated` are the texts that had more.
     """
 
     id: bytes
     dimensions: int
     values: bytes
     failures: dict[int, str]
-    num_tokens: bytes = b""
-    truncated: list[int] = []
+    num_tokens: bytes
+    truncated: list[int]
 
 
 class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"):

@@ -25,7 +25,7 @@ from vectormill.collections.rows.attributes import attributes_name, rewrite_lang
 from vectormill.collections.rows.generation_tables import create_generation_tables, point_view_at, table_name
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.domain.encoding import FLOAT16, EncodingSpec
+from vectormill.domain.encoding import FLOAT16, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
     Conflict,
@@ -99,10 +99,8 @@ def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
 
 def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
     """What tells two vector spaces apart: `dimensions is 384, not 256, …`. Either side may have a name more."""
-    kept, asked = (
-        {"vector_type": FLOAT16} | theirs.vector_space(),
-        {"vector_type": FLOAT16} | ours.vector_space(),
-    )
+    untold = {"vector_type": FLOAT16, "long_texts": TRUNCATE, "passage_overlap": 0}
+    kept, asked = untold | theirs.vector_space(), untold | ours.vector_space()
     return ", ".join(
         f"{name} is {kept.get(name)!r}, not {asked.get(name)!r}"
         for name in kept | asked

@@ -149,8 +149,7 @@ def list_lagging_twins(connection: Connection, generation_id: int) -> set[UUID]:
 def hold_back_jobs(connection: Connection, building: Generation, seconds: float) -> None:
     """Dispatch no chunk of the live generation's jobs for so long, so that no job ends before its twin.
 
-    Nothing is refused or lost: these jobs wait. Without the scheduler's next look nothing changes, so that one of a
-    former release goes on as it always did.
+    Nothing is refused or lost: these jobs wait.
     """
     connection.execute(HOLD_BACK, {"collection_id": building.collection_id, "seconds": float(seconds)})
 

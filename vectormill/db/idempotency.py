@@ -73,5 +73,5 @@ def own_idempotency_key(key: str, api_key_id: int | None) -> str:
 
 
 def bare_idempotency_key(kept: str) -> str:
-    """Return the key as the client sent it, which is how a former release, or an API without keys, keeps it."""
+    """Return the key as the client sent it, which is how an API without keys keeps it."""
     return kept.rpartition(SEPARATOR)[2]

@@ -30,12 +30,6 @@ INT8: Final = "int8"  # codes of ranges that are measured once for a vector spac
 BINARY: Final = "binary"  # one bit a value: whether it is above 0
 
 VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
-# What `pooling` is followed by in JSON and in the fingerprint of a spec with passages; then comes the overlap.
-_PASSAGES_SUFFIX: Final = "/passages:"
-# The same, in JSON only, of a spec that names its vector type.
-_VECTOR_TYPE_SUFFIX: Final = "/vectors:"
-# And of one with another task, so that a worker that knows no tasks hands its chunks back.
-_TASK_SUFFIX: Final = " task:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,60 +267,49 @@ class EncodingSpec:
         return TASKS[self.task].result
 
     def vector_space(self) -> dict[str, Any]:
-        """What the fingerprint is made of. Its bytes never change for a spec that an earlier release could write.
+        """Return what the fingerprint is made of; its bytes never change for a spec that a release could write.
 
-        Passages give long texts other vectors, so they are told, as part of the pooling. Cutting and failing only
-        decide which texts get a vector. float16 is what a collection keeps unless it is told otherwise.
+        Passages give long texts other vectors, so they are told. Cutting and failing only decide which texts get a
+        vector. float16 is what a collection keeps unless it is told otherwise.
         """
         space = {
             "model": self.model,
             "revision": self.revision,
-            "pooling": self.pooling + self._pooling_suffix(),
+            "pooling": self.pooling,
             "normalize": self.normalize,
             "dimensions": self.dimensions,
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
         }
-        space |= {name: value for name, value in self._of_task().items() if self.task != EMBED}
+        if self.long_texts == PASSAGES:
+            space |= {"long_texts": PASSAGES, "passage_overlap": self.passage_overlap}
+        if self.task != EMBED:
+            space |= self._of_task()
         return space if self.vector_type in (None, FLOAT16) else {**space, "vector_type": self.vector_type}
 
     def fingerprint(self) -> str:
-        """Sixteen hex digits that name the vector space."""
+        """Return sixteen hex digits that name the vector space."""
         text = json.dumps(self.vector_space(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def content(self) -> dict[str, Any]:
-        """All that decides the outcome of a job, in the form an Idempotency-Key's hash has always been taken of."""
-        content = {**self.vector_space(), "truncate": self.long_texts != FAIL}
-        return content if self.vector_type is None else {**content, "vector_type": self.vector_type}
+        """Return all that decides the outcome of a job, in the form that an Idempotency-Key's hash is taken of."""
+        return {**self.vector_space(), "long_texts": self.long_texts, "vector_type": self.vector_type}
 
     def to_json(self) -> dict[str, Any]:
-        """What is stored and shown.
-
-        A worker of a release without passages knows `truncate` only, and would cut; one without vector types would
-        write another type. It finds a pooling that its model does not have, and hands the chunk back to a worker that
-        can.
-        """
-        values = {**asdict(self), **self.content()}
-        if self.vector_type is not None:
-            values["pooling"] += _VECTOR_TYPE_SUFFIX + self.vector_type
-        if self.task != EMBED:
-            values["pooling"] += _TASK_SUFFIX + self.task
-            return values
-        return {name: value for name, value in values.items() if name not in self._of_task()}
+        """Return what is stored: all fields, and those of a task only where it is another than embed."""
+        values = {**asdict(self), "labels": list(self.labels)}
+        hidden = self._of_task() if self.task == EMBED else {}
+        return {name: value for name, value in values.items() if name not in hidden}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "EncodingSpec":
-        """Reads what any release wrote: the first one knew `truncate` only; what is not known is passed over."""
+        """Return the spec that was stored; what a later release says beside is passed over."""
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-        # The suffixes repeat what fields say. That of a task begins so that releases without tasks do not pass it over.
-        known["pooling"] = values["pooling"].partition("/")[0].partition(_TASK_SUFFIX)[0]
-        known.setdefault("long_texts", TRUNCATE if values.get("truncate", True) else FAIL)
-        known["labels"] = tuple(known.get("labels", ()))
-        return cls(**known)
+        return cls(**{**known, "labels": tuple(known.get("labels", ()))})
 
     def _of_task(self) -> dict[str, Any]:
-        """What only other tasks than embed have."""
+        """Return the fields that only other tasks than embed have."""
         return {
             "task": self.task,
             "labels": list(self.labels),
@@ -334,6 +317,3 @@ class EncodingSpec:
             "extract_schema": self.extract_schema,
             "confidences": self.confidences,
         }
-
-    def _pooling_suffix(self) -> str:
-        return f"{_PASSAGES_SUFFIX}{self.passage_overlap}" if self.long_texts == PASSAGES else ""

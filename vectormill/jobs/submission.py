@@ -61,8 +61,8 @@ INSERT_JOB = text("""
     RETURNING seq
 """)
 
-# A bare key is that of a former release, which may still run beside this one, or of an API before its first API key:
-# for a day it answers whoever repeats it, so that an upgrade makes no second job.
+# A bare key is that of an API before its first API key: for a day it answers whoever repeats it, so that the first key
+# makes no second job.
 FIND_BY_IDEMPOTENCY_KEY = text("""
     SELECT id, state, content_hash FROM vectormill.jobs
      WHERE idempotency_key = :key OR (idempotency_key = :bare_key AND created_at > now() - interval '1 day')

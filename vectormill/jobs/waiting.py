@@ -26,7 +26,7 @@ _MAX_NAMES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ServingWorker:
-    """A live worker. What a worker of an earlier release does not report is None, and is taken to fit.
+    """A live worker. What it does not report, as while it loads, is None, and is taken to fit.
 
     One that cannot load its model has no slots, and the seconds since its start are those since its first failure.
     """
@@ -189,7 +189,7 @@ def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[InH
 
 
 def _count_tokens(serving: Iterable[ServingWorker]) -> float:
-    """For how many the workers have room; one of a former release tells no bound but its slots."""
+    """For how many the workers have room; one that is loading tells no bound but its slots."""
     bounds = [worker.max_tokens_in_flight for worker in serving]
     return math.inf if None in bounds else sum(bound for bound in bounds if bound is not None)
 

@@ -201,15 +201,11 @@ def cancel_run(connection: Connection, run_id: UUID) -> Run:
     return find_run(connection, run_id)
 
 
-# The source is read again: it may have changed since, and what was confirmed are shares and no rows. An indexer of the
-# former release held the run without saying for which; what it read is followed then.
+# The source is read again: it may have changed since, and what was confirmed are shares and no rows.
 CONFIRM_RUN = text("""
     UPDATE vectormill.runs
        SET state = :state, error = NULL, available_at = now(), updated_at = now(), attempt = 0,
-           phase = CASE WHEN report -> 'comparing' ? 'held_for' THEN 'reading' ELSE phase END,
-           options = options || CASE WHEN report -> 'comparing' ? 'held_for'
-                                     THEN jsonb_build_object('confirmed', report -> 'comparing' -> 'held_for')
-                                     ELSE CAST('{"confirm": true}' AS jsonb) END
+           phase = 'reading', options = options || jsonb_build_object('confirmed', report -> 'comparing' -> 'held_for')
      WHERE id = :run_id
 """)
 

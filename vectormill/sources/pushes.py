@@ -74,7 +74,6 @@ LOAD_PART = text("""
     SELECT seq, items FROM vectormill.run_parts WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT 1
 """)
 
-# NULL of a run that the API of an earlier release queued.
 COUNT_PARTS = text("SELECT CAST(options ->> 'num_parts' AS integer) FROM vectormill.runs WHERE id = :run_id")
 
 COUNT_ITEMS = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.run_parts WHERE run_id = :run_id")

@@ -40,7 +40,7 @@ def write_samples(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 
 def read_samples(report: Mapping[str, Any]) -> list[Sample]:
-    """Return the oldest first; none of a worker that tells none, as those of earlier releases."""
+    """Return the oldest first; none of a worker that tells none."""
     written: Any = report.get(RECENT)
     try:
         rates, memory, busy = (

@@ -12,8 +12,7 @@ from vectormill.db.jsonb import to_jsonb
 from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
 from vectormill.settings import ALIVE_SECONDS as ALIVE_SECONDS
 
-# Duties in the table of heartbeats. A second one tells that the first cannot be done: a scheduler of an earlier release
-# never gives it, and so never looks as if Redis was away.
+# Duties in the table of heartbeats. A second one tells that the first cannot be done.
 SCHEDULER: Final = "scheduler"
 REDIS_AWAY: Final = "redis away"
 REDIS_FULL: Final = "redis full"
@@ -131,7 +130,7 @@ def find_worker(connection: Connection, name: str) -> Worker | None:
     return None if row is None else Worker(*row)
 
 
-# Those of one launcher and model carry out one plan; a worker of an earlier release has no launcher, and is alone.
+# Those of one launcher and model carry out one plan.
 LIST_PLAN_PARTS = text("""
     SELECT mate.name, mate.report -> 'placement' AS part
       FROM vectormill.workers AS own

@@ -2,10 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
@@ -25,8 +25,7 @@ class EncoderOrder:
     """The model to load, and where. `backend`, `precision`, `attention` and `switches` may be "auto".
 
     `on_read` and `on_backend` are of the process that loads; an order that goes to another process has neither. `left`
-    names the backends that are not to be tried again, each with its reason. A new field goes to the end, with a
-    default: during an upgrade a worker of the release before starts processes of this one.
+    names the backends that are not to be tried again, each with its reason.
     """
 
     card: ModelCard
@@ -41,16 +40,6 @@ class EncoderOrder:
     switches: str = "auto"  # of worker.encoder.switches
     on_backend: OnBackend | None = None
     left: tuple[tuple[str, str], ...] = ()
-
-
-def _set_state(order: EncoderOrder, values: list[Any]) -> None:
-    """Restore from a pickle, with defaults for fields that an older release did not have."""
-    for number, field in enumerate(fields(order)):
-        object.__setattr__(order, field.name, values[number] if number < len(values) else field.default)
-
-
-# Not in the class: there Python 3.11.2 puts one of its own in its place, for a dataclass with slots.
-setattr(EncoderOrder, "__setstate__", _set_state)  # noqa: B010 - type checkers know no such assignment
 
 
 @dataclass(frozen=True, slots=True)

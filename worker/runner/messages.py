@@ -31,8 +31,7 @@ class Load:
 class Reading:
     """The bytes of the weights that were read so far. Sent by the runner now and then while it loads.
 
-    One that names a `backend` says that this one begins to load, and nothing of bytes. It is no message of its own,
-    because during an upgrade a worker of the release before would not know it.
+    One that names a `backend` says that this one begins to load, and nothing of bytes.
     """
 
     num_bytes_read: int

@@ -11,7 +11,7 @@ from api.dependencies import Resources
 from api.door.media_types import require_json
 from api.intake.submissions import read_body
 from api.limits.gates import Hold
-from api.queries.encoding import answer_many, count_tokens
+from api.queries.encoding import answer_many
 from api.queries.exchange import Answered
 from vectormill.batches.embeddings_request import write_input
 from vectormill.batches.wishes import Wish, make_wished_spec
@@ -58,7 +58,7 @@ async def embed(
         hold.take(num_bytes * 5 // 16)
     answered = await answer_many(resources, spec, texts)
     refuse_failures(field, answered, is_list=is_list)
-    return answered, count_tokens(answered, spec, texts)
+    return answered, answered.num_tokens
 
 
 async def find_spec(registry: Registry, wish: Wish) -> EncodingSpec:

@@ -69,7 +69,7 @@ def test_an_idempotency_key_belongs_to_the_api_key_that_brought_it(
     )
     assert first == again
     assert other != first
-    # A key that a former release kept has no owner; repeating it must not make a second job.
+    # A key that was kept before the first API key has no owner; repeating it must not make a second job.
     old = {"Idempotency-Key": "of-old"}
     assert client.post("/v1/jobs", json=JOB, headers=old | ours).json()["id"] == before
     with engine.begin() as connection:

@@ -179,7 +179,7 @@ def test_a_collection_of_passages_and_one_of_cut_texts_are_never_mixed(client: h
     submit(client, ITEMS, collection="docs", options=SMALL | {"long_texts": "fail"})
     body = {"items": ITEMS, "collection": "docs", "options": SMALL | {"long_texts": "passages"}}
     answer = client.post("/v1/jobs", json=body)
-    assert_problem(answer, 409, "spec-mismatch", "pooling is 'mean', not 'mean/passages:32'")
+    assert_problem(answer, 409, "spec-mismatch", "long_texts is 'truncate', not 'passages'")
 
 
 def test_a_long_stream_becomes_many_chunks(client: httpx.Client) -> None:

@@ -203,20 +203,6 @@ def test_a_removal_in_an_earlier_place_waits_for_the_next_pass(engine: Engine) -
     assert (residue(engine), count_unscrubbed(engine)) == ([], 0)
 
 
-def test_rows_that_a_worker_of_a_former_release_wrote_all_the_same_are_removed(engine: Engine) -> None:
-    write(engine, secret_items())
-    with engine.begin() as connection:
-        table = find_generation(connection, "docs").table_name
-        connection.execute(text(f"CREATE TEMP TABLE old AS SELECT * FROM vectormill.{table} WHERE key = 'k'"))
-        connection.execute(text("CREATE TABLE public.old AS SELECT * FROM old"))
-    delete(engine, "k")
-    with engine.begin() as connection:
-        connection.execute(text(f"INSERT INTO vectormill.{table} SELECT * FROM public.old"))
-    assert "row k" in read_keys(engine)
-    scrub(engine)
-    assert "row k" not in read_keys(engine)
-
-
 def test_tombstones_go_some_time_after_they_were_scrubbed(engine: Engine) -> None:
     write(engine, secret_items())
     delete(engine, "k")

@@ -1,11 +1,9 @@
-"""Which switches an encoder takes, and why; what their table, their defaults and an older release's order come to."""
+"""Which switches an encoder takes, and why, and what their table and their defaults come to."""
 
 import json
-import pickle
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -198,20 +196,6 @@ def test_defaults_that_nobody_wrote_by_measuring_are_refused(
 
 def test_every_switch_of_the_network_can_be_turned_on() -> None:
     assert set(STEPS) == {name for name, switch in SWITCHES.items() if not switch.is_of_ranks}
-
-
-def test_an_order_and_a_report_of_another_release_are_understood(tmp_path: Path) -> None:
-    """During an upgrade a worker of the release before starts a process of this one, and is told what that loaded."""
-    order = EncoderOrder(
-        Registry({}).card(DEFAULT_MODEL), PROCESSOR, "torch", "fp32", 1, tmp_path, switches="none"
-    )
-    assert pickle.loads(pickle.dumps(order)) == order
-    known = [getattr(order, field.name) for field in fields(order)][:-2]
-    older = object.__new__(EncoderOrder)
-    cast(Any, older).__setstate__(known)
-    assert older == order, "what the last release does not know is as by default"
-    # What the last release knew comes first: a worker of it drops what stands behind.
-    assert [field.name for field in fields(EncoderReport)][-2:] == ["switches", "gives_vectors"]
 
 
 def test_a_model_process_that_lost_a_switch_says_so() -> None:

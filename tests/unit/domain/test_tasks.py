@@ -53,16 +53,8 @@ def test_a_spec_is_read_as_it_was_written(spec: EncodingSpec) -> None:
     assert EncodingSpec.from_json(spec.to_json()) == spec
 
 
-def test_a_spec_of_vectors_is_told_as_by_a_release_without_tasks() -> None:
+def test_a_spec_of_vectors_tells_nothing_of_other_tasks() -> None:
     assert not {"task", "labels", "activation", "extract_schema", "confidences"} & VECTORS.to_json().keys()
-
-
-@pytest.mark.parametrize("spec", [SCORES, RECORDS], ids=lambda spec: spec.task)
-def test_a_worker_of_a_release_without_tasks_finds_a_pooling_that_its_model_does_not_have(
-    spec: EncodingSpec,
-) -> None:
-    told = spec.to_json()["pooling"]
-    assert told.partition("/")[0] != spec.pooling  # which is how it reads a pooling
 
 
 def test_whatever_decides_a_result_is_in_the_fingerprint() -> None:

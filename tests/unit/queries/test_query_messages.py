@@ -105,10 +105,14 @@ def test_large_texts_go_by_themselves() -> None:
 def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
     together = [QueryTexts([b"t"] * size, 1.0) for size in (2, 1, 1)]
     values = np.arange(8, dtype="<f4").reshape(4, 2)
-    for wrong in (EncodedTexts(b"", 2, values.tobytes()[:-4], {}), EncodedTexts(b"", 0, b"", {})):
+    counts = np.array([3, 4, 0, 5], dtype="<i4").tobytes()
+    for wrong in (
+        EncodedTexts(b"", 2, values.tobytes()[:-4], {}, counts, []),
+        EncodedTexts(b"", 0, b"", {}, counts, []),
+        EncodedTexts(b"", 2, values.tobytes(), {}, counts[:-4], []),
+    ):
         with pytest.raises(MessageLost):
             split_answer(wrong, together)
-    counts = np.array([3, 4, 0, 5], dtype="<i4").tobytes()
     answer = EncodedTexts(b"", 2, values.tobytes(), {2: "the text is empty"}, counts, [1, 3])
     first, second, third = split_answer(answer, together)
     assert first.vectors.tolist() == [[0, 1], [2, 3]]
@@ -116,12 +120,6 @@ def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
     assert [dict(each.failures) for each in (first, second, third)] == [{}, {0: "the text is empty"}, {}]
     assert [each.num_tokens for each in (first, second, third)] == [7, 0, 5]
     assert [each.num_truncated for each in (first, second, third)] == [1, 0, 1]
-
-
-def test_a_worker_of_an_earlier_release_counts_no_tokens() -> None:
-    answer = EncodedTexts(b"", 1, np.ones(1, dtype="<f4").tobytes(), {})
-    (answered,) = split_answer(answer, [QueryTexts([b"t"], 1.0)])
-    assert answered.num_tokens is None
 
 
 def test_more_messages_are_at_work_with_more_workers_that_answer() -> None:

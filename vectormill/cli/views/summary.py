@@ -157,7 +157,7 @@ def summarize_worker(worker: Mapping[str, Any]) -> dict[str, str]:
 
 
 def describe_plan(report: Mapping[str, Any]) -> str:
-    """Strategy and layers, those of one stage after another; workers of older releases do not tell them all."""
+    """Strategy and layers, those of one stage after another; a worker that loads does not tell them all."""
     placement = report.get("placement")
     if not placement:
         return "-"

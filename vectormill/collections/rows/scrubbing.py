@@ -12,8 +12,6 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.collections.generations import list_written_generations
-from vectormill.collections.rows.items import delete_rows
 from vectormill.collections.rows.tombstones import hold_deletions_of
 from vectormill.jobs.chunks.payloads import empty_items, read_keys
 from vectormill.jobs.job import OPEN_JOB_STATES
@@ -188,18 +186,12 @@ MARK_SCRUBBED: Final = text("""
 
 
 def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1000) -> str | None:
-    """Says of the next deletions of a pass that no text of theirs is left; the last one's key, None when all are said.
-
-    Rows are looked for once more: a worker of a former release knows of no tombstones.
-    """
+    """Mark the next deletions of a pass as scrubbed. Return the last one's key, None when all are marked."""
     values = {**asdict(wanted), "after": after, "limit": limit}
-    name = connection.execute(FIND_NAME, {"collection_id": wanted.collection_id}).scalar_one_or_none()
     rows = connection.execute(LIST_SCRUBBED, values).all()
-    if not rows or name is None:
+    if not rows:
         return None
     keys, seqs = [row.key for row in rows], [row.seq for row in rows]
-    for generation in list_written_generations(connection, name, is_deletion=True):
-        delete_rows(connection, generation.id, keys, seqs)
     marked = {"collection_id": wanted.collection_id, "keys": keys, "seqs": seqs}
     connection.execute(MARK_SCRUBBED, marked)
     return str(keys[-1])
