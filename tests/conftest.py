@@ -3,6 +3,7 @@ that a failure on one kind of machine may not be seen on another."""
 
 import gc
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ settings.load_profile("untimed")
 # By which torch and oneDNN behave as on a lesser processor.
 MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
+# A module-level mark by which the whole file is of the tail, on one line or on several.
+LEFT_OUT = re.compile(r"^pytestmark = (?:.*|\[\n(?: .*\n)*)pytest\.mark\.(?:tail|slow)\b", re.MULTILINE)
+CORE = "not tail and not slow"
+
 
 def pytest_configure(config: pytest.Config) -> None:
     is_controller = not hasattr(
@@ -28,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     )  # which hands tests to other processes, or is the only one
     if is_controller and config.pluginmanager.has_plugin("cacheprovider"):
         config.pluginmanager.register(Completeness(config))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out, before each process imports them, the files of which the core runs nothing."""
+    if collection_path.suffix != ".py" or config.option.markexpr != CORE:
+        return None
+    return bool(LEFT_OUT.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 def pytest_collection_finish() -> None:
