@@ -105,6 +105,14 @@ def subject(
     return subjects[request.param]
 
 
+# A sick process is replaced in the same way whatever it answers, and each new one imports torch anew.
+on_each_kind_in_the_tail = pytest.mark.parametrize(
+    "subject",
+    [pytest.param(kind.id, marks=pytest.mark.tail if number else ()) for number, kind in enumerate(KINDS)],
+    indirect=True,
+)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_has_an_entry_for_every_kind_of_model_that_it_is_for(task: str) -> None:
     asked = {kind.name for kind in MODEL_KINDS if task in kind.tasks}
@@ -306,6 +314,7 @@ def test_an_error_that_does_not_stay_blames_no_text_and_the_process_is_believed(
     assert len(result.results) == len(before.results)
 
 
+@on_each_kind_in_the_tail
 def test_a_process_whose_answers_are_nonsense_is_found_and_replaced(subject: Subject) -> None:
     items = list(subject.kind.items)
     num_restarts = subject.engine.report()["num_restarts"]
