@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.problems import Place, Problem
 
@@ -18,6 +18,15 @@ After = Annotated[
         json_schema_extra={"anyOf": [{"type": "string", "pattern": f"^{CURSOR.pattern}$"}, {"type": "null"}]},
     ),
 ]
+
+
+class PageFilter(BaseModel):
+    """Which page of a list is wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=50, ge=1, le=200)
+    after: After = None
 
 
 def encode_cursor(position: int) -> str:

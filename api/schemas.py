@@ -6,7 +6,6 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from vectormill.domain.encoding import FAIL, EncodingSpec
 from vectormill.jobs.bottleneck import Bottleneck
 from vectormill.jobs.job import JOB_STATES, PAUSED, Job
 from vectormill.models.model_card import ModelCard
@@ -31,11 +30,6 @@ class BottleneckBody(BaseModel):
     @classmethod
     def from_bottleneck(cls, bottleneck: Bottleneck | None) -> Self | None:
         return cls(value=bottleneck.value, reason=bottleneck.reason) if bottleneck else None
-
-
-def describe_spec(spec: EncodingSpec) -> dict[str, Any]:
-    """Return the spec's fields as a client knows them, `truncate` too, the older name of `long_texts`."""
-    return {**spec.to_json(), "truncate": spec.long_texts != FAIL}
 
 
 class JobBody(BaseModel):
@@ -92,7 +86,7 @@ class JobBody(BaseModel):
                 for stage, share in job.stage_shares.items()
             },
             "bound_by": BottleneckBody.from_bottleneck(job.bottleneck),
-            "options": describe_spec(job.spec),
+            "options": job.spec.describe(),
         }
         same = {name: getattr(job, name) for name in cls.model_fields if name not in told}
         return cls(**told | same)

@@ -40,15 +40,21 @@ NOTE: Final = "# Made of the same file in `aio` by `python -m tools.client`: cha
 # By file, what methods of the client answer; what these refer to comes with them.
 ROOTS: Final = {
     "jobs": ("JobBody", "ItemErrorBody", "TruncatedItemBody"),
-    "collections": ("CollectionBody", "CollectionDetail", "RollbackAnswer", "IndexBody"),
+    "collections": ("CollectionBody", "CollectionDetail", "RollbackAnswer"),
     "items": ("PutAnswer", "ItemAnswer", "DeleteAnswer"),
     "searches": ("MatchBody", "SearchAnswer", "ManySearchesAnswer", "RerankAnswer", "EmbeddingsAnswer"),
     "sources": ("SourceBody", "SourceCheckBody", "PushBody", "FollowingBody"),
-    "runs": ("RunBody", "RunLine"),
     "service": ("ModelBody", "ModelList", "WorkerBody", "WorkerList", "Readiness"),
 }
 # Types of features that define their bodies themselves (decision 0050), by module.
 DEFINED: Final = {
+    "vectormill.collections.indexes.bodies": (
+        "BuildProgressBody",
+        "IndexBody",
+        "IndexPlanBody",
+        "OneIndexBody",
+    ),
+    "vectormill.runs.bodies": ("EncodingBody", "RunBody"),
     "vectormill.schedules.bodies": ("ScheduleBody", "ScheduledRunBody"),
     "vectormill.webhooks.bodies": ("WebhookBody", "NewWebhookBody", "DeliveryBody", "ReplayedBody"),
 }

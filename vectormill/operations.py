@@ -2,8 +2,15 @@
 
 from typing import Any, Final
 
+from vectormill.collections.indexes.operations import OPERATIONS as INDEX_OPERATIONS
 from vectormill.operation import Operation
+from vectormill.runs.operations import OPERATIONS as RUN_OPERATIONS
 from vectormill.schedules.operations import OPERATIONS as SCHEDULE_OPERATIONS
 from vectormill.webhooks.operations import OPERATIONS as WEBHOOK_OPERATIONS
 
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (*SCHEDULE_OPERATIONS, *WEBHOOK_OPERATIONS)
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (
+    *INDEX_OPERATIONS,
+    *RUN_OPERATIONS,
+    *SCHEDULE_OPERATIONS,
+    *WEBHOOK_OPERATIONS,
+)

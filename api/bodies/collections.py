@@ -6,7 +6,6 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from api.schemas import describe_spec
 from vectormill.collections.collection import GENERATION_STATES, KINDS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
@@ -46,7 +45,7 @@ class CollectionBody(BaseModel):
             "kind": find_kind(row.spec),
             "model": row.spec.model,
             "dimensions": row.spec.dimensions,
-            "options": describe_spec(row.spec),
+            "options": row.spec.describe(),
             "num_rows": row.num_rows,
             "num_bytes": row.num_bytes,
             "num_generations": row.num_generations,
@@ -103,7 +102,7 @@ class GenerationBody(BaseModel):
             state=found.state,
             fingerprint=found.fingerprint,
             model=found.spec.model,
-            options=describe_spec(found.spec),
+            options=found.spec.describe(),
             table=f"vectormill.generation_{found.id}",
             num_rows=found.num_rows,
             table_bytes=found.table_bytes,

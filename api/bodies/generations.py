@@ -5,7 +5,6 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from api.schemas import describe_spec
 from vectormill.collections.collection import Generation
 from vectormill.collections.swaps import NewerRows, Rollback
 
@@ -20,7 +19,7 @@ class LiveGenerationBody(BaseModel):
     @classmethod
     def from_generation(cls, generation: Generation) -> Self:
         spec = generation.spec
-        return cls(id=generation.id, fingerprint=spec.fingerprint(), options=describe_spec(spec))
+        return cls(id=generation.id, fingerprint=spec.fingerprint(), options=spec.describe())
 
 
 class RollbackAnswer(BaseModel):

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import msgspec
 from msgspec import Meta
 
-from api.intake.options import struct_of
 from api.problems import Place, Problem
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.tasks.task import JUDGE
+from vectormill.encoding_options import struct_of
 from vectormill.jobs.item import Item, Items, has_nul
 from vectormill.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 from vectormill.jobs.pair import join_pair

@@ -11,7 +11,6 @@ from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
 from api.intake.job_bodies import describe_job, describe_jobs
-from api.intake.options import parameters_of
 from api.intake.submissions import receive_job
 from api.problems import Place, Problem
 from api.schemas import (
@@ -24,6 +23,7 @@ from api.schemas import (
 )
 from vectormill.batches.batches import refuse_job_of_batch
 from vectormill.domain.encoding import RequestedOptions
+from vectormill.encoding_options import parameters_of
 from vectormill.jobs.chunks.truncations import list_truncated_items
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.job import JOB_STATES, Job

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Query
-from pydantic import BaseModel, ConfigDict, Field
 
-from api.cursors import After, decode_cursor, encode_cursor
+from api.cursors import PageFilter, decode_cursor, encode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
@@ -73,14 +72,7 @@ WebhookId = Annotated[int, Depends(parse_webhook_id)]
 DeliveryId = Annotated[int, Depends(parse_delivery_id)]
 
 
-class WebhookFilter(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    limit: int = Field(default=50, ge=1, le=200)
-    after: After = None
-
-
-class DeliveryFilter(WebhookFilter):
+class DeliveryFilter(PageFilter):
     state: DeliveryState | None = None
 
 
@@ -113,7 +105,7 @@ def post_webhook(
 
 
 @serve(router, operations.LIST)
-def get_webhooks(resources: ResourcesDependency, wanted: Annotated[WebhookFilter, Query()]) -> WebhookPage:
+def get_webhooks(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> WebhookPage:
     """Webhooks, the oldest first."""
     with resources.engine.connect() as connection:
         found = list_webhooks(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)

@@ -1,8 +1,8 @@
 """What a job asks of its model, EncodingOptions, and what that comes to, EncodingSpec: same spec, same vector space.
 
-An option is said once, with its help. From that are made requests and parameters of the API (`api/intake/options.py`),
-flags of commands (`cli/arguments/encoding_flags.py`) and the table in docs/CONFIGURATION.md. What it comes to for a
-model decides `make_spec`.
+An option is said once, with its help. From that are made requests and parameters of the API
+(`vectormill/encoding_options.py`), flags of commands (`cli/arguments/encoding_flags.py`) and the table in
+docs/CONFIGURATION.md. What it comes to for a model decides `make_spec`.
 """
 
 import hashlib
@@ -301,6 +301,10 @@ class EncodingSpec:
         values = {**asdict(self), "labels": list(self.labels)}
         hidden = self._of_task() if self.task == EMBED else {}
         return {name: value for name, value in values.items() if name not in hidden}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as a client knows them, `truncate` too, the older name of `long_texts`."""
+        return {**self.to_json(), "truncate": self.long_texts != FAIL}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "EncodingSpec":

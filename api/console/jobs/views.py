@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any, Final
 
 from api.console.jobs.history import BUSY_STAGES, Stretch
-from api.schemas import describe_spec
 from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.bottleneck import (
@@ -132,9 +131,7 @@ class JobView:
     def options(self) -> dict[str, Any]:
         """The options that were given or follow from the model, without empty ones."""
         return {
-            name: value
-            for name, value in describe_spec(self.job.spec).items()
-            if value not in (None, "", [], {})
+            name: value for name, value in self.job.spec.describe().items() if value not in (None, "", [], {})
         }
 
     @property

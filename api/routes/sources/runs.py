@@ -3,14 +3,14 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from fastapi import APIRouter, Depends, Path, Query
 from sqlalchemy import Connection
 
-from api.bodies.sources.runs import RunBody, RunPage, RunRequest
-from api.cursors import After, decode_cursor, encode_cursor
+from api.cursors import PageFilter, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
+from api.serving import serve
 from vectormill.collections.collections import find_generation
 from vectormill.db.idempotency import make_once
 from vectormill.domain.encoding import EncodingSpec
@@ -18,6 +18,8 @@ from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import respecify
+from vectormill.runs import operations
+from vectormill.runs.bodies import RunBody, RunPage, RunRequest, describe_run
 from vectormill.runs.run import ENCODING, REINDEX, Run
 from vectormill.runs.runs import (
     cancel_run,
@@ -43,19 +45,11 @@ def parse_run_id(run_id: Annotated[str, Path(description="The run's id, a UUID."
 RunId = Annotated[UUID, Depends(parse_run_id)]
 
 
-class RunFilter(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    limit: int = Field(default=50, ge=1, le=200)
-    after: After = None
-
-
-@router.post("/v1/collections/{name}/runs", status_code=202)
+@serve(router, operations.START)
 def post_run(
     resources: ResourcesDependency,
     name: CollectionName,
     body: RunRequest,
-    response: Response,
     idempotency_key: IdempotencyKey,
 ) -> RunBody:
     """Start a run. An indexer carries it out; one of a collection at a time, the others wait."""
@@ -68,11 +62,10 @@ def post_run(
         assert run is not None, "only a due time of a schedule has a run already"
         return str(run.id)
 
-    content = f"{name}\n{body.model_dump_json(exclude_unset=True)}".encode()
+    content = f"{name}\n".encode() + msgspec.json.encode(body)
     with resources.engine.begin() as connection:
         run = find_run(connection, UUID(make_once(connection, "run", idempotency_key, content, make)))
-    response.headers["Location"] = f"/v1/runs/{run.id}"
-    return RunBody.from_run(run)
+    return describe_run(run)
 
 
 def choose_spec(
@@ -90,37 +83,37 @@ def choose_spec(
     return respecify(resources.registry, live.spec, **wanted)
 
 
-@router.get("/v1/collections/{name}/runs")
+@serve(router, operations.LIST_OF)
 def get_runs_of_collection(
-    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[RunFilter, Query()]
+    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[PageFilter, Query()]
 ) -> RunPage:
     """Runs of a collection, newest first."""
     return read_page(resources, name, wanted)
 
 
-@router.get("/v1/runs")
-def get_runs(resources: ResourcesDependency, wanted: Annotated[RunFilter, Query()]) -> RunPage:
+@serve(router, operations.LIST)
+def get_runs(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> RunPage:
     """Runs of all collections, newest first."""
     return read_page(resources, None, wanted)
 
 
-def read_page(resources: Resources, collection: str | None, wanted: RunFilter) -> RunPage:
+def read_page(resources: Resources, collection: str | None, wanted: PageFilter) -> RunPage:
     before = decode_cursor(wanted.after)
     with resources.engine.connect() as connection:
         found = list_runs(connection, collection=collection, before=before, limit=wanted.limit + 1)
     page = found[: wanted.limit]
     return RunPage(
-        data=[RunBody.from_run(run) for run in page],
+        data=[describe_run(run) for run in page],
         next=encode_cursor(position_of(page[-1])) if len(found) > len(page) else None,
     )
 
 
-@router.get("/v1/runs/{run_id}")
+@serve(router, operations.SHOW)
 def get_run(resources: ResourcesDependency, run_id: RunId) -> RunBody:
     """The run as it stands now."""
     with resources.engine.connect() as connection:
         run = find_run(connection, run_id)
-        return RunBody.from_run(run, find_encoding_job(connection, run))
+        return describe_run(run, find_encoding_job(connection, run))
 
 
 def find_encoding_job(connection: Connection, run: Run) -> Job | None:
@@ -133,15 +126,15 @@ def find_encoding_job(connection: Connection, run: Run) -> Job | None:
         return None
 
 
-@router.post("/v1/runs/{run_id}/cancel")
+@serve(router, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, run_id: RunId) -> RunBody:
     """Stop a run and the job that encodes for it; what it has written until then stays. Twice is the same as once."""
     with resources.engine.begin() as connection:
-        return RunBody.from_run(cancel_run(connection, run_id))
+        return describe_run(cancel_run(connection, run_id))
 
 
-@router.post("/v1/runs/{run_id}/confirm")
+@serve(router, operations.CONFIRM)
 def post_confirm(resources: ResourcesDependency, run_id: RunId) -> RunBody:
     """Let a held run do what it was held for; its `error` says what that is."""
     with resources.engine.begin() as connection:
-        return RunBody.from_run(confirm_run(connection, run_id))
+        return describe_run(confirm_run(connection, run_id))

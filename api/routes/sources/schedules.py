@@ -5,9 +5,8 @@ from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Query
-from pydantic import BaseModel, ConfigDict, Field
 
-from api.cursors import After, decode_cursor, encode_cursor
+from api.cursors import PageFilter, decode_cursor, encode_cursor
 from api.dependencies import ResourcesDependency, parse_collection_name
 from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
@@ -58,13 +57,6 @@ def parse_schedule_name(name: Annotated[str, Path(description="The schedule's na
 ScheduleName = Annotated[str, Depends(parse_schedule_name)]
 
 
-class ScheduleFilter(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    limit: int = Field(default=50, ge=1, le=200)
-    after: After = None
-
-
 @serve(router, operations.CREATE)
 def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> ScheduleBody:
     """Re-index a collection from its source at every due time from now on."""
@@ -76,7 +68,7 @@ def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> Sche
 
 
 @serve(router, operations.LIST)
-def get_schedules(resources: ResourcesDependency, wanted: Annotated[ScheduleFilter, Query()]) -> SchedulePage:
+def get_schedules(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> SchedulePage:
     """Schedules, the oldest first."""
     with resources.engine.connect() as connection:
         found = list_schedules(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
@@ -142,7 +134,7 @@ def post_run(
 
 @serve(router, operations.HISTORY)
 def get_history(
-    resources: ResourcesDependency, name: ScheduleName, wanted: Annotated[ScheduleFilter, Query()]
+    resources: ResourcesDependency, name: ScheduleName, wanted: Annotated[PageFilter, Query()]
 ) -> ScheduledRunPage:
     """What became of its due times, the newest first: runs, and those that were skipped with the reason."""
     position = decode_cursor(wanted.after)

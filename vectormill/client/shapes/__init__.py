@@ -1,16 +1,12 @@
 """Shapes: answers of the API as types; `python -m tools.client` makes all but `rows`."""
 
 from vectormill.client.shapes.collections import (
-    BuildProgressBody,
     CollectionBody,
     CollectionDetail,
     CollectionIndexBody,
     CoverageBody,
     GenerationBody,
-    IndexBody,
-    IndexPlanBody,
     LiveGenerationBody,
-    OneIndexBody,
     OpenJobBody,
     RollbackAnswer,
     RunLine,
@@ -20,7 +16,6 @@ from vectormill.client.shapes.collections import (
 )
 from vectormill.client.shapes.items import DeleteAnswer, ItemAnswer, PassageBody, PutAnswer
 from vectormill.client.shapes.jobs import BottleneckBody, ItemErrorBody, JobBody, StageBody, TruncatedItemBody
-from vectormill.client.shapes.runs import EncodingBody, RunBody
 from vectormill.client.shapes.searches import (
     EmbeddingBody,
     EmbeddingsAnswer,
@@ -46,6 +41,8 @@ from vectormill.client.shapes.sources import (
     SourceCheckBody,
     SourceRowBody,
 )
+from vectormill.collections.indexes.bodies import BuildProgressBody, IndexBody, IndexPlanBody, OneIndexBody
+from vectormill.runs.bodies import EncodingBody, RunBody
 from vectormill.schedules.bodies import ScheduleBody, ScheduledRunBody
 from vectormill.webhooks.bodies import DeliveryBody, NewWebhookBody, ReplayedBody, WebhookBody
 

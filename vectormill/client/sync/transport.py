@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -32,7 +32,6 @@ from vectormill.settings import read_api_key
 Answer = TypeVar("Answer")
 # Of the last line that came, the key; gives the body of what follows it.
 OpenParts = Callable[[str | None], Iterator[bytes]]
-NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class Transport:
@@ -116,17 +115,17 @@ class Transport:
         self,
         operation: Operation[Answer],
         *places: object,
-        body: msgspec.Struct | None = None,
-        headers: Mapping[str, str] = NO_HEADERS,
+        body: msgspec.Struct | Mapping[str, Any] | None = None,
+        **request: Any,
     ) -> Answer:
         """Return the answer to an operation on the path that has these places, in their order."""
-        request = {} if body is None else {"json": msgspec.to_builtins(body)}
+        if body is not None:
+            request["json"] = msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body
         return self.call(
             operation.answer,
             operation.method,
             fill_path(operation.path, *places),
             is_repeatable=operation.is_repeatable,
-            headers=headers,
             **request,
         )
 

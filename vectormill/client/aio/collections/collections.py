@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import Json, given, make_path
-from vectormill.client.shapes import CollectionBody, CollectionDetail, RunBody
+from vectormill.client.requests import Json, given, make_key_header, make_path
+from vectormill.client.shapes import CollectionBody, CollectionDetail
+from vectormill.runs import operations
+from vectormill.runs.bodies import RunBody
 
 
 class CollectionCalls(Transport):
@@ -69,6 +71,5 @@ class CollectionCalls(Transport):
 
     async def check_collection(self, name: str, *, sample: int | None = None) -> RunBody:
         """Start a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
-        path = make_path("/v1/collections", name, "runs")
         body = {"kind": "check", "options": given({"sample": sample})}
-        return await self.call(RunBody, "POST", path, json=body, is_repeatable=False)
+        return await self.ask(operations.START, name, body=body, headers=make_key_header(None))

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import given, make_path
-from vectormill.client.shapes import IndexBody, RunBody
+from vectormill.client.requests import given
+from vectormill.collections.indexes import operations
+from vectormill.collections.indexes.bodies import IndexBody
+from vectormill.runs.bodies import RunBody
 
 
 class IndexCalls(Transport):
@@ -12,7 +14,7 @@ class IndexCalls(Transport):
 
     async def index(self, collection: str) -> IndexBody:
         """Return the indexes that there are, what would be built now and why, and how far a build is."""
-        return await self.call(IndexBody, "GET", make_path("/v1/collections", collection, "index"))
+        return await self.ask(operations.SHOW, collection)
 
     async def set_index(
         self,
@@ -42,6 +44,4 @@ class IndexCalls(Transport):
             "rebuild": rebuild or None,
             "drop": drop or None,
         }
-        path = make_path("/v1/collections", collection, "index")
-        # Not repeated: the second attempt would make a second run.
-        return await self.call(RunBody, "PUT", path, json=given(body), is_repeatable=False)
+        return await self.ask(operations.CHANGE, collection, body=given(body))

@@ -4,9 +4,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vectormill.client.requests import Json, given, make_path
-from vectormill.client.shapes import CollectionBody, CollectionDetail, RunBody
+from vectormill.client.requests import Json, given, make_key_header, make_path
+from vectormill.client.shapes import CollectionBody, CollectionDetail
 from vectormill.client.sync.transport import Transport
+from vectormill.runs import operations
+from vectormill.runs.bodies import RunBody
 
 
 class CollectionCalls(Transport):
@@ -68,6 +70,5 @@ class CollectionCalls(Transport):
 
     def check_collection(self, name: str, *, sample: int | None = None) -> RunBody:
         """Start a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
-        path = make_path("/v1/collections", name, "runs")
         body = {"kind": "check", "options": given({"sample": sample})}
-        return self.call(RunBody, "POST", path, json=body, is_repeatable=False)
+        return self.ask(operations.START, name, body=body, headers=make_key_header(None))

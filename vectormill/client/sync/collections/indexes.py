@@ -3,9 +3,11 @@
 
 from collections.abc import Sequence
 
-from vectormill.client.requests import given, make_path
-from vectormill.client.shapes import IndexBody, RunBody
+from vectormill.client.requests import given
 from vectormill.client.sync.transport import Transport
+from vectormill.collections.indexes import operations
+from vectormill.collections.indexes.bodies import IndexBody
+from vectormill.runs.bodies import RunBody
 
 
 class IndexCalls(Transport):
@@ -13,7 +15,7 @@ class IndexCalls(Transport):
 
     def index(self, collection: str) -> IndexBody:
         """Return the indexes that there are, what would be built now and why, and how far a build is."""
-        return self.call(IndexBody, "GET", make_path("/v1/collections", collection, "index"))
+        return self.ask(operations.SHOW, collection)
 
     def set_index(
         self,
@@ -43,6 +45,4 @@ class IndexCalls(Transport):
             "rebuild": rebuild or None,
             "drop": drop or None,
         }
-        path = make_path("/v1/collections", collection, "index")
-        # Not repeated: the second attempt would make a second run.
-        return self.call(RunBody, "PUT", path, json=given(body), is_repeatable=False)
+        return self.ask(operations.CHANGE, collection, body=given(body))

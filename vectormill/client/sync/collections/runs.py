@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Unpack
 
-from vectormill.client.requests import Json, given, make_key_header, make_path
-from vectormill.client.shapes import RunBody, RunLine
+from vectormill.client.requests import Json, fill_path, given, make_key_header
 from vectormill.client.sync.transport import Transport
 from vectormill.domain.encoding import OptionArguments
 from vectormill.problems import WaitTimeout
+from vectormill.runs import operations
+from vectormill.runs.bodies import RunBody
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 
 
@@ -53,17 +54,17 @@ class RunCalls(Transport):
         self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
     ) -> RunBody:
         """Return a run of any kind: reindex, index or check."""
-        path = make_path("/v1/collections", collection, "runs")
         body = {"kind": kind, "options": options or {}}
-        return self.call(RunBody, "POST", path, json=body, headers=make_key_header(idempotency_key))
+        return self.ask(operations.START, collection, body=body, headers=make_key_header(idempotency_key))
 
     def run(self, run_id: str) -> RunBody:
-        return self.call(RunBody, "GET", make_path("/v1/runs", run_id))
+        """Return the run as it stands now."""
+        return self.ask(operations.SHOW, run_id)
 
-    def runs(self, collection: str | None = None) -> Iterator[RunLine]:
-        """Run of one collection, or of all, newest first, page by page."""
-        path = "/v1/runs" if collection is None else make_path("/v1/collections", collection, "runs")
-        return self.pages(RunLine, path, {})
+    def runs(self, collection: str | None = None) -> Iterator[RunBody]:
+        """Yield the runs of one collection, or of all, newest first, page by page."""
+        here = operations.LIST.path if collection is None else fill_path(operations.LIST_OF.path, collection)
+        return self.pages(RunBody, here, {})
 
     def wait_run(
         self,
@@ -92,8 +93,8 @@ class RunCalls(Transport):
 
     def cancel_run(self, run_id: str) -> RunBody:
         """Stop it and the job that encodes for it; what it has written until then stays."""
-        return self.call(RunBody, "POST", make_path("/v1/runs", run_id, "cancel"))
+        return self.ask(operations.CANCEL, run_id)
 
     def confirm_run(self, run_id: str) -> RunBody:
         """Let a held run do what it was held for."""
-        return self.call(RunBody, "POST", make_path("/v1/runs", run_id, "confirm"), is_repeatable=False)
+        return self.ask(operations.CONFIRM, run_id)

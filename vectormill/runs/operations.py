@@ -1,0 +1,22 @@
+"""What can be asked of runs."""
+
+from typing import Any, Final
+
+from vectormill.keys.api_key import READ, WRITE
+from vectormill.operation import Operation
+from vectormill.runs.bodies import RunBody, RunPage, RunRequest
+
+ONE: Final = "/v1/runs/{id}"
+ALL_OF: Final = "/v1/collections/{name}/runs"
+
+START: Final = Operation(
+    "POST", ALL_OF, WRITE, RunBody, RunRequest, status=202, location=ONE,
+    example={"kind": "reindex", "options": {"confirm": False}},
+)  # fmt: skip
+LIST: Final = Operation("GET", "/v1/runs", READ, RunPage)
+LIST_OF: Final = Operation("GET", ALL_OF, READ, RunPage)
+SHOW: Final = Operation("GET", "/v1/runs/{run_id}", READ, RunBody)
+CANCEL: Final = Operation("POST", "/v1/runs/{run_id}/cancel", WRITE, RunBody)
+CONFIRM: Final = Operation("POST", "/v1/runs/{run_id}/confirm", WRITE, RunBody, is_repeatable=False)
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (START, LIST, LIST_OF, SHOW, CANCEL, CONFIRM)
