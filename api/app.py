@@ -92,7 +92,7 @@ logger = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Whether the server was told to stop. Streams without an end look at it and end."""
+    """Return whether the server was told to stop; endless streams check it and end."""
 
     def __init__(self) -> None:
         self.is_made = False
@@ -334,7 +334,7 @@ def refuse_to_open_without_key(settings: Settings) -> None:
     try:
         require_key_beyond_loopback(settings.database_url, settings.api_host)
     except SQLAlchemyError as error:
-        logger.warning("Whether there is an API key is not known yet: %s", error)
+        logger.warning("Could not yet find out whether an API key exists: %s", error)
 
 
 def run(settings: Settings) -> None:

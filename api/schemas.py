@@ -18,8 +18,8 @@ Moment = Annotated[datetime, AfterValidator(lambda moment: moment.astimezone(UTC
 class StageBody(BaseModel):
     seconds: float = Field(description="Busy time, over all workers and threads; of `wait`, waiting time.")
     share: float = Field(
-        description="Of the time in which a worker held chunks of the job: of the device for `run`, of one thread for "
-        "the others, which have several."
+        description="Share of the time in which a worker held chunks of the job: of the device for "
+        "`run`, of one thread for the others, which have several."
     )
 
 
@@ -75,7 +75,7 @@ class JobBody(BaseModel):
 
     @classmethod
     def from_job(cls, job: Job, waiting_because: str | None = None) -> Self:
-        """What is told in another way than Job has it stands here; all else has one name in both."""
+        """Build the body of a job; fields not named here are the same in Job."""
         told = {
             "waiting_because": waiting_because,
             "model": job.spec.model,
@@ -125,9 +125,9 @@ class ModelBody(BaseModel):
     created: int = Field(default=0, description="When its files came to this machine, in seconds since 1970.")
     owned_by: Literal["vectormill"] = "vectormill"
     name: str
-    task: str | None = Field(default=None, description="What a job with this model is for without saying it.")
+    task: str | None = Field(default=None, description="Default task of a job with this model.")
     dimension: int | None = Field(
-        default=None, description="Of vectors; else the number of labels, 0 of records."
+        default=None, description="Length of a vector; for scores the number of labels, for records 0."
     )
     max_tokens: int | None = None
     pooling: str | None = None
@@ -206,7 +206,7 @@ class Liveness(BaseModel):
 
 
 class ScheduleHealth(BaseModel):
-    """Of all schedules. None of it makes the API unready."""
+    """Health of all schedules. It never makes the API unready."""
 
     schedules: int
     paused: int

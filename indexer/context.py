@@ -13,7 +13,7 @@ from vectormill.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the phases of a claimed run work with.
+    """Objects that the phases of a claimed run share.
 
     `check` is to be called between transactions, every few seconds at the least: it renews nothing itself, and raises
     LeaseLost when another indexer may hold the run, RunCancelled when a client wants it to end. `report` keeps what a

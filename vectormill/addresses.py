@@ -7,7 +7,7 @@ LOOPBACK_NAME: Final = "localhost"
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a server that listens there, or a client that connects there, stays on this machine."""
+    """Return whether a server or client that uses this address stays on this machine."""
     address = parse_address(host)
     return address.is_loopback if address is not None else host.lower().rstrip(".") == LOOPBACK_NAME
 

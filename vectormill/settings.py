@@ -1,4 +1,4 @@
-"""What every process can be told by environment: VECTORMILL_… variables, read once and passed down."""
+"""Settings of all processes: VECTORMILL_… environment variables, read once and passed down."""
 
 import difflib
 import os
@@ -82,13 +82,15 @@ class Settings(BaseSettings):
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8000, ge=0, le=65535)
     api_url: str | None = Field(default=None, description="Where the command line finds the API.")
-    api_key: str | None = Field(default=None, description="What the command line and the client send.")
+    api_key: str | None = Field(
+        default=None, description="API key that the command line and the client send."
+    )
     allowed_hosts: str = Field(default="", description="Names of the API besides loopback's, with commas.")
     trusted_proxies: str = Field(
         default="", description="Addresses and networks of our proxies, with commas."
     )
     hsts_seconds: int = Field(default=0, ge=0, description="How long a browser then asks by TLS alone.")
-    open_metrics: bool = Field(default=False, description="Whether /metrics is read without a key.")
+    open_metrics: bool = Field(default=False, description="Serve /metrics without a key.")
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
     flower_basic_auth: str | None = Field(default=None, description="user:password for Flower.")
@@ -96,9 +98,9 @@ class Settings(BaseSettings):
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)
     ] = "INFO"
     otlp_endpoint: str | None = Field(default=None, description="A collector of traces, by OTLP over HTTP.")
-    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="Of traces that begin here.")
+    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="Share of new traces that are sampled.")
     log_format: Literal["text", "json"] = Field(
-        default="text", description="Of log lines: for people, or a JSON object each."
+        default="text", description="Format of log lines: for people, or a JSON object each."
     )
 
     chunk_max_items: int = Field(default=2048, ge=1, le=65536)
@@ -134,7 +136,7 @@ class Settings(BaseSettings):
         ge=1,
         description="Puts among them that wait to be searchable; more are answered 202 at once.",
     )
-    max_deleted_keys: int = Field(default=10_000, ge=1, description="Of one request.")
+    max_deleted_keys: int = Field(default=10_000, ge=1, description="Most keys that one request may delete.")
     max_json_bytes_at_once: int = Field(
         default=64 << 20,
         ge=1024,
@@ -142,15 +144,17 @@ class Settings(BaseSettings):
     )
     body_idle_seconds: float = Field(default=60.0, gt=0, description="A body silent for so long is given up.")
     max_job_items: int = Field(default=50_000_000, ge=1)
-    max_job_bytes: int = Field(default=100 << 30, ge=1024, description="Of one submission, decompressed.")
+    max_job_bytes: int = Field(default=100 << 30, ge=1024, description="Largest submission, decompressed.")
     max_gzip_ratio: int = Field(default=200, ge=1, description="NDJSON is 3 to 20 times its gzip.")
-    max_file_bytes: int = Field(default=32 << 30, ge=1024, description="Of one file that is uploaded.")
-    max_pending_items: int = Field(default=200_000_000, ge=1, description="Not yet encoded, of all jobs.")
+    max_file_bytes: int = Field(default=32 << 30, ge=1024, description="Largest file that may be uploaded.")
+    max_pending_items: int = Field(
+        default=200_000_000, ge=1, description="Most items not yet encoded, all jobs together."
+    )
     max_collections: int = Field(default=10_000, ge=1, description="Each is a table, a view and an index.")
 
-    index_rows: int = Field(default=10_000, ge=0, description="Where policy auto begins to want an index.")
+    index_rows: int = Field(default=10_000, ge=0, description="Rows from which policy auto builds an index.")
     index_memory_share: float = Field(
-        default=0.25, gt=0, le=1, description="Of the server's free memory, for one build."
+        default=0.25, gt=0, le=1, description="Share of the database server's free memory for one build."
     )
     index_rebuild_share: float = Field(
         default=0.2, gt=0, description="Rows deleted or replaced since an index was built, of those it had."
@@ -191,10 +195,10 @@ class Settings(BaseSettings):
         default=15.0, gt=0, le=300, description="For one attempt at a webhook, name look-up and all."
     )
     webhook_private_targets: bool = Field(
-        default=False, description="Whether webhooks may lead into private networks and to loopback."
+        default=False, description="Allow webhooks into private networks and to loopback."
     )
     retired_generation_days: float = Field(
-        default=7.0, ge=0, description="So long a collection can be rolled back to what it was."
+        default=7.0, ge=0, description="Days for which a collection can be rolled back."
     )
 
     @model_validator(mode="after")

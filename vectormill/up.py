@@ -52,7 +52,7 @@ class PortTaken(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `vectormill up` runs. Servers whose URL is None are started under data_dir; a port of 0 is chosen."""
+    """Options of `vectormill up`. Servers whose URL is None are started under data_dir; port 0 means any free one."""
 
     data_dir: Path
     api_host: str
@@ -119,7 +119,7 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a child listens, and how to ask it."""
+    """The address on which a child listens, and how to ask whether it is ready."""
 
     host: str
     port: int
@@ -150,7 +150,7 @@ class Endpoint:
         return body if response.status == 200 else None
 
     def readiness(self) -> dict[str, Any]:
-        """What the API says of itself, the workers and the scheduler; empty when it is not ready."""
+        """Return the API's report of itself, workers and scheduler; empty when it is not ready."""
         try:
             said = json.loads(self.answer("/readyz") or b"{}")
         except ValueError:
@@ -169,7 +169,7 @@ def refuse_to_open_without_key(host: str, stack: EmbeddedStack) -> None:
 
 
 def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
-    """Where a child is to listen; a port of 0 is chosen. Raises PortTaken.
+    """Choose where a child listens; port 0 means any free one. Raises PortTaken.
 
     Looked at before the child is started: a stack of another data directory that listens there would answer for it.
     """

@@ -1,4 +1,4 @@
-"""What clients send to make and to change a collection."""
+"""Request bodies that create and change a collection."""
 
 from typing import Annotated, Final, Literal
 
@@ -9,7 +9,7 @@ from api.intake.requests import OptionsBody
 from vectormill.models.registry import DEFAULT_MODEL
 
 KEEP_TEXT_DESCRIPTION: Final = (
-    "Whether texts are kept beside their vectors: for full text search, for answers that show them, and to encode "
+    "Keep texts beside their vectors, for full text search, for answers that show them, and to encode "
     "them again without their source."
 )
 LANGUAGE_DESCRIPTION: Final = (

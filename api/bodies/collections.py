@@ -23,14 +23,16 @@ class CollectionBody(BaseModel):
     """A collection in a list; its page has the same fields and more."""
 
     name: str
-    kind: str = Field(description="What its rows have.", json_schema_extra={"enum": list(KINDS.values())})
+    kind: str = Field(
+        description="Kind of result in its rows.", json_schema_extra={"enum": list(KINDS.values())}
+    )
     model: str
-    dimensions: int = Field(description="Of a vector; of scores the number of labels, of records 0.")
+    dimensions: int = Field(description="Length of a vector; for scores the number of labels, for records 0.")
     options: dict[str, Any] = Field(description="The EncodingSpec of its live generation.")
     num_rows: int = Field(description="About how many rows it has, as Postgres estimates.")
     num_bytes: int = Field(description="On disk: of every generation, with its indexes and attributes.")
     num_generations: int
-    keep_text: bool = Field(description="Whether texts are kept beside their results.")
+    keep_text: bool = Field(description="True if texts are kept beside their results.")
     language: str = Field(
         description="In which full text search reads kept texts; a configuration of Postgres."
     )
@@ -86,10 +88,10 @@ class GenerationBody(BaseModel):
     num_rows: int = Field(description="About how many, as Postgres estimates.")
     table_bytes: int
     index_bytes: int
-    attribute_bytes: int = Field(description="Of metadata and kept texts, with their indexes.")
+    attribute_bytes: int = Field(description="Bytes of metadata and kept texts, with their indexes.")
     indexes: list[CollectionIndexBody]
     report: dict[str, Any] = Field(
-        description="Of its canary and its index: what was found and chosen, and why."
+        description="Findings of its canary and choices for its index, with reasons."
     )
     created_at: datetime
     live_at: datetime | None
@@ -126,13 +128,13 @@ class GenerationBody(BaseModel):
 
 
 class CoverageBody(BaseModel):
-    """As of the last re-index that came to its end."""
+    """Coverage as of the last re-index that completed."""
 
     run_id: UUID
     at: datetime
     num_seen: int = Field(description="Rows that the source had.")
     num_failed: int = Field(description="Those of them that could not be encoded.")
-    share: float = Field(description="Of the source's rows those with a vector, 0 to 1.")
+    share: float = Field(description="Share of the source's rows that have a vector, 0 to 1.")
     failed_keys: list[str] = Field(
         description="Some of the failed; all: `/v1/jobs/{job}/errors` of the run's job."
     )

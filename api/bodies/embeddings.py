@@ -44,7 +44,7 @@ def refuse_failures(field: str, answered: Answered, *, is_list: bool) -> None:
 
 
 class Usage(msgspec.Struct):
-    """What the model read."""
+    """Numbers of tokens that the model read."""
 
     prompt_tokens: int
     total_tokens: int
@@ -60,7 +60,7 @@ class EncodedEmbedding(msgspec.Struct):
 
 
 class EncodedAnswer(msgspec.Struct):
-    """In the order in which OpenAI writes them, but for `object`, which says the same in all."""
+    """The answer, its fields in OpenAI's order but for `object`, which is the same in all."""
 
     data: list[EncodedEmbedding]
     model: str
@@ -72,7 +72,7 @@ ENCODER: Final = msgspec.json.Encoder()
 
 
 def write_answer(request: EmbeddingsRequest, answered: Answered, num_tokens: int) -> bytes:
-    """As JSON."""
+    """Encode as JSON."""
     rows: list[Any]
     if request.encoding_format == BASE64:
         rows = [row.tobytes() for row in answered.vectors.astype("<f4", copy=False)]
@@ -96,7 +96,7 @@ class EmbeddingBody(BaseModel):
 
 
 class EmbeddingsUsage(BaseModel):
-    """What the model read: special tokens and the prompt's counted, what was cut off not."""
+    """Tokens that the model read, with special tokens and the prompt, without what was cut off."""
 
     prompt_tokens: int
     total_tokens: int

@@ -1,4 +1,4 @@
-"""What the API answers when another generation becomes the live one."""
+"""Answers about switching the live generation."""
 
 from typing import Any, Self
 from uuid import UUID
@@ -23,7 +23,7 @@ class LiveGenerationBody(BaseModel):
 
 
 class RollbackAnswer(BaseModel):
-    """What a rollback has changed."""
+    """The changes that a rollback made."""
 
     collection: str
     live: LiveGenerationBody
@@ -33,7 +33,7 @@ class RollbackAnswer(BaseModel):
         "counting them took too long."
     )
     num_missing_rows: int | None = Field(
-        description="Of these, rows without a kept text: they are missing where no job has their text any more."
+        description="Rows among these without a kept text: they are missing where no job has their text any more."
     )
     run_id: UUID = Field(description="The run that encodes newer rows for the generation that is live again.")
 

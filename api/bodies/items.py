@@ -20,7 +20,7 @@ class PutRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     text: Annotated[str, Meta(examples=["A text to encode."])]
     text_pair: Annotated[
-        str | None, Meta(description="What `text` is compared with, in a collection of scores.")
+        str | None, Meta(description="Text that `text` is compared with, in a collection of scores.")
     ] = None
     metadata: Annotated[
         dict[str, Any] | None, Meta(description="Kept beside the result.", examples=[{"page": 1}])
@@ -34,11 +34,11 @@ class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PutAnswer(BaseModel):
-    """What became of a put."""
+    """The outcome of a put."""
 
     key: str
     job: UUID = Field(description="Its job; of a put that was waited for it is removed soon.")
-    is_searchable: bool = Field(description="Whether searches find it; else its job tells.")
+    is_searchable: bool = Field(description="True if searches find it already; otherwise see its job.")
     searchable_at: datetime | None = Field(description="Since when; null while it is not.")
 
     @classmethod
@@ -48,18 +48,18 @@ class PutAnswer(BaseModel):
 
 
 class DeleteAnswer(BaseModel):
-    """What a deletion has found."""
+    """The outcome of a deletion."""
 
     num_keys: int = Field(description="Keys that were named, each once.")
     num_deleted: int = Field(description="Those that the collection had.")
 
 
 class ItemAnswer(BaseModel):
-    """What a collection has under a key. Of the fields with a result an item has those of its collection's kind."""
+    """An item of a collection, with the result fields of the collection's kind."""
 
     key: str
     text: str | None = Field(description="Null unless the collection keeps texts.")
-    text_pair: str | None = Field(default=None, description="Of a pair that is kept.")
+    text_pair: str | None = Field(default=None, description="Second text of a pair that is kept.")
     metadata: dict[str, Any] | None
     document: str | None = Field(description="The key of the document that it is a passage of.")
     passage: PassageBody | None
@@ -71,12 +71,12 @@ class ItemAnswer(BaseModel):
         default=None,
         description="In the numbers of the collection's vector type; asked for by `include=vector`.",
     )
-    score: float | None = Field(default=None, description="Of a collection of scores.")
+    score: float | None = Field(default=None, description="The score, in a collection of scores.")
     label: str | None = Field(default=None, description="The score's; null of a model with one number.")
     probabilities: dict[str, float] | None = Field(default=None, description="The number of each label.")
     output: dict[str, Any] | None = Field(
         default=None,
-        description="Of a collection of records: those found of the item, by the type that they begin with.",
+        description="Records found in the item by their first type, in a collection of records.",
     )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a request for reranking is answered, in the shape of Cohere's, Jina's and others, and in Voyage's."""
+"""Answers to rerank requests, in the shape that Cohere and Jina share, and in Voyage's."""
 
 from pydantic import BaseModel, Field
 
@@ -14,7 +14,7 @@ class RankedDocument(BaseModel):
 class RerankAnswer(BaseModel):
     """The documents by relevance, the best first."""
 
-    id: str = Field(description="Of this answer alone.")
+    id: str = Field(description="ID of this answer.")
     model: str
     results: list[RankedDocument]
     usage: dict[str, int] = Field(description="The tokens of all pairs, twice.")
@@ -29,7 +29,7 @@ class VoyageRankedDocument(BaseModel):
 
 
 class VoyageRerankAnswer(BaseModel):
-    """The same for a request that has Voyage's names."""
+    """The answer to a request with Voyage's field names."""
 
     object: str = "list"
     data: list[VoyageRankedDocument]

@@ -39,7 +39,7 @@ UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is known of a key; its secret was shown once and is nowhere. `last_used_at` is an hour coarse."""
+    """A key as it is stored; its secret was shown once and is not kept. `last_used_at` is an hour coarse."""
 
     name: str
     scope: str
@@ -60,7 +60,7 @@ def make_secret(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """What is kept of it. One round is enough: 256 random bits cannot be guessed, however fast the hash is."""
+    """Return the SHA-256 hash of a secret. One round is enough: 256 random bits cannot be guessed."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -22,7 +22,7 @@ Sample = Annotated[int, Meta(ge=0, le=10_000)]
 
 
 class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # of its fields
-    """How a run goes about it, and, if any of the others is given, which vectors it is to make.
+    """Options of a run; encoding options make it build a new generation.
 
     What is left out of these stays as in the live generation, or is the habit of the model if another one is named. If
     that means another vector space, a new generation is built beside the live one, and takes its place in the end.
@@ -31,29 +31,29 @@ class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # of it
     max_change_share: Annotated[
         Share | None,
         Meta(
-            description="Of the rows that are there, so many may be encoded again or deleted; the run is held if it "
+            description="Share of the existing rows that may be encoded again or deleted; the run is held if it "
             f"would be more. {DEFAULT_MAX_CHANGE_SHARE:g} unless it is given."
         ),
     ] = None
     confirm: Annotated[bool, Meta(description="Whatever the share, it is not held.")] = False
     sample: Annotated[
         Sample | None,
-        Meta(description="Of a check: so many texts are encoded again; 200 unless given."),
+        Meta(description="For a check: number of texts encoded again; 200 by default."),
     ] = None
     priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY)] = DEFAULT_PRIORITY
     least_recall: Annotated[
-        Share | None, Meta(description="Of the index of a new generation; less fails its canary.")
+        Share | None, Meta(description="Least recall of a new generation's index; less fails its canary.")
     ] = None
     least_cosine: Annotated[
         Annotated[float, Meta(ge=-1, le=1)] | None,
-        Meta(description="Of a new generation's texts that are encoded again."),
+        Meta(description="Least similarity of texts of a new generation to their second encoding."),
     ] = None
     canary_sample: Annotated[
         Sample | None, Meta(description="So many of a new generation's texts are encoded again.")
     ] = None
     most_failed_share: Annotated[
         Share | None,
-        Meta(description="Of a new generation's rows that may fail through no fault of their text."),
+        Meta(description="Share of a new generation's rows that may fail through no fault of their text."),
     ] = None
     model: Annotated[str | None, Meta(description="A name of GET /v1/models.")] = None
 
@@ -84,7 +84,7 @@ class RunRequest(Struct, forbid_unknown_fields=True):
 
 
 class EncodingBody(TypedDict):
-    """How far the job of a run is."""
+    """Progress of a run's job."""
 
     num_items: int
     num_done: int
@@ -114,13 +114,13 @@ class RunBody(TypedDict):
         dict[str, Any] | None, Meta(description="The EncodingSpec it was asked for; null for the live one.")
     ]
     options: dict[str, Any]
-    report: Annotated[dict[str, Any], Meta(description="What each phase found.")]
+    report: Annotated[dict[str, Any], Meta(description="Findings of each phase.")]
     error: Annotated[
         str | None,
         Meta(description="Why it failed, is held or was skipped; else the error of its last attempt."),
     ]
     due_at: Annotated[
-        Moment | None, Meta(description="Of its schedule; null for one that a client asked for.")
+        Moment | None, Meta(description="Due time on its schedule; null if a client asked for the run.")
     ]
     attempt: Annotated[int, Meta(description="Claims by an indexer since it came to its phase.")]
     created_at: Moment

@@ -31,7 +31,7 @@ class ShownRow:
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What a look at a source found.
+    """The findings of a first look at a source.
 
     `num_sampled` rows were read, all where `is_whole`. `num_rows` is about how many there are, None where that is not
     cheaply known. `complaints` are those of the sample.

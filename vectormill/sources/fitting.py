@@ -34,10 +34,10 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
 
 
 def needs_pairs(spec: EncodingSpec) -> bool:
-    """Whether a text alone is a failed item: of a model that embeds. A classifier reads texts too."""
+    """Return whether a text without a pair fails: with a model that embeds. A classifier reads single texts too."""
     return spec.task == JUDGE and not spec.labels
 
 
 def takes_pairs(source: Source, spec: EncodingSpec) -> bool:
-    """Whether rows that are pushed may have a second text."""
+    """Return whether rows that are pushed may have a second text."""
     return TASKS[spec.task].reads_pairs and parse_split(source).by == NONE

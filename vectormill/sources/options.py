@@ -58,11 +58,11 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of kinds that are told nothing."""
+    """Options of kinds that have none."""
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a document becomes passages.
+    """Options for splitting a document into passages.
 
     `paragraphs`: whole paragraphs of `min_chars` to `max_chars` characters; a longer one is cut between sentences.
     `tokens`: as much as fits `tokens` of the model's own, of which `overlap` are shared with the passage before.
@@ -107,7 +107,7 @@ def parse_options(source: Source) -> Options:
 
 
 def parse_split(source: Source) -> Split:
-    """How the source's documents become rows. Raises InvalidOption."""
+    """Return how the source's documents are split into rows. Raises InvalidOption."""
     split: Split = _convert(source.split, Split, "The split")
     if split.by != NONE and source.options.get("text_pair") is not None:
         raise InvalidOption("A pair is judged whole: leave out the split, or text_pair.")

@@ -61,7 +61,7 @@ class PassageReader:
         return None
 
     def _cut_all(self, documents: list[Item], plain: Cut, markdown: Cut) -> list[list[tuple[int, str]]]:
-        """In the order of the documents. One that is no text stays whole, and fails alone."""
+        """Split documents into passages, in order. A document that is not text stays whole and fails alone."""
         cuts: list[list[tuple[int, str]]] = [[] for _ in documents]
         texts = [decode(document.text) for document in documents]
         for cut, is_wanted in ((plain, False), (markdown, True)):
@@ -110,7 +110,7 @@ def name_passage(
 
 
 def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
-    """How plain text is cut, and how Markdown is. Raises InvalidOption and SourceFailed."""
+    """Return the splitters of plain text and of Markdown. Raises InvalidOption and SourceFailed."""
     from semantic_text_splitter import MarkdownSplitter, TextSplitter  # here: the API imports this module too
 
     if split.by != TOKENS:
@@ -150,7 +150,7 @@ def load_tokenizer(split: Split, place: SourcePlace) -> str:
 
 
 def count_special_tokens(tokenizer: dict[str, Any]) -> int:
-    """Those that are put around a text, as its post-processor says."""
+    """Count the special tokens that the tokenizer's post-processor adds."""
     processor = tokenizer.get("post_processor") or {}
     if processor.get("type") != "TemplateProcessing":
         return USUAL_SPECIAL_TOKENS

@@ -28,7 +28,7 @@ METADATA: Final = attrgetter("metadata")
 
 
 class SourcePlace:
-    """Where a source is read: for which collection, beside which database, for which task and model.
+    """The context in which a source is read: its collection, database, task and model.
 
     `run_id` is the run that reads, which a push was made to; None for a check. `spec` is that of what is to be made;
     None means that of the live generation.
@@ -52,7 +52,7 @@ class SourcePlace:
         self.run_id = run_id
 
     def find_spec(self) -> EncodingSpec | None:
-        """That of the place, else that of the collection; None when there is no collection yet."""
+        """Return the place's spec, else the collection's; None when there is no collection yet."""
         if self.spec is not None:
             return self.spec
         with self.engine.connect() as connection:
@@ -62,7 +62,7 @@ class SourcePlace:
 
 @dataclass(slots=True)
 class Complaints:
-    """What was wrong with single rows and did not end the reading, by what was done about it.
+    """Faults of single rows that did not end the reading, counted by what was done about them.
 
     A row with a key that no collection can hold is left out: there was never a vector of it. A row whose metadata is no
     JSON object goes on without.
@@ -113,7 +113,7 @@ class Reader(Protocol):
 
 
 class BatchSize:
-    """How many rows to ask for next, so that a batch stays within MOST_BYTES whatever the length of the texts."""
+    """The number of rows to ask for next, so that a batch stays within MOST_BYTES whatever the texts' length."""
 
     def __init__(self, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> None:
         self._most_rows = most_rows
@@ -121,12 +121,12 @@ class BatchSize:
         self.rows = min(FIRST_ROWS, most_rows)
 
     def learn(self, items: list[Item]) -> None:
-        """From the last batch."""
+        """Update the estimate from the last batch."""
         num_bytes = sum(map(len, map(TEXT, items))) + sum(map(len, map(METADATA, items)))
         self.learn_bytes(len(items), num_bytes)
 
     def learn_bytes(self, num_rows: int, num_bytes: int) -> None:
-        """Grows fourfold at the most: the next texts may be longer."""
+        """Grow fourfold at most: the next texts may be longer."""
         if num_rows:
             fitting = self._most_bytes * num_rows // max(num_bytes, 1)
             self.rows = max(1, min(fitting, 4 * self.rows, self._most_rows))

@@ -129,7 +129,7 @@ class Assembler:
         return [self._encode_metadata(value, name) for value, name in zip(metadata, names, strict=True)]
 
     def _are_sound(self, names: Sequence[str], distinct: set[str]) -> bool:
-        """Whether all can be keys."""
+        """Return whether all of these can be keys."""
         together = "".join(names)
         if "" in distinct or "\0" in together or 4 * max(map(len, names), default=0) > self._max_key_bytes:
             return False
@@ -205,6 +205,6 @@ class Assembler:
 
 
 def _cut(text: str) -> str:
-    """As a sentence about a key shows it: whole unless it is long."""
+    """Quote a key for a message, shortened if it is long."""
     shown = text if len(text) <= 80 else text[:77] + "…"
     return repr(shown)

@@ -1,4 +1,4 @@
-"""What the environment tells sources: the folder that local files must lie in, and the secrets they name."""
+"""The environment's settings of sources: the folder that local files must lie in, and secrets by name."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ def read_secret(variable: str) -> str:
 
 
 def read_secret_file(path: str) -> str:
-    """What stands in the named file. Raises SourceFailed, never with the content."""
+    """Return the content of the named file. Raises SourceFailed, never with the content."""
     try:
         if not Path(path).is_file():
             raise FileNotFoundError(errno.ENOENT, "there is no such file")

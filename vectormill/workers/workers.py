@@ -1,4 +1,4 @@
-"""Who is alive: workers and the scheduler, by their own sign of life on the database's clock."""
+"""Live workers and schedulers, by their heartbeats on the database's clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ LIST_PLAN_PARTS = text("""
 
 
 def list_plan_parts(connection: Connection, name: str) -> dict[str, dict[str, Any]]:
-    """What each live worker reports of the plan that the worker of this name has a part in, by worker."""
+    """Return what each live worker reports of the plan shared with the named worker, by worker."""
     rows = connection.execute(LIST_PLAN_PARTS, {"name": name, "alive_seconds": ALIVE_SECONDS})
     return {row.name: row.part for row in rows}
 
@@ -203,12 +203,12 @@ LIST_SIGNS_OF_LIFE = text("""
 
 
 def list_signs_of_life(connection: Connection) -> set[str]:
-    """What was told lately: SCHEDULER, REDIS_AWAY, REDIS_FULL, INDEXER."""
+    """Return the recent heartbeats among SCHEDULER, REDIS_AWAY, REDIS_FULL and INDEXER."""
     return set(connection.execute(LIST_SIGNS_OF_LIFE, {"alive_seconds": ALIVE_SECONDS}).scalars())
 
 
 def is_scheduler_alive(connection: Connection) -> bool:
-    """Whether a scheduler has given a sign of life lately."""
+    """Return whether a scheduler has sent a heartbeat lately."""
     return SCHEDULER in list_signs_of_life(connection)
 
 

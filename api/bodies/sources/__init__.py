@@ -1,1 +1,1 @@
-"""What keeps collections in step with their sources, as clients send it and as it is answered."""
+"""Request and answer bodies of sources and of runs."""

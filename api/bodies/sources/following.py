@@ -1,4 +1,4 @@
-"""Which table a collection follows, as the API takes and answers it."""
+"""Bodies that name the table which a collection follows."""
 
 from typing import Self
 

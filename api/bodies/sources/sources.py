@@ -12,8 +12,9 @@ from vectormill.sources.checking import SourceReport
 from vectormill.sources.source import SOURCE_KINDS, SavedSource, hide_files
 
 OPTIONS_DESCRIPTION = (
-    "Of its kind, as docs/SOURCES.md has them. sql: query, key, text, text_pair, metadata or metadata_json, url_env or "
-    "url_file; files: files, key, text, text_pair, metadata or metadata_json, format; tree: folder, include, exclude."
+    "Options of its kind, as listed in docs/SOURCES.md. sql: query, key, text, text_pair, "
+    "metadata or metadata_json, url_env or url_file; files: files, key, text, text_pair, metadata or metadata_json, "
+    "format; tree: folder, include, exclude."
 )
 SPLIT_DESCRIPTION = (
     "How documents become passages: by (none, paragraphs or tokens), min_chars, max_chars, tokens, overlap, "
@@ -41,15 +42,13 @@ class SourceRowBody(BaseModel):
 
 
 class SourceCheckBody(BaseModel):
-    """What was found by reading the first rows of a source."""
+    """Findings from reading the first rows of a source."""
 
     num_sampled: int = Field(description="So many rows were read; their keys are unique.")
-    is_whole: bool = Field(description="Whether these are all.")
+    is_whole: bool = Field(description="True if these are all rows.")
     num_rows: int | None = Field(description="About how many there are, where that is cheap to know.")
     rows: list[SourceRowBody] = Field(description="The first three.")
-    complaints: dict[str, Any] = Field(
-        description="What was wrong with single rows of the sample, with examples."
-    )
+    complaints: dict[str, Any] = Field(description="Faults of single rows in the sample, with examples.")
 
     @classmethod
     def from_report(cls, report: SourceReport) -> Self:
@@ -71,7 +70,7 @@ class SourceCheckBody(BaseModel):
 
 
 class SourceBody(BaseModel):
-    """Where the texts of a collection come from. What opens a database is named, and never shown."""
+    """The source of a collection's texts. Secrets are named, never shown."""
 
     collection: str
     kind: str = Field(json_schema_extra={"enum": list(SOURCE_KINDS)})
@@ -79,7 +78,9 @@ class SourceBody(BaseModel):
     split: dict[str, Any]
     created_at: datetime
     updated_at: datetime
-    check: SourceCheckBody | None = Field(description="Of the look before it was kept; null where none was.")
+    check: SourceCheckBody | None = Field(
+        description="Findings of the check before it was saved; null if there was none."
+    )
 
     @classmethod
     def from_saved(cls, saved: SavedSource, report: SourceReport | None = None) -> Self:
@@ -95,7 +96,7 @@ class SourceBody(BaseModel):
 
 
 class PushBody(BaseModel):
-    """What was pushed waits for an indexer; GET /v1/runs/{run} tells what becomes of it."""
+    """The push waits for an indexer; GET /v1/runs/{run} tells what becomes of it."""
 
     run: UUID
     collection: str

@@ -50,7 +50,7 @@ def test_a_push_is_read_part_by_part_in_its_order(place: SourcePlace, engine: En
     assert find_runs(engine) == [("queued", {"is_complete": True, "num_parts": 3}, None, 3)]
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM vectormill.run_parts WHERE seq = 2"))
-    with pytest.raises(SourceFailed, match="Of 3 parts of the push 2 are there"):
+    with pytest.raises(SourceFailed, match="Only 2 of 3 parts of the push arrived"):
         read_all(reader)
 
 

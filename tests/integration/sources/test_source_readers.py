@@ -178,7 +178,7 @@ def test_another_database_is_reached_by_the_name_of_a_variable_or_file(
     ("url", "said"),
     [
         (None, "ARTICLES_URL is not set"),
-        ("pass word secret", "the variable ARTICLES_URL holds is no database URL"),
+        ("pass word secret", "the variable ARTICLES_URL is not a database URL"),
         ("postgresql://u:s3cr%40t@127.0.0.1:1/x?password=s3cr%40t", "refused"),
         ("nosuch://u:s3cr%40t@h/x", "nosuch"),
         ("mysql://u:s3cr%40t@h/x", "'MySQLdb'"),

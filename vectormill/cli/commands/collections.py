@@ -61,7 +61,7 @@ def create(
     options: EncodingOptions,
     index: Annotated[
         Literal["auto", "hnsw", "none"] | None,
-        typer.Option("--index", help="Whether an HNSW index is built.", show_default="auto"),
+        typer.Option("--index", help="Policy for building an HNSW index.", show_default="auto"),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,

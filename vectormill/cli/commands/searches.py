@@ -47,7 +47,7 @@ def search(
         Literal["vector", "text", "hybrid"] | None,
         typer.Option("--mode", help="Search by vectors, by words or by both.", show_default="vector"),
     ] = None,
-    hybrid: Annotated[bool, typer.Option("--hybrid", help="The same as --mode hybrid.")] = False,
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="Short for --mode hybrid.")] = False,
     weights: Annotated[
         str | None,
         typer.Option(

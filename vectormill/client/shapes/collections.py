@@ -48,7 +48,7 @@ class GenerationBody(TypedDict):
 
 
 class CoverageBody(TypedDict):
-    """As of the last re-index that came to its end."""
+    """Coverage as of the last re-index that completed."""
 
     run_id: str
     at: str
@@ -142,7 +142,7 @@ class LiveGenerationBody(TypedDict):
 
 
 class RollbackAnswer(TypedDict):
-    """What a rollback has changed."""
+    """The changes that a rollback made."""
 
     collection: str
     live: LiveGenerationBody

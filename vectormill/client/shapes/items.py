@@ -4,7 +4,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class PutAnswer(TypedDict):
-    """What became of a put."""
+    """The outcome of a put."""
 
     key: str
     job: str
@@ -21,9 +21,7 @@ class PassageBody(TypedDict):
 
 
 class ItemAnswer(TypedDict):
-    """What a collection has under a key. Of the fields with a result an item has those of its collection's
-    kind.
-    """
+    """An item of a collection, with the result fields of the collection's kind."""
 
     key: str
     text: str | None
@@ -41,7 +39,7 @@ class ItemAnswer(TypedDict):
 
 
 class DeleteAnswer(TypedDict):
-    """What a deletion has found."""
+    """The outcome of a deletion."""
 
     num_keys: int
     num_deleted: int

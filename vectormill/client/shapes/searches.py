@@ -58,7 +58,7 @@ class EmbeddingBody(TypedDict):
 
 
 class EmbeddingsUsage(TypedDict):
-    """What the model read: special tokens and the prompt's counted, what was cut off not."""
+    """Tokens that the model read, with special tokens and the prompt, without what was cut off."""
 
     prompt_tokens: int
     total_tokens: int

@@ -44,7 +44,7 @@ class WorkerList(TypedDict):
 
 
 class ScheduleHealth(TypedDict):
-    """Of all schedules. None of it makes the API unready."""
+    """Health of all schedules. It never makes the API unready."""
 
     schedules: int
     paused: int

@@ -11,7 +11,7 @@ class SourceRowBody(TypedDict):
 
 
 class SourceCheckBody(TypedDict):
-    """What was found by reading the first rows of a source."""
+    """Findings from reading the first rows of a source."""
 
     num_sampled: int
     is_whole: bool
@@ -21,7 +21,7 @@ class SourceCheckBody(TypedDict):
 
 
 class SourceBody(TypedDict):
-    """Where the texts of a collection come from. What opens a database is named, and never shown."""
+    """The source of a collection's texts. Secrets are named, never shown."""
 
     collection: str
     kind: Literal["sql", "files", "tree", "push", "own_texts"]
@@ -33,7 +33,7 @@ class SourceBody(TypedDict):
 
 
 class PushBody(TypedDict):
-    """What was pushed waits for an indexer; GET /v1/runs/{run} tells what becomes of it."""
+    """The push waits for an indexer; GET /v1/runs/{run} tells what becomes of it."""
 
     run: str
     collection: str

@@ -26,7 +26,7 @@ Policy = Annotated[Literal["auto", "hnsw", "none"], one_of(INDEX_POLICIES)]
 
 
 class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a collection is to have. What is left out stays as it is; all but `rebuild` and `drop` is kept."""
+    """Index settings to change; those left out stay. All but `rebuild` and `drop` are kept."""
 
     policy: Annotated[
         Policy | None, Meta(description="An HNSW index from VECTORMILL_INDEX_ROWS on, always, or never.")
@@ -91,7 +91,7 @@ class OneIndexBody(TypedDict):
 
 
 class IndexPlanBody(TypedDict):
-    """What would be built now, and why so."""
+    """The index that would be built now, with reasons."""
 
     method: Annotated[str | None, Meta(description="hnsw, or null for none.")]
     operator_class: str | None
@@ -107,7 +107,9 @@ class BuildProgressBody(TypedDict):
     """A build that goes on, by pg_stat_progress_create_index."""
 
     phase: str
-    share: Annotated[float | None, Meta(description="Of the phase, 0 to 1; null while it cannot be told.")]
+    share: Annotated[
+        float | None, Meta(description="Completed share of the phase, 0 to 1; null while unknown.")
+    ]
     tuples_done: int
     tuples_total: int
     blocks_done: int
@@ -120,17 +122,15 @@ class IndexBody(TypedDict):
     collection: str
     generation: int
     policy: Annotated[str, one_of(INDEX_POLICIES)]
-    options: Annotated[
-        dict[str, Any], Meta(description="What was asked for of the shape, kept for every build.")
-    ]
+    options: Annotated[dict[str, Any], Meta(description="Requested shape, kept for every build.")]
     filters: list[str]
-    num_rows: Annotated[int, Meta(description="Of a large collection about.")]
+    num_rows: Annotated[int, Meta(description="An estimate for a large collection.")]
     changed_share: Annotated[
         float, Meta(description="Rows deleted or replaced since the build, of those it was built of.")
     ]
     indexes: list[OneIndexBody]
     plan: IndexPlanBody
     built: Annotated[
-        dict[str, Any], Meta(description="What the vector index was built of, and why; empty without one.")
+        dict[str, Any], Meta(description="Facts and reasons of the vector index's build; empty without one.")
     ]
     progress: BuildProgressBody | None

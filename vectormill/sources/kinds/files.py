@@ -86,7 +86,7 @@ class FileReader:
                 raise SourceFailed(describe_failure(path, error)) from error
 
     def count_rows(self) -> int | None:
-        """Of Parquet alone, where files tell; None of others."""
+        """Return the number of rows that Parquet files state; None for other formats."""
         import pyarrow.parquet  # here: it takes a tenth of a second
 
         num_rows = 0
@@ -268,7 +268,7 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
 
 
 def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: int) -> None:
-    """Of rows of which the first begins at `line`. Raises SourceFailed."""
+    """Check the number of cells of rows, the first of which begins at `line`. Raises SourceFailed."""
     for number, row in enumerate(batch):
         if row and len(row) != width:
             at = line + count_lines(batch[:number])
@@ -278,7 +278,7 @@ def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: in
 
 
 def count_lines(rows: Sequence[Sequence[str]]) -> int:
-    """How many lines they have in their file: one each, and one for every break in a cell."""
+    """Count the lines of rows in their file: one each, and one for every line break in a cell."""
     return len(rows) + sum(len(LINE_BREAK.findall(cell)) for row in rows for cell in row)
 
 
@@ -327,7 +327,7 @@ def list_texts(options: FileOptions) -> tuple[str, ...]:
 
 
 def find_positions(names: Sequence[str], options: FileOptions, path: str) -> list[int]:
-    """Of key, texts and what makes the metadata. Raises SourceFailed."""
+    """Find the columns of key, texts and metadata. Raises SourceFailed."""
     check_fields(names, options, path)
     json_column = (options.metadata_json,) if options.metadata_json else ()
     wanted = (options.key, *list_texts(options), *options.metadata, *json_column)

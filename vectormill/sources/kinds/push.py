@@ -41,7 +41,7 @@ class PushReader:
 
         if num_written is not None and num_parts != num_written:
             raise SourceFailed(
-                f"Of {num_written} parts of the push {num_parts} are there, so that rows are missing; push again."
+                f"Only {num_parts} of {num_written} parts of the push arrived, so rows are missing; push again."
             )
 
     def count_rows(self) -> int | None:

@@ -80,7 +80,7 @@ class SqlReader:
                 raise SourceFailed("The query was cancelled before it began.")
 
     def count_rows(self) -> int | None:
-        """What Postgres estimates; of other databases nothing is asked."""
+        """Return Postgres' estimate of the rows; None for other databases."""
         with self._speaking() as connection:
             if connection.dialect.name != "postgresql":
                 return None
@@ -128,7 +128,7 @@ class SqlReader:
             url = make_url(value)
         except SQLAlchemyError:
             raise SourceFailed(
-                f"What {named} holds is no database URL; one looks like postgresql://user@host/database."
+                f"The value of {named} is not a database URL, for example postgresql://user@host/database."
             ) from None
         secrets.extend(find_secrets(url))
         if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
@@ -196,7 +196,7 @@ def strip(query: str) -> str:
 
 
 def find_secrets(url: URL) -> list[str]:
-    """What of the URL must not be shown, as it is and as a URL writes it."""
+    """Return the secrets in the URL, plain and percent-encoded, which must not be shown."""
     values = [url.password or "", *(str(value) for value in url.query.values())]
     return [form for value in values if value for form in (value, quote(value, safe=""), quote_plus(value))]
 

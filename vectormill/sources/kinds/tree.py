@@ -83,7 +83,7 @@ class TreeReader:
 
 
 def make_filter(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Whether a path from the folder fits one of the patterns."""
+    """Return whether a path relative to the folder matches one of the patterns."""
     translated = [glob_translate(pattern if "/" in pattern else f"**/{pattern}") for pattern in patterns]
     fits = [re.compile(pattern) for pattern in translated]
     return lambda name: any(pattern.match(name) for pattern in fits)
