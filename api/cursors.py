@@ -21,7 +21,7 @@ After = Annotated[
 
 
 class PageFilter(BaseModel):
-    """Which page of a list is wanted."""
+    """The page of a list that a client asks for."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -50,7 +50,7 @@ async def get_resources(request: Request) -> Resources:
 
 
 async def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID.")]) -> UUID:
-    """What is no UUID is no job's id. Raises JobNotFound."""
+    """Parse a job's id. Raise JobNotFound for what is no UUID, since no job has such an id."""
     try:
         return UUID(job_id)
     except ValueError:
@@ -58,7 +58,7 @@ async def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a 
 
 
 def parse_collection_name(name: str) -> str:
-    """What no collection can be called is no collection's name, and may be no text that Postgres takes.
+    """Return the name if a collection can have it.
 
     Raises CollectionNotFound.
     """
@@ -70,7 +70,7 @@ def parse_collection_name(name: str) -> str:
 async def take_collection_name(
     name: Annotated[str, Path(description="The collection's name.")],
 ) -> str:
-    """That of the path. Raises CollectionNotFound."""
+    """Take the collection's name from the path. Raise CollectionNotFound."""
     return parse_collection_name(name)
 
 

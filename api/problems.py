@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the request something is wrong: a JSON pointer, a line of NDJSON, a parameter or a header."""
+    """The place of a fault in the request: a JSON pointer, a line of NDJSON, a parameter or a header."""
 
     detail: str
     pointer: str | None = None
@@ -78,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What was reached: the variable that sets it, and its value."""
+    """A limit that was reached: the variable that sets it, and its value."""
 
     setting: str
     value: float
@@ -133,7 +133,7 @@ class Problem(Exception):
         return JSONResponse(body, status_code=status, headers=self.headers, media_type=MEDIA_TYPE)
 
     def _name_parameter(self) -> str | None:
-        """Of the first place."""
+        """Return the name of the parameter or header at the first place."""
         for place in self.errors:
             return name_parameter(place.pointer) if place.pointer else place.parameter or place.header
         return None

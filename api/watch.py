@@ -20,7 +20,7 @@ POLL_SECONDS: Final = 0.5
 
 @dataclass(slots=True)
 class Glance:
-    """How a followed job stood when it was last read. The lock: who comes meanwhile waits for the same read."""
+    """A followed job as it was last read. Callers who come during a read wait for it by the lock."""
 
     num_watchers: int = 0
     body: JobBody | None = None

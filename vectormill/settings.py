@@ -30,7 +30,7 @@ BEATS_IN_A_LEASE: Final = 3
 
 
 class ModelEntry(BaseModel):
-    """Where one registered model lies and how it is used."""
+    """The place of one registered model, and the options with which it is used."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -274,7 +274,7 @@ def read_api_key() -> str | None:
 
 
 def find_collector(settings: Settings) -> str | None:
-    """Where traces go: our setting, or else the one that OpenTelemetry has for all programs."""
+    """Return where traces go: our setting, or else the one that OpenTelemetry has for all programs."""
     return settings.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip() or None
 
 

@@ -8,7 +8,7 @@ JSON_TYPE = "application/json"
 
 
 def read_media_type(request: Request) -> str:
-    """Of the body, without parameters; empty when the request does not say."""
+    """Return the media type of the body without parameters; empty when the request names none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 

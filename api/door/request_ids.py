@@ -39,7 +39,7 @@ class RequestIds:
 
 
 def choose_id(scope: Scope) -> bytes:
-    """That of the client, if it is sane; else a new one."""
+    """Return the client's id for the request if it is well-formed, else a new one."""
     for name, value in scope["headers"]:
         if name == HEADER and SANE.fullmatch(value):
             return bytes(value)

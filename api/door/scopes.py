@@ -1,4 +1,4 @@
-"""Which scope of a key a request needs: one table, for the door and for the OpenAPI description."""
+"""The scope that a key needs for each request: one table, for the guard and for the OpenAPI description."""
 
 import functools
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What clients send: jobs, pushes and puts, checked and written."""
+"""Intake: jobs, pushes and puts of clients, checked and written."""

@@ -88,7 +88,7 @@ def read_purpose(fields: dict[str, str]) -> str:
 
 
 def read_lifetime(fields: dict[str, str], default_seconds: float) -> float:
-    """Of `expires_after[anchor]` and `expires_after[seconds]`. Raises Problem."""
+    """Read `expires_after[anchor]` and `expires_after[seconds]` of a form. Raise Problem."""
     seconds, anchor = fields.get("expires_after[seconds]"), fields.get("expires_after[anchor]", ANCHOR)
     if anchor != ANCHOR:
         raise refuse_field("expires_after", f"expires_after[anchor] must be {ANCHOR!r}")

@@ -30,7 +30,7 @@ class Intake:
         self._refuse_overflow()
 
     def take_bytes(self, count: int) -> None:
-        """Of the body, decompressed. Raises Problem."""
+        """Count bytes of the body, decompressed, against the limit. Raise Problem when there are too many."""
         self._num_bytes += count
         if self._num_bytes > self._most_bytes.value:
             raise too_large(self._most_bytes, "bytes")

@@ -20,7 +20,7 @@ MAX_FILENAME_CHARS: Final = 255
 
 
 def read_boundary(request: Request) -> bytes:
-    """Of the request's form. Raises Problem when it is no form."""
+    """Return the boundary of the request's form. Raise Problem when the body is no form."""
     media_type, options = parse_options_header(request.headers.get("content-type", ""))
     if media_type != FORM_TYPE.encode():
         raise unsupported_media_type(media_type.decode("latin-1"), FORM_TYPE)
@@ -126,6 +126,6 @@ class MultipartReader:
 
 
 def _sentence(error: Exception) -> str:
-    """As the end of a sentence of ours."""
+    """Return the error's text as the end of a sentence."""
     text = str(error)
     return (text[:1].lower() + text[1:]).rstrip(".")

@@ -26,7 +26,7 @@ from vectormill.sources.sources import find_source
 async def receive_push(
     request: Request, name: str, resources: Resources, *, is_complete: bool, idempotency_key: str | None
 ) -> PushBody:
-    """What was pushed, committed. Raises Problem and the errors of a push."""
+    """Receive a push, commit it and return its body. Raise Problem and the errors of a push."""
     media_type = read_media_type(request)
     if media_type not in NDJSON_TYPES:
         raise unsupported_media_type(media_type, NDJSON_TYPES[0])
@@ -61,7 +61,9 @@ async def receive_push(
 
 
 def find_whether_pairs(name: str, resources: Resources) -> bool:
-    """Whether rows may have a second text. Raises CollectionNotFound and SourceNotFound."""
+    """Return whether rows of the collection may have a second text. Raise CollectionNotFound and
+    SourceNotFound.
+    """
     with resources.engine.connect() as connection:
         source = find_source(connection, name).source
         return takes_pairs(source, find_generation(connection, name).spec)

@@ -93,7 +93,9 @@ class Puts:
         return await self._coalescer.ask(collection, item)
 
     async def wait(self, followed: Followed, seconds: float) -> PutEnd | None:
-        """How the job ended; None when it has not within so long, or when this process is told to stop."""
+        """Return how the job ended; None when it has not ended in this time, or when this process is told to
+        stop.
+        """
         try:
             return await asyncio.wait_for(asyncio.shield(followed.ended), seconds)
         except TimeoutError:
@@ -186,7 +188,7 @@ class Puts:
             return find_ended_puts(connection, job_ids)
 
     def _let_go(self) -> None:
-        """Who waits hears now where its job is."""
+        """Wake the callers who wait to hear where their job is."""
         for followed in self._open.values():
             followed.is_told = True
             followed.ended.set_result(None)

@@ -57,7 +57,7 @@ class ItemBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class OptionsBody(struct_of(RequestedOptions)):  # type: ignore[misc]  # of its fields
-    """How the texts are encoded; what is left out is the model's own habit."""
+    """Options of encoding. An option that is left out has the model's default."""
 
     def requested(self) -> RequestedOptions:
         return RequestedOptions(**{name: getattr(self, name) for name in OptionsBody.__struct_fields__})
@@ -77,7 +77,7 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StreamParameters(OptionsBody):
-    """What goes with an NDJSON stream as query parameters; beside a JSON body they count before it."""
+    """Query parameters beside an NDJSON stream. Beside a JSON body they take precedence over it."""
 
     model: str = DEFAULT_MODEL
     collection: str | None = None
@@ -117,7 +117,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _read_float(digits: str) -> float:
-    """As msgspec: Python would read 1e999 as infinity, which is not JSON."""
+    """Parse a float as msgspec does: Python would read 1e999 as infinity, which is not JSON."""
     number = float(digits)
     if math.isinf(number):
         raise ValueError("Number out of range")
@@ -169,7 +169,7 @@ def make_item(body: ItemBody, max_key_bytes: int, *, reads_pairs: bool = False) 
 
 
 def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool = False) -> Items:
-    """As make_item of each, without an object for each. Raises UnreadableItem of some item, not of the first one."""
+    """Make items of all bodies at once. Raise UnreadableItem of one of the items, not always of the first."""
     keys = [body.key for body in bodies]
     try:
         lengths = list(map(len, map(str.encode, keys)))
@@ -237,7 +237,9 @@ def _too_deep() -> UnreadableItem:
 
 
 def measure_depth(value: Any) -> int:
-    """How many objects and arrays are around the innermost value. Without recursion, which has an end of its own."""
+    """Return the depth of the innermost value in objects and arrays, without recursion, which has a limit of
+    its own.
+    """
     depth, layer = 0, [value]
     while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
         depth += 1

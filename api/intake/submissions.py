@@ -185,7 +185,7 @@ def decode_metadata(parameters: StreamParameters) -> dict[str, Any] | None:
 
 
 def override(request: JobRequest, parameters: StreamParameters, names: Iterable[str]) -> None:
-    """What `names` of the query say counts before what the body says."""
+    """Let the query parameters `names` take precedence over the fields of the body."""
     for name in names:
         target = request if name in JobRequest.__struct_fields__ else request.options
         value = decode_metadata(parameters) if name == "metadata" else getattr(parameters, name)
@@ -200,7 +200,7 @@ def make_job(
     resources: Resources,
     idempotency_key: str | None,
 ) -> NewJob:
-    """What is asked for, checked against the model. Raises UnknownModel and InvalidOption."""
+    """Build the job that is asked for, checked against the model. Raise UnknownModel and InvalidOption."""
     if request.collection is not None:
         check_collection_name(request.collection)
     if metadata is not None:
@@ -219,7 +219,7 @@ def make_job(
 
 
 def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> EncodingSpec:
-    """What a model and options come to. Raises UnknownModel and InvalidOption."""
+    """Resolve a model and options to a spec. Raise UnknownModel and InvalidOption."""
     if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
         raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
     wanted = resolve_options(options)
@@ -227,7 +227,9 @@ def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> 
 
 
 def resolve_options(options: OptionsBody) -> EncodingOptions:
-    """What the options and the older name of one say together. Raises Problem naming the field that contradicts."""
+    """Merge the options with the older name of one of them. Raise Problem naming the field that contradicts
+    another.
+    """
     try:
         return options.requested().resolve()
     except ValueError as error:

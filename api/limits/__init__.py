@@ -1,1 +1,1 @@
-"""How much is taken at a time, and from whom."""
+"""Limits on what an API process takes at a time, and from whom."""

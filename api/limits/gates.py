@@ -51,7 +51,7 @@ class Gate:
 
 
 class Hold:
-    """What one request has taken of a gate."""
+    """The share of a gate that one request has taken."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

@@ -50,7 +50,9 @@ class SearchPool:
         self.seconds_each: dict[int, float] = {}  # of a search, in the last round of a generation
 
     async def find(self, generation: Generation, searches: Sequence[SearchWithVector]) -> list[Nearest]:
-        """What find_matches answers, and raises. Raises SearchTimeout when those before it take too long."""
+        """Find the matches of these searches, as find_matches does. Raise SearchTimeout when those before it
+        take too long.
+        """
         company = find_company(searches[0][0]) if len(searches) == 1 else None
         alone = object()  # what no other search has in common with this one
         try:
@@ -84,7 +86,7 @@ class SearchPool:
         return [[next(found) for _ in wanted] for _, wanted in together]
 
     def _note_seconds(self, generation_id: int, seconds: float) -> None:
-        """As many generations are remembered as are searched by turns."""
+        """Note how long a search of a generation took, for as many generations as are searched in turn."""
         self.seconds_each.pop(generation_id, None)
         self.seconds_each[generation_id] = seconds
         if len(self.seconds_each) > MOST_GENERATIONS:

@@ -1,1 +1,1 @@
-"""What Prometheus is told."""
+"""Metrics for Prometheus."""

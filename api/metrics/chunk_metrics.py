@@ -10,7 +10,7 @@ from vectormill.workers.workers import Worker
 
 
 def describe_chunks(workers: Sequence[Worker]) -> list[Metric]:
-    """What a worker does not report is left out."""
+    """Return metrics of chunks. Numbers that a worker does not report are left out."""
     labels = ["worker", "model"]
     outcomes = CounterMetricFamily(
         "vectormill_chunk_outcomes_total",

@@ -11,7 +11,9 @@ from vectormill.jobs.backlog import Waiting
 
 
 def describe_queues(queues: Iterable[Waiting]) -> list[Metric]:
-    """What paused jobs and unfinished uploads hold is in none of them: no worker is to have it."""
+    """Return metrics of queues. Chunks of paused jobs and of unfinished uploads are not counted: no worker is
+    to have them.
+    """
     labels = ["model", "priority"]
     waiting = GaugeMetricFamily(
         "vectormill_queue_waiting_chunks",

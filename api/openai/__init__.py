@@ -1,1 +1,1 @@
-"""What clients of OpenAI's API and of others send and read, in their shapes, refusals with them."""
+"""Interfaces of OpenAI and of others: bodies, answers and refusals in their shapes."""

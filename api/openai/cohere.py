@@ -66,7 +66,7 @@ def write_bits(vectors: Vectors) -> list[Any]:
 
 
 def write_signed_bits(vectors: Vectors) -> list[Any]:
-    """The same, 128 less."""
+    """Return the signs of vectors as signed bytes: the unsigned ones less 128."""
     numbers = np.packbits(vectors > 0, axis=1).astype(np.int16) - 128
     return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(numbers.astype(np.int8))]
 
@@ -82,7 +82,7 @@ WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
 def write_cohere_answer(
     wanted: CohereEmbedRequest, answered: Answered, num_tokens: int, answer_id: str, version: str = "2"
 ) -> bytes:
-    """As JSON."""
+    """Write the answer as JSON."""
     kinds = dict.fromkeys(wanted.embedding_types or ["float"])
     return msgspec.json.encode(
         {

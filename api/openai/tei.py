@@ -93,7 +93,7 @@ class Sentences(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SimilarityParameters(msgspec.Struct, forbid_unknown_fields=True):
-    """How the texts of POST /similarity are read."""
+    """Options for reading the texts of POST /similarity."""
 
     truncate: bool | None = False
     truncation_direction: Direction = None
@@ -135,7 +135,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_many(self) -> bool:
-        """Whether the answer is a list of predictions for each input."""
+        """Return whether the answer is a list of predictions for each input."""
         return not isinstance(self.inputs, str) and any(isinstance(each, list) for each in self.inputs)
 
     def read_sequences(self) -> list[list[str]]:
@@ -166,7 +166,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PredictionBody(BaseModel):
-    """What a classifier says of one label."""
+    """A classifier's score for one label."""
 
     score: float
     label: str
@@ -181,7 +181,7 @@ class RankBody(BaseModel):
 
 
 class InfoBody(BaseModel):
-    """What theirs tells of its model, as far as we know it."""
+    """The facts about the model that text-embeddings-inference tells, as far as they are known here."""
 
     model_id: str
     model_sha: str | None

@@ -64,7 +64,9 @@ async def encode_queries(
 async def encode_texts(
     resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]
 ) -> npt.NDArray[np.float32]:
-    """What the spec's task makes of each text or pair, float32 [texts, spec.dimensions]. Raises as encode_queries."""
+    """Encode texts or pairs by the spec's task: float32 [texts, spec.dimensions]. Raise the errors of
+    encode_queries.
+    """
     return (await answer_all(resources, spec, texts)).vectors
 
 

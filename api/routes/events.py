@@ -75,7 +75,7 @@ async def follow_job(resources: Resources, job: JobBody, glance: Glance) -> Asyn
 
 
 def has_moved(last: JobBody, job: JobBody) -> bool:
-    """Whether there is something to tell. Why a job waits is told, that it no longer does is not: items tell it."""
+    """Return whether there is news of the job. That it no longer waits is told by its items."""
     counts = (job.state, job.num_done, job.num_failed)
     return counts != (last.state, last.num_done, last.num_failed) or job.waiting_because not in (
         None,

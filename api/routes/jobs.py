@@ -143,7 +143,7 @@ def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
 
 
 def wish_for(resources: Resources, wish: Wish, job_id: UUID) -> JobBody:
-    """What the job is when it is done; the twins follow."""
+    """Apply a client's wish to the job and its twins, and return the job afterwards."""
     with resources.engine.begin() as connection:
         body = describe_job(connection, wish(connection, job_id))
     wish_for_twins(resources.engine, wish, job_id)

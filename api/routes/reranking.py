@@ -54,7 +54,7 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
 
 
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
-    """What is asked for, and the pairs that are to be judged. Raises Problem, InvalidOption and InvalidItem."""
+    """Read the request, its spec and the pairs to be judged. Raise Problem, InvalidOption and InvalidItem."""
     wanted = decode_body(body, RERANK_DECODER)
     return wanted, *pair_up(resources, wanted.wish(), wanted.query, wanted.texts())
 

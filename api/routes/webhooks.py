@@ -53,12 +53,12 @@ LARGEST_ID = 2**63 - 1
 
 
 def parse_webhook_id(webhook_id: Annotated[str, Path(description="The webhook's id, a number.")]) -> int:
-    """What is no number is no webhook's id. Raises WebhookNotFound."""
+    """Parse a webhook's id. Raise WebhookNotFound for what is no number."""
     return parse_id(webhook_id, WebhookNotFound)
 
 
 def parse_delivery_id(delivery_id: Annotated[str, Path(description="The delivery's id, a number.")]) -> int:
-    """What is no number is no delivery's id. Raises DeliveryNotFound."""
+    """Parse a delivery's id. Raise DeliveryNotFound for what is no number."""
     return parse_id(delivery_id, DeliveryNotFound)
 
 

@@ -117,7 +117,7 @@ class ItemReader:
 
 
 def is_object_per_line(lines: bytes, num_lines: int) -> bool:
-    """Whether every line starts with { and ends with }.
+    """Return whether every line starts with { and ends with }.
 
     msgspec's decode_lines takes white space for white space: it accepts two objects on a line, and one on two. No
     object goes on with { behind }, so with this and as many objects as lines, each line is one object.

@@ -19,16 +19,16 @@ Parts = list[bytes | memoryview]
 
 
 class ResultColumns(Protocol):
-    """Of one kind."""
+    """The columns of results of one kind."""
 
     @property
     def part(self) -> str:
-        """What `include` calls it."""
+        """Return the name that `include` has for these results."""
         ...
 
     @property
     def compression(self) -> Mapping[str, str]:
-        """That of columns which are not as the others, by name."""
+        """Return the compression of columns that need another one than the rest, by name."""
         ...
 
     def measure(self, results: Results) -> int:
@@ -74,7 +74,7 @@ class VectorColumns:
         return [pa.FixedSizeListArray.from_arrays(values, type=self._type(spec))]
 
     def _number(self, spec: EncodingSpec) -> "np.dtype[Any]":
-        """As in the export of a job: the type asked for, else float32, whatever the collection keeps."""
+        """Return the type of the numbers, as in the export of a job: the one asked for, else float32."""
         return np.dtype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
 
     def _type(self, spec: EncodingSpec) -> pa.DataType:

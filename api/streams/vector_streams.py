@@ -46,7 +46,7 @@ SMALLEST_GROUP_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """How the numbers of one type are written: `write` gives characters [n, d × slot_bytes], rows ended by "]"."""
+    """The notation of one number type: `write` gives characters [n, d × slot_bytes], rows ended by "]"."""
 
     slot_bytes: int
     write: Callable[[Any], npt.NDArray[np.uint8]]
@@ -62,7 +62,9 @@ NUMBER_FORMATS: Final = {
 
 
 def delivered_type(job: Job) -> VectorType:
-    """What the numbers of a binary file are: the type asked for, else float32, however a collection keeps them."""
+    """Return the type of the numbers in a binary file: the one asked for, else float32, whatever a collection
+    keeps.
+    """
     return VECTOR_TYPE_BY_NAME[job.spec.vector_type or FLOAT32]
 
 
@@ -196,7 +198,7 @@ def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[li
 
 @dataclass(frozen=True, slots=True)
 class ResultFormat:
-    """How one format is written. `measure` gives the number of bytes, where it is known beforehand."""
+    """The writer of one format. `measure` gives the number of bytes where it is known beforehand."""
 
     output: OutputFormat
     write: Callable[[Job, Any], Pieces]  # of whatever blocks its kind of result comes in
@@ -211,7 +213,9 @@ VECTOR_FORMATS: Final = {
 
 
 def start_reading(blocks: Iterator[Block]) -> Generator[Block, None, None]:
-    """The same blocks, of which the first is read now: what fails at once is a problem, not half a stream."""
+    """Read the first block now and the others later, so that an error at once is a problem and not half a
+    stream.
+    """
     first = next(blocks, None)
 
     def go_on() -> Generator[Block, None, None]:

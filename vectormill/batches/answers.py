@@ -1,4 +1,6 @@
-"""What came of the items of a request batch, in their order, a chunk at a time; and the lines that became no item."""
+"""The results of a request batch's items, in their order, a chunk at a time; and the lines that became no
+item.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -21,7 +21,7 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """How long files are kept."""
+    """The lifetime of files."""
 
     seconds: Annotated[int, Meta(ge=1, le=MOST_LIFETIME_SECONDS)]
     anchor: Literal["created_at"] = "created_at"

@@ -56,7 +56,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def has_list(self) -> bool:
-        """Whether each text, or list of ids, has a place of its own."""
+        """Return whether the input is a list of texts or of lists of ids."""
         return not (isinstance(self.input, str) or isinstance(self.input[0], int))
 
     def wish(self) -> Wish:

@@ -132,7 +132,7 @@ class FileWriter:
     def finish_in(
         self, connection: Connection, purpose: str, filename: str, lifetime_seconds: float | None
     ) -> RequestFile:
-        """The same in the caller's transaction, which then decides whether the file is there."""
+        """Finish the file in the caller's transaction, which then decides whether the file is there."""
         self.write(connection)
         values = {
             "id": self.id,

@@ -35,7 +35,7 @@ FIND_WHOLE_FILE = text("""
 
 
 def find_whole_file(connection: Connection, file_id: UUID) -> RequestFile:
-    """As find_file, of a file that is being read and so is kept beyond its time. Raises RequestFileNotFound."""
+    """Find a file that is being read, and so is kept beyond its time. Raise RequestFileNotFound."""
     row = connection.execute(FIND_WHOLE_FILE, {"file_id": file_id}).one_or_none()
     if row is None:
         raise RequestFileNotFound

@@ -125,7 +125,7 @@ def _end(held: HeldBatch, job: Job, errors: FileWriter, tally: _Tally, end_state
 
 
 def merge_lines(engine: Engine, batch: RequestBatch, job_id: UUID) -> Iterator[AnsweredLine | Refusal]:
-    """What came of every line, in the order of the file."""
+    """Merge the answers and refusals of all lines, in the order of the file."""
     refusals = read_refusals(engine, batch.id)
     refusal = next(refusals, None)
     for line in join_lines(read_answers(engine, job_id), batch.endpoint):

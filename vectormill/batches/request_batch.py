@@ -58,7 +58,7 @@ class BatchFault:
 
 @dataclass(frozen=True, slots=True)
 class NewRequestBatch:
-    """What is asked for; `output_lifetime_seconds` counts from the files' creation."""
+    """A request batch to be made; `output_lifetime_seconds` counts from the files' creation."""
 
     endpoint: str
     input_file_id: UUID

@@ -66,7 +66,7 @@ _ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def find_custom_id(line: bytes) -> str | None:
-    """That of a line, whatever else is wrong with it; None when it has none."""
+    """Return the custom_id of a line, whatever else is wrong with it; None when it has none."""
     try:
         return _CUSTOM_ID.decode(line).custom_id
     except _ERRORS:
@@ -158,7 +158,7 @@ PARSERS: Final = {EMBEDDINGS: _parse_embeddings, RERANK: _parse_rerank}
 
 
 def make_key(line: int, index: int, custom_id: str) -> str:
-    """Of an item: unique in its job, and its line can be read from it."""
+    """Make the key of an item: unique in its job, and its line can be read from it."""
     return f"{line}.{index}:{custom_id}"
 
 

@@ -44,7 +44,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_voyages(self) -> bool:
-        """Whether it has Voyage's names, whose clients read `data` where others read `results`."""
+        """Return whether the names are Voyage's, whose clients read `data` where others read `results`."""
         return self.top_k is not None or self.truncation is not None
 
     @property

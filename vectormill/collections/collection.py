@@ -71,7 +71,9 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class CollectionWishes:
-    """What the owner of a collection decides when it is made. `language` is a text search configuration of Postgres."""
+    """The choices of a collection's owner when it is made. `language` is a text search configuration of
+    Postgres.
+    """
 
     keep_text: bool = False
     language: str = "simple"

@@ -98,7 +98,9 @@ def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
 
 
 def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
-    """What tells two vector spaces apart: `dimensions is 384, not 256, …`. Either side may have a name more."""
+    """Tell two vector spaces apart in words: `dimensions is 384, not 256, …`. Either side may have a name
+    more.
+    """
     untold = {"vector_type": FLOAT16, "long_texts": TRUNCATE, "passage_overlap": 0}
     kept, asked = untold | theirs.vector_space(), untold | ours.vector_space()
     return ", ".join(

@@ -154,7 +154,7 @@ HAS_ROWS: Final = "SELECT EXISTS (SELECT 1 FROM vectormill.{table})"
 
 
 def has_rows(connection: Connection, name: str) -> bool:
-    """Whether the table is there and is not empty: what is unlogged is emptied by a crash of Postgres."""
+    """Return whether the table exists and is not empty: a crash of Postgres empties an unlogged table."""
     if not connection.execute(HAS_TABLE, {"name": name}).scalar_one():
         return False
     return bool(connection.execute(text(HAS_ROWS.format(table=name))).scalar_one())

@@ -77,7 +77,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of its source a collection holds, as of the last re-index that came to its end.
+    """The part of its source that a collection holds, as of the last re-index that came to its end.
 
     `failed_keys` are some of those that could not be encoded.
     """
@@ -90,7 +90,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Of the source's rows those that have a vector, 0 to 1."""
+        """Return the share of the source's rows that have a vector, 0 to 1."""
         return (self.num_seen - self.num_failed) / self.num_seen if self.num_seen else 1.0
 
 

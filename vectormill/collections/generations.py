@@ -49,13 +49,15 @@ FIND_SPEC = text("SELECT spec FROM vectormill.generations WHERE fingerprint = :f
 
 
 def read_generation(row: Row[Any]) -> Generation:
-    """Of GENERATION_COLUMNS."""
+    """Read a generation from a row of GENERATION_COLUMNS."""
     spec = EncodingSpec.from_json(row.spec)
     return Generation(row.id, row.collection_id, row.name, spec, table_name(row.id), row.state)
 
 
 def share_collection(connection: Connection, name: str) -> None:
-    """Which generations the collection has stays as it is until the transaction ends; others write meanwhile too."""
+    """Keep the collection's generations as they are until the transaction ends; others may do the same
+    meanwhile.
+    """
     connection.execute(SHARE_COLLECTION, {"name": name})
 
 
@@ -104,7 +106,8 @@ def find_written(connection: Connection, generation_id: int) -> Generation:
 def list_written_generations(
     connection: Connection, collection: str, *, is_deletion: bool = False
 ) -> list[Generation]:
-    """Where a put goes: the live generation and the one that is being built; where a deletion goes: retired ones too.
+    """List the generations that a put or a deletion writes: the live one, the one being built; a deletion the
+    retired too.
 
     By id, and the same until the transaction ends. A retired one is not put into, so that a rollback finds it as it
     was; but what was deleted does not come back with it.

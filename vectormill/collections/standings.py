@@ -1,4 +1,6 @@
-"""How collections stand, a page of them at a time, and what is being built in one. Reads, and locks nothing."""
+"""Standings of collections, a page of them at a time, and what is being built in one. Reads, and locks
+nothing.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ MOST_OPEN_RUNS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a line of a list says of a collection beside its spec and size.
+    """The line of a list about a collection, beside its spec and size.
 
     `num_seen` and `num_failed` are of the last re-index that came to its end; the open run is the newest one.
     `index_state` is of the live generation's vector index: ready, building, invalid, or None where there is none.
@@ -36,7 +38,7 @@ class Standing:
 
     @property
     def coverage(self) -> float | None:
-        """Of the source's rows those that have a result, 0 to 1; None while no re-index has ended."""
+        """Return the share of the source's rows that have a result, 0 to 1; None while no re-index has ended."""
         if self.num_seen is None or self.num_failed is None:
             return None
         return (self.num_seen - self.num_failed) / self.num_seen if self.num_seen else 1.0
@@ -78,7 +80,7 @@ LIST_STANDINGS = text(f"""
 
 
 def list_standings(connection: Connection, ids: Sequence[int]) -> dict[int, Standing]:
-    """Of these collections, by id; one that was deleted meanwhile is left out."""
+    """Return the standings of these collections by id; one that was deleted meanwhile is left out."""
     rows = connection.execute(LIST_STANDINGS, {"ids": list(ids)})
     return {row.id: Standing(**row._mapping) for row in rows}
 
@@ -101,7 +103,7 @@ class OpenRun:
 
     @property
     def share(self) -> float | None:
-        """Of its job's items those that are encoded, 0 to 1; None while it has no job."""
+        """Return the share of its job's items that are encoded, 0 to 1; None while it has no job."""
         return self.num_ended / self.num_items if self.num_items and self.num_ended is not None else None
 
 
@@ -121,6 +123,6 @@ def list_open_runs(connection: Connection, collection_id: int) -> list[OpenRun]:
 
 
 def find_index_progress(connection: Connection, generation_ids: Sequence[int]) -> dict[int, BuildProgress]:
-    """Of the generations those on which an index is being built now."""
+    """Return the progress of indexes that are being built, by the id of their generation."""
     found: dict[int, Any] = {each: find_progress(connection, each) for each in generation_ids}
     return {each: progress for each, progress in found.items() if progress is not None}

@@ -18,7 +18,7 @@ MOST_NAMED_KEYS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Strays:
-    """How many there are, and some by name."""
+    """The numbers of stray rows, tables and keys, and some of them by name."""
 
     num_attributes: int
     attribute_keys: list[str]

@@ -114,7 +114,7 @@ LIST_OPEN_CARRIES = text("""
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What was live, and what is now."""
+    """The generations before and after a swap."""
 
     retired: Generation
     live: Generation

@@ -98,7 +98,7 @@ def _explain(collection: str, dependents: str) -> str:
 
 
 def _give(cursor: Any, collection: str, view: Any, grants: list[Any], comments: list[Any]) -> None:
-    """What the old view had, and nothing that default privileges would add."""
+    """Grant what the old view had, and nothing that default privileges would add."""
     name = sql.Identifier("public", collection)
     new = cursor.execute("SELECT to_regclass(format('public.%%I', %s::text))::oid AS oid", (collection,))
     for grantee in {grant.grantee for grant in cursor.execute(LIST_GRANTS, {"oid": new.fetchone().oid})}:

@@ -1,1 +1,1 @@
-"""Where things are kept: Postgres, through SQLAlchemy Core and SQL written whole."""
+"""Access to Postgres, through SQLAlchemy Core and SQL written whole."""

@@ -28,7 +28,9 @@ DATABASE_ERRORS: Final = (SQLAlchemyError, psycopg.Error)
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether trying again later can help: the connection broke, a lock was not had, or a deadlock chose us."""
+    """Return whether a later attempt can help: the connection broke, a lock was not had, or a deadlock chose
+    us.
+    """
     if isinstance(error, TimeoutError):  # of the pool
         return True
     cause, sqlstate = _find_cause(error)
@@ -46,7 +48,7 @@ def is_shortage(error: Exception) -> bool:
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether the same will fail again, however often it is tried."""
+    """Return whether the same statement will fail again, however often it is tried."""
     cause, sqlstate = _find_cause(error)
     if cause is None or _is_broken(error):
         return False

@@ -1,4 +1,4 @@
-"""What the definitions of all tables share: the schema, the names of constraints, and columns that recur."""
+"""The common part of all tables' definitions: the schema, the names of constraints, and columns that recur."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""Where the migrations lie, and which is the newest. Reads names of files: loads neither Alembic nor a driver."""
+"""The place of the migrations, and the newest of them. Reads names of files: loads neither Alembic nor a
+driver.
+"""
 
 from pathlib import Path
 from typing import Final
@@ -14,5 +16,7 @@ SCRIPTS: Final = find_scripts(Path(__file__).resolve().parents[1])
 
 
 def find_newest_revision() -> str:
-    """Of this release. A migration's file is named for its revision, which are numbered in order."""
+    """Return the newest revision of this release. Files of migrations are named for their revisions, in
+    order.
+    """
     return max(path.name.partition("_")[0] for path in (SCRIPTS / "versions").glob("[0-9]*_*.py"))

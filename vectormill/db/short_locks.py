@@ -45,7 +45,8 @@ def act_in_short_locks(
     wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> T:
-    """What `act` answers, done in one transaction in which no lock is waited for longer than LOCK_MILLISECONDS.
+    """Return the result of `act`, done in one transaction in which no lock is waited for longer than
+    LOCK_MILLISECONDS.
 
     `wait` is called between two tries and may raise. Raises LocksHeld when there was no way through for so long.
     """

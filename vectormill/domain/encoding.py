@@ -1,4 +1,4 @@
-"""What a job asks of its model, EncodingOptions, and what that comes to, EncodingSpec: same spec, same vector space.
+"""EncodingOptions, which a job asks of its model, and EncodingSpec, which they come to: same spec, same vector space.
 
 An option is said once, with its help. From that are made requests and parameters of the API
 (`vectormill/encoding_options.py`), flags of commands (`cli/arguments/encoding_flags.py`) and the table in
@@ -34,7 +34,7 @@ VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """What is told of an option: `text` by commands, `text` and `more` by the API and the docs, `default` by the docs.
+    """The help of an option: `text` by commands, `text` and `more` by the API and the docs, `default` by the docs.
 
     `unset`, for a flag, is what stands in brackets as its default. `choices` are all that it can be, of whatever model;
     `least` is the smallest number that makes sense, which a model may raise.
@@ -65,7 +65,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
-    """What a job asks of its model; None leaves the model's own habit."""
+    """The options that a job asks of its model; None leaves the model's default."""
 
     normalize: Annotated[bool | None, Help("Vectors of length 1; else as the model has it.")] = None
     dimensions: Annotated[
@@ -232,7 +232,7 @@ def list_options(options: type[EncodingOptions]) -> tuple[Option, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EncodingSpec:
-    """How texts become vectors; a value, compared and hashed by content.
+    """The way that texts become vectors; a value, compared and hashed by content.
 
     `dimensions` is the length of the stored vector; when it is smaller than the model's own, the leading values
     are kept (Matryoshka) and normalized again if `normalize` is set. `prompt` is the literal text put before every
@@ -263,7 +263,7 @@ class EncodingSpec:
 
     @property
     def result(self) -> str:
-        """What comes of an item: a vector, a score or a record."""
+        """Return the result that an item has: a vector, a score or a record."""
         return TASKS[self.task].result
 
     def vector_space(self) -> dict[str, Any]:

@@ -54,5 +54,7 @@ LIST_WAITING = text(f"""
 
 
 def list_waiting(connection: Connection) -> list[Waiting]:
-    """What is to be encoded, by model and then by priority, the most urgent first. Nothing where no job is open."""
+    """List the items to be encoded, by model and then by priority, the most urgent first; empty where no job
+    is open.
+    """
     return [Waiting(*row) for row in connection.execute(LIST_WAITING)]

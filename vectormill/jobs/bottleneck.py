@@ -37,7 +37,9 @@ WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What bounded it: a stage, or `queue` when there was nothing in hand; and a sentence that says how it is known."""
+    """The stage that bounded a job, or `queue` when there was nothing in hand; and a sentence that says how
+    it is known.
+    """
 
     value: str
     reason: str
@@ -54,7 +56,7 @@ def share_stages(stage_seconds: Mapping[str, float], elapsed_seconds: float) -> 
 
 
 def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) -> Bottleneck | None:
-    """What to look at first to make it faster; None while nothing was measured.
+    """Return the stage to look at first to make the job faster; None while nothing was measured.
 
     A busy device comes first, for then the other stages are hidden behind it. Otherwise it waited for the stage in
     which chunks spent the most time.

@@ -117,7 +117,9 @@ def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
 
 
 def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[RecordBlock]:
-    """As read_vectors, of a job whose results are records; raises what that does."""
+    """Read the results of a job whose results are records, as read_vectors reads vectors, with the same
+    errors.
+    """
     job, generation_id = _find_written(engine, job_id)
 
     def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
@@ -141,7 +143,7 @@ def _read_behind(engine: Engine, job: Job, make_block: MakeBlock[B], after: str 
 
 
 def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
-    """Where the chunk of the item with this key begins, and the item's own position. Raises InvalidOption.
+    """Find where the chunk of the item with this key begins, and the item's own position. Raise InvalidOption.
 
     Keys lie compressed with their texts: all chunks before it are looked through, a few at a time.
     """

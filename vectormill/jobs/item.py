@@ -45,7 +45,7 @@ _NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def has_nul(encoded: bytes) -> bool:
-    """Whether JSON has a NUL character in it, which jsonb refuses."""
+    """Return whether JSON has a NUL character in it, which jsonb refuses."""
     return b"\\u0000" in encoded and _NUL_ESCAPE.search(encoded) is not None
 
 
@@ -119,7 +119,7 @@ class Items(Sequence[Item]):
         return map(Item, self.keys, self.texts, self.metadata, self.places)
 
     def take(self, places: Iterable[int]) -> "Items":
-        """Those at these places, in this order."""
+        """Return the items at these places, in this order."""
         some = list(places)
         return Items(
             [self.keys[place] for place in some],
@@ -133,11 +133,11 @@ class Items(Sequence[Item]):
         return list(map(str.encode, self.keys))
 
     def content_hashes(self) -> list[bytes]:
-        """Of each item's text, as Item.content_hash."""
+        """Return the hash of each item's text, as Item.content_hash."""
         return [blake2b(text, digest_size=16).digest() for text in self.texts]
 
     def metadata_hashes(self) -> list[bytes]:
-        """Of each item's metadata, as Item.metadata_hash; empty where there is none."""
+        """Return the hash of each item's metadata, as Item.metadata_hash; empty where there is none."""
         return [blake2b(text, digest_size=16).digest() if text else b"" for text in self.metadata]
 
 

@@ -79,7 +79,7 @@ INTERACTIVE_PRIORITY: Final = MOST_URGENT_PRIORITY
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What is asked for, checked against the model, before any item is read.
+    """A job to be made, checked against the model, before any item is read.
 
     `lifetime_seconds` is for the samples of a check: whatever the job's state, it is removed when that is over.
     Infinite, it is for that of a put: it is removed some minutes after its end.
@@ -175,7 +175,7 @@ class Job:
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """What bounded the job, or bounds it so far; None before its first chunk is done."""
+        """Return the stage that bounded the job, or bounds it so far; None before its first chunk is done."""
         return find_bottleneck(self.stage_seconds, self.elapsed_seconds)
 
     @property

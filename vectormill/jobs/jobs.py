@@ -220,7 +220,7 @@ HAS_LOST_COLLECTION = text("""
 
 
 def has_lost_collection(connection: Connection, job_id: UUID) -> bool:
-    """Whether the job's vectors were in a collection that was deleted since."""
+    """Return whether the job's vectors were in a collection that was deleted since."""
     is_so: bool = connection.execute(HAS_LOST_COLLECTION, {"job_id": job_id}).scalar_one()
     return is_so
 

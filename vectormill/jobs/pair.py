@@ -40,7 +40,7 @@ def split_pair(text: bytes) -> tuple[bytes, bytes | None]:
 
 
 def find_side_failure(text: bytes, max_chars: int) -> ItemFailure | None:
-    """As find_text_failure, of what is a pair or a text alone; of a pair `max_chars` are allowed to each."""
+    """Find why a pair, or a text alone, cannot be encoded; each side of a pair may have `max_chars`."""
     first, second = split_pair(text)
     failure = find_text_failure(first, max_chars)
     if failure is not None or second is None:
@@ -50,5 +50,5 @@ def find_side_failure(text: bytes, max_chars: int) -> ItemFailure | None:
 
 
 def name_second(failure: ItemFailure) -> ItemFailure:
-    """The same failure, of the second text."""
+    """Return the same failure, told of the second text."""
     return ItemFailure(failure.code, f"text_pair: {failure.detail}")

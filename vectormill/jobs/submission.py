@@ -240,7 +240,7 @@ class JobWriter:
         self._item_bytes = self._item_tokens = 0
 
     def _measure_chunk(self) -> float:
-        """How much of a chunk of the largest size the present one is."""
+        """Return the size of the present chunk as a share of the largest."""
         return max(
             self._item_tokens / LARGEST_CHUNK_TOKENS,
             len(self._texts) / self._max_items,
@@ -331,7 +331,9 @@ class JobWriter:
             return job
 
     def _open_generation(self, connection: Connection) -> Generation | None:
-        """What the job writes; it neither goes nor changes its state until the transaction ends."""
+        """Open the generation that the job writes; it neither goes nor changes its state until the
+        transaction ends.
+        """
         job = self._new_job
         if job.generation_id is not None:
             generation = find_written(connection, job.generation_id)

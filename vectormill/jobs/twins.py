@@ -121,7 +121,7 @@ Wish = Callable[[Connection, UUID], Job]
 
 
 def wish_for_twins(engine: Engine, wish: Wish, job_id: UUID) -> None:
-    """What a client wished of a job, of its twins too; afterwards, since no transaction locks two jobs.
+    """Apply a client's wish for a job to its twins; afterwards, since no transaction locks two jobs.
 
     One whose state does not allow it stays as it is: it has ended, or has failed nowhere.
     """

@@ -77,7 +77,7 @@ class Surroundings:
 
 
 def explain_wait(job: Job, around: Surroundings) -> str | None:
-    """What the job waits for; None when it makes progress, is about to, or is not to make any.
+    """Explain what the job waits for; None when it makes progress, is about to, or is not to make any.
 
     What no waiting helps against comes first: chunks that no worker can encode are offered again and again, and a
     lease is seen now and then.

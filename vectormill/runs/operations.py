@@ -1,4 +1,4 @@
-"""What can be asked of runs."""
+"""Operations on runs."""
 
 from typing import Any, Final
 

@@ -57,7 +57,7 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ScheduleChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is left out stays as it is."""
+    """A change of a schedule; fields that are left out stay as they are."""
 
     cron: Cron | None = None
     timezone: Timezone | None = None

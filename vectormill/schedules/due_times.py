@@ -37,7 +37,7 @@ def list_due_schedules(connection: Connection) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """What one due time came to. `reason` says why the run was not queued."""
+    """The outcome of one due time. `reason` says why the run was not queued."""
 
     schedule: str
     due_at: datetime

@@ -1,4 +1,4 @@
-"""What can be asked of schedules."""
+"""Operations on schedules."""
 
 from typing import Any, Final
 

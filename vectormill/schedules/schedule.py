@@ -25,7 +25,7 @@ SCHEDULE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class NewSchedule:
-    """What a client asks for. `options` are those of the runs that it makes."""
+    """A schedule to be made. `options` are those of the runs that it makes."""
 
     name: str
     collection: str
@@ -64,7 +64,7 @@ class Schedule:
 
     @property
     def lag_seconds(self) -> float:
-        """How long its due time is past without a run: more than seconds means that no scheduler looks."""
+        """Return the seconds since the due time without a run: more than a few mean that no scheduler looks."""
         if self.paused_at is not None or self.next_due_at is None:
             return 0.0
         return max((self.now - self.next_due_at).total_seconds(), 0.0)
@@ -72,7 +72,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCounts:
-    """Of all schedules: paused ones are neither failing nor overdue."""
+    """Counts of all schedules: paused ones are neither failing nor overdue."""
 
     num_schedules: int
     num_paused: int

@@ -151,7 +151,9 @@ def change_schedule(
     overlap: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Schedule:
-    """What is None stays. Another expression or zone is due after now. Raises ScheduleNotFound and InvalidOption."""
+    """Change a schedule; None leaves a field. A new expression or zone counts from now. Raise
+    ScheduleNotFound, InvalidOption.
+    """
     row = lock_schedule(connection, name)
     values: dict[str, Any] = {
         "id": row.id,
@@ -286,5 +288,5 @@ COUNT_SCHEDULES = text(f"""
 
 
 def count_schedules(connection: Connection) -> ScheduleCounts:
-    """How many there are, and how many of them need somebody."""
+    """Count the schedules, and those that need somebody."""
     return ScheduleCounts(**connection.execute(COUNT_SCHEDULES).one()._mapping)

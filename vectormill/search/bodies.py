@@ -34,7 +34,7 @@ FILTER_DESCRIPTION: Final = (
 
 
 class Weights(msgspec.Struct, forbid_unknown_fields=True):
-    """What a place in each ranking counts for."""
+    """The weights of a place in each ranking."""
 
     vector: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     text: Annotated[float, Meta(ge=0, le=1000)] = 1.0
@@ -121,7 +121,7 @@ def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
 
 
 def make_search(query: SearchQuery) -> Search:
-    """What the query asks for, beside its vector. Raises InvalidOption."""
+    """Make the search that the query asks for, beside its vector. Raise InvalidOption."""
     if query.hybrid is not None and query.mode not in (None, HYBRID if query.hybrid else query.mode):
         raise InvalidOption(f"hybrid=true is mode hybrid, and mode {query.mode} is given too; leave one out.")
     if query.hybrid is False and query.mode == HYBRID:
@@ -154,7 +154,7 @@ def make_search(query: SearchQuery) -> Search:
 
 
 class PassageBody(BaseModel):
-    """Where in its document a passage stands, in code points."""
+    """The place of a passage in its document, in code points."""
 
     index: int
     start: int
@@ -239,6 +239,6 @@ class SearchAnswer(BaseModel):
 
 
 class ManySearchesAnswer(BaseModel):
-    """What each of `queries` would have been answered alone, in their order."""
+    """The answers to each of `queries`, in their order."""
 
     data: list[SearchAnswer]

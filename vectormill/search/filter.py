@@ -219,7 +219,9 @@ def _refusal(place: str, reason: str) -> InvalidOption:
 
 
 def fits(condition: Filter, metadata: Mapping[str, Any]) -> bool:
-    """Whether metadata fulfils the condition. Strings are compared by code points, as Postgres does in collation C."""
+    """Return whether metadata fulfils the condition. Strings are compared by code points, as Postgres does in
+    collation C.
+    """
     match condition:
         case AllOf(parts):
             return all(fits(part, metadata) for part in parts)
@@ -243,7 +245,9 @@ def fits(condition: Filter, metadata: Mapping[str, Any]) -> bool:
 
 
 def _find(metadata: Any, path: Sequence[str]) -> tuple[bool, Any]:
-    """Whether there is a value at the path, and the value. A path leads through objects only, never into a list."""
+    """Return whether there is a value at the path, and the value. A path leads through objects only, never
+    into a list.
+    """
     found = metadata
     for name in path:
         if not isinstance(found, Mapping) or name not in found:
@@ -253,7 +257,7 @@ def _find(metadata: Any, path: Sequence[str]) -> tuple[bool, Any]:
 
 
 def find_json_type(value: Any) -> str:
-    """As jsonb_typeof says: to Python true is a number."""
+    """Return the type as jsonb_typeof names it: to Python true is a number."""
     if value is None:
         return "null"
     if isinstance(value, bool):

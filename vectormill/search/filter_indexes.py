@@ -31,14 +31,16 @@ def write_value(field: str) -> str:
 
 
 def name_filter_index(generation_id: int, field: str) -> str:
-    """Of 63 bytes at most, whatever the field."""
+    """Make the name of an index on a field, whatever the field, of at most 63 bytes."""
     if field == ANY_FIELD:
         return f"{attributes_name(generation_id)}_on_any"
     return f"{attributes_name(generation_id)}_on_{hashlib.blake2b(field.encode(), digest_size=6).hexdigest()}"
 
 
 def define_filter_index(field: str) -> sql.Composable:
-    """What follows `CREATE INDEX … ON the attributes table`. A dot leads into an object, as in a filter."""
+    """Return the text behind `CREATE INDEX … ON the attributes table`. A dot leads into an object, as in a
+    filter.
+    """
     if field == ANY_FIELD:
         return sql.SQL("USING gin (metadata jsonb_ops)")
     names = [sql.Literal(name) for name in field.split(".")]
@@ -51,5 +53,5 @@ def name_text_index(generation_id: int) -> str:
 
 
 def define_text_index() -> sql.Composable:
-    """Of the words of kept texts, for hybrid searches."""
+    """Return the definition of the index of the words of kept texts, for hybrid searches."""
     return sql.SQL("USING gin (search)")

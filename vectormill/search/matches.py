@@ -112,7 +112,7 @@ def find_matches(
     *,
     timeout_seconds: float = 30.0,
 ) -> list[Nearest]:
-    """What answers each search, best first; with it comes its vector, finite float32 [dimensions], if it needs one.
+    """Find the nearest rows of each search, best first; a search by vector has finite float32 [dimensions] with it.
 
     Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
     share of bits that differ. With an HNSW index (pgvector 0.8 or newer) nearly the nearest, and as many as there are.
@@ -163,7 +163,9 @@ def prepare(connection: Connection, search: Search, timeout_seconds: float) -> N
 def find_round(
     connection: Connection, generation: Generation, searches: Sequence[SearchWithVector], plans: Plans
 ) -> list[Nearest | None]:
-    """What answers searches of one company, by one statement; None for each that is to be asked by itself."""
+    """Find the answers to searches of one round by one statement; None for each that is to be asked by
+    itself.
+    """
     first, _ = searches[0]
     whole = replace(first, limit=first.num_wanted, offset=0)
     embeddings = [embedding for _, embedding in searches if embedding is not None]
@@ -281,7 +283,7 @@ def find_language(connection: Connection, generation: Generation) -> str:
 
 @contextmanager
 def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]:
-    """What Postgres refuses, in words of ours."""
+    """Turn refusals of Postgres into errors of ours."""
     try:
         yield
     except OperationalError as error:

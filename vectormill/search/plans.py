@@ -20,7 +20,7 @@ UNPLANNED: Final = ("query", "queries", "words", "own")
 
 @dataclass(frozen=True, slots=True)
 class PlannedReading:
-    """How Postgres means to run a search: by the vectors' index, or by reading about so many rows for want of one.
+    """The way Postgres will run a search: by the vectors' index, or by reading about so many rows for want of one.
 
     `num_filtered` is how many rows it expects from an index on their metadata or words; None without such an index.
     """
@@ -31,7 +31,7 @@ class PlannedReading:
 
 
 class Plans:
-    """How statements will be run, asked once of those that differ in their vectors alone. Reads no row."""
+    """The plans of statements, asked once of those that differ in their vectors alone. Reads no row."""
 
     def __init__(self, connection: Connection, generation: Generation) -> None:
         self._connection = connection
@@ -85,18 +85,18 @@ class Plans:
 
 
 def is_scan(node: Mapping[str, Any]) -> bool:
-    """Whether the node reads a table from its beginning to its end."""
+    """Return whether the node reads a table from its beginning to its end."""
     return bool(node["Node Type"] == "Seq Scan")
 
 
 def is_by_own_index(node: Mapping[str, Any], primary_key: str) -> bool:
-    """Whether the node finds rows by another index than that of their keys."""
+    """Return whether the node finds rows by another index than that of their keys."""
     below = [inner for inner in walk_plan(node) if "Index Name" in inner]
     return any(inner["Index Name"] != primary_key for inner in below)
 
 
 def num_readers(plan: Mapping[str, Any]) -> int:
-    """How many processes run the plan's parallel part, or 1."""
+    """Return how many processes run the plan's parallel part, or 1."""
     planned = max((int(node.get("Workers Planned", 0)) for node in walk_plan(plan)), default=0)
     return planned + 1
 

@@ -27,7 +27,9 @@ from vectormill.vectors.vector_types import (
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far a row's vector is from a query's: `column operator query`, the query being of `query_type`."""
+    """The distance between a row's vector and a query's: `column operator query`, the query being of
+    `query_type`.
+    """
 
     column: str
     operator: str
@@ -77,7 +79,8 @@ def make_query_vector(
     embedding: npt.NDArray[np.float32] | None,
     like: str | None,
 ) -> QueryVector | None:
-    """Of a finite float32 [dimensions], or of the row whose key is `like`. None while an int8 collection has no ranges.
+    """Make a query vector of finite float32 [dimensions], or of the row `like`. None while an int8 collection
+    has no ranges.
 
     Raises ItemNotFound.
     """
@@ -98,7 +101,7 @@ def make_query_vector(
 def make_query_vectors(
     connection: Connection, generation: Generation, embeddings: Sequence[npt.NDArray[np.float32]]
 ) -> QueryVector | None:
-    """Of several finite float32 [dimensions] at once. None while an int8 collection has no ranges."""
+    """Make query vectors of finite float32 [dimensions] each. None while an int8 collection has no ranges."""
     kind, distance = choose_distance(generation)
     values = load_ranges(connection, generation, kind)
     if values is None:
@@ -125,7 +128,7 @@ def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], k
 
 
 def find_oid(connection: Connection, type_name: str) -> int:
-    """Of a type of which statements are to have arrays. Asked once a connection."""
+    """Find the oid of a type of which statements are to have arrays. Asked once a connection."""
     known: dict[str, int] = connection.info.setdefault("array_types", {})
     if type_name not in known:
         driver = connection.connection.driver_connection
@@ -146,7 +149,7 @@ def choose_distance(generation: Generation) -> tuple[str, Distance]:
 
 
 def load_ranges(connection: Connection, generation: Generation, kind: str) -> dict[str, object] | None:
-    """What the distance binds beside the query. None while an int8 collection has no ranges."""
+    """Load what the distance binds beside the query. None while an int8 collection has no ranges."""
     if kind != INT8:
         return {}
     ranges = find_ranges(connection, generation.spec)

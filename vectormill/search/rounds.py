@@ -23,7 +23,7 @@ SearchWithVector = tuple[Search, npt.NDArray[np.float32] | None]
 
 
 def find_company(search: Search) -> Hashable | None:
-    """What searches that one statement answers have in common; None for one that is always alone.
+    """Return what searches that one statement answers have in common; None for one that is always alone.
 
     Also how many rows they want: an index that looks for more rows may find nearer ones as well.
     """

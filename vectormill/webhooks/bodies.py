@@ -47,7 +47,7 @@ class WebhookRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class WebhookChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is left out stays as it is."""
+    """A change of a webhook; fields that are left out stay as they are."""
 
     url: Url | None = None
     events: Events | None = None
@@ -56,7 +56,7 @@ class WebhookChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class RotationRequest(Struct, forbid_unknown_fields=True):
-    """How the change of a secret is made."""
+    """The way in which a secret is changed."""
 
     grace_seconds: Annotated[
         float,
@@ -69,7 +69,7 @@ class RotationRequest(Struct, forbid_unknown_fields=True):
 
 
 class ReplayRequest(Struct, forbid_unknown_fields=True):
-    """Which deliveries are sent once more."""
+    """The deliveries that are to be sent once more."""
 
     since: Annotated[datetime, Meta(tz=True, description="Deliveries of older events stay given up.")]
 

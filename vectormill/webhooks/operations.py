@@ -1,4 +1,4 @@
-"""What can be asked of webhooks.
+"""Operations on webhooks.
 
 All of it needs a key of the scope webhooks: a webhook has the server connect where it says, and its URL may be secret.
 """

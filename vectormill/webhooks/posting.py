@@ -77,7 +77,7 @@ class Poster:
         self._certificates = ssl.create_default_context()
 
     async def post(self, posting: Posting) -> Reply:
-        """What came of it; never raises for what the other side does."""
+        """Post a message and return the reply; raise nothing for what the other side does."""
         headers = make_headers(posting.message_id, posting.payload, posting.secrets, datetime.now(UTC))
         transport = JudgedTransport(
             httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False),

@@ -92,7 +92,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """What an attempt to deliver a message needs. Its secrets: the newest first."""
+    """The data that an attempt to deliver a message needs. The newest secret is the first."""
 
     webhook_id: int
     message_id: str
@@ -103,7 +103,7 @@ class Posting:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of an attempt: a status, or an error where none came. `retry_after` is in seconds."""
+    """The reply to an attempt: a status, or an error where none came. `retry_after` is in seconds."""
 
     status_code: int | None
     error: str | None = None

@@ -103,7 +103,7 @@ def change_webhook(
     events: Sequence[str] | None = None,
     is_enabled: bool | None = None,
 ) -> Webhook:
-    """What is None stays. Raises WebhookNotFound."""
+    """Change a webhook; None leaves a field. Raise WebhookNotFound."""
     values = {
         "id": webhook_id,
         "url": url,

@@ -27,7 +27,7 @@ NUM_SHRINK_REPORTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class BudgetRules:
-    """Where budgets start and what bounds them. `is_tuned` is False for a size that a user gave, which is a ceiling.
+    """The start of budgets and their bounds. `is_tuned` is False for a size that a user gave, which is a ceiling.
 
     The watermarks are shares of the device's memory: nothing grows above the low one, and what is tuned shrinks above
     the high one.

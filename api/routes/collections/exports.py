@@ -70,7 +70,7 @@ def get_export(
 
 
 def choose_inclusion(generation: Generation, include: str | None) -> Inclusion:
-    """What the rows have. Raises WrongKind for results that are of another kind than the collection's."""
+    """Choose what rows have in an export. Raise WrongKind for results of another kind than the collection's."""
     if include is None:
         return Inclusion()
     parts, own = set(include.split(",")), RESULT_COLUMNS[generation.spec.result].part

@@ -104,7 +104,7 @@ def get_item(
     resources: ResourcesDependency,
     wanted: Annotated[ItemParameters, Query()],
 ) -> ItemAnswer:
-    """What the collection has under the key."""
+    """Answer the collection's item with this key."""
     with resources.engine.connect() as connection:
         item = find_item(connection, name, key, has_vector=wanted.include == "vector")
     return ItemAnswer.from_item(item)
@@ -167,7 +167,7 @@ def read_item(body: bytes, key: str, collection: str, resources: Resources) -> I
 
 
 def takes_pairs(collection: str, resources: Resources) -> bool:
-    """Whether what a collection keeps is of pairs. Raises CollectionNotFound."""
+    """Return whether the collection keeps results of pairs. Raise CollectionNotFound."""
     with resources.engine.connect() as connection:
         return TASKS[find_generation(connection, collection).spec.task].reads_pairs
 
@@ -175,7 +175,7 @@ def takes_pairs(collection: str, resources: Resources) -> bool:
 def choose_wait(
     wait_seconds: float | None, prefer: str | None, response: Response, resources: Resources
 ) -> float:
-    """How long the client waits; said in the answer where it was its preference that counted."""
+    """Return the seconds that the client waits; the answer says so where a preference of the client decided."""
     if wait_seconds is not None:
         return wait_seconds
     preference = WAIT.search(prefer or "")

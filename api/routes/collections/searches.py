@@ -47,7 +47,7 @@ class SearchRoute(APIRoute):
 
 
 async def answer_search(request: Request) -> Response:
-    """What `post_search` answers. Raises CollectionNotFound beside what that does."""
+    """Answer a search, as `post_search` describes. Raise CollectionNotFound and the errors of that."""
     resources: Resources = request.app.state.resources
     return await post_search(request, parse_collection_name(request.path_params["name"]), resources)
 
@@ -94,7 +94,7 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
 
 
 async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """What takes less than to wake a thread for it is done here; what takes longer holds up no other request."""
+    """Run short work at once, since waking a thread would take longer, and longer work on a thread."""
     return work(*arguments, **options) if is_little else await run_in_threadpool(work, *arguments, **options)
 
 
@@ -170,7 +170,7 @@ async def find_embeddings(
 
 
 def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bool) -> str:
-    """As JSON."""
+    """Write the answer as JSON."""
     answers = [
         SearchAnswer.from_nearest(nearest, search) for nearest, search in zip(found, searches, strict=True)
     ]

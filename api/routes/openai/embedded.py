@@ -1,4 +1,6 @@
-"""What every route of vectors does between its body and its answer: texts go to a worker, and a failure is named."""
+"""The part that all routes of vectors share, between body and answer: texts go to a worker, and failures are
+named.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -28,7 +30,9 @@ SMALL_VECTORS: Final = 64 << 10
 async def read_wanted(
     request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
 ) -> T:
-    """What `read`, which may wait for a hub, makes of the body. Raises Problem, and what that does."""
+    """Read the body with `read`, which may wait for a hub, on a thread. Raise Problem and the errors of
+    `read`.
+    """
     require_json(request)
     return await run_in_threadpool(read, await read_body(request, resources.settings, hold), resources)
 
@@ -36,7 +40,7 @@ async def read_wanted(
 async def read_at_once(
     request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
 ) -> T:
-    """The same of a `read` that waits for nobody: a small body is read here."""
+    """Read a small body with a `read` that waits for nobody, in the event loop."""
     require_json(request)
     body = await read_body(request, resources.settings, hold)
     if len(body) <= SMALL_BYTES:

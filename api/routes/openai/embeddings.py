@@ -14,14 +14,14 @@ from vectormill.batches.embeddings_request import EMBEDDINGS_DECODER, Embeddings
 
 
 class EmbeddingsRoute(APIRoute):
-    """As of searches: what FastAPI does around a route took longer than all that is done here."""
+    """A route without FastAPI's part: that took longer than all that is done here, as with searches."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         return answer_embeddings
 
 
 async def answer_embeddings(request: Request) -> Response:
-    """What `post_embeddings` answers."""
+    """Answer embeddings, as `post_embeddings` describes."""
     return await post_embeddings(request, request.app.state.resources)
 
 

@@ -35,7 +35,7 @@ router = APIRouter(tags=["runs"])
 
 
 def parse_run_id(run_id: Annotated[str, Path(description="The run's id, a UUID.")]) -> UUID:
-    """What is no UUID is no run's id. Raises RunNotFound."""
+    """Parse a run's id. Raise RunNotFound for what is no UUID, since no run has such an id."""
     try:
         return UUID(run_id)
     except ValueError:
@@ -71,7 +71,9 @@ def post_run(
 def choose_spec(
     connection: Connection, resources: Resources, name: str, body: RunRequest
 ) -> EncodingSpec | None:
-    """What the options say of the vectors, on top of the live generation's; None if they say nothing."""
+    """Choose the spec of the vectors by the options, on top of the live generation's; None if they change
+    nothing.
+    """
     live = find_generation(connection, name)
     wanted = body.options.of_spec()
     if not wanted:

@@ -45,7 +45,7 @@ LAST_MICROSECOND: Final = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelt
 
 
 def parse_schedule_name(name: Annotated[str, Path(description="The schedule's name.")]) -> str:
-    """What no schedule can be called is no schedule's name, and may be no text that Postgres takes.
+    """Return the name if a schedule can have it.
 
     Raises ScheduleNotFound.
     """
@@ -136,7 +136,7 @@ def post_run(
 def get_history(
     resources: ResourcesDependency, name: ScheduleName, wanted: Annotated[PageFilter, Query()]
 ) -> ScheduledRunPage:
-    """What became of its due times, the newest first: runs, and those that were skipped with the reason."""
+    """List the due times of a schedule, the newest first: runs, and those that were skipped, with the reason."""
     position = decode_cursor(wanted.after)
     before = None if position is None else EPOCH + timedelta(microseconds=min(position, LAST_MICROSECOND))
     with resources.engine.connect() as connection:

@@ -99,7 +99,7 @@ async def put_source(
 
 @router.get("/v1/collections/{name}/source")
 def get_source(name: CollectionName, resources: ResourcesDependency) -> SourceBody:
-    """Where the texts of the collection come from."""
+    """Describe where the texts of the collection come from."""
     with resources.engine.connect() as connection:
         return SourceBody.from_saved(find_source(connection, name))
 

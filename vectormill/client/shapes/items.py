@@ -13,7 +13,7 @@ class PutAnswer(TypedDict):
 
 
 class PassageBody(TypedDict):
-    """Where in its document a passage stands, in code points."""
+    """The place of a passage in its document, in code points."""
 
     index: int
     start: int

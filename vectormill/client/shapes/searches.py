@@ -27,7 +27,7 @@ class SearchAnswer(TypedDict):
 
 
 class ManySearchesAnswer(TypedDict):
-    """What each of `queries` would have been answered alone, in their order."""
+    """The answers to each of `queries`, in their order."""
 
     data: list[SearchAnswer]
 

@@ -20,7 +20,7 @@ from vectormill.webhooks.webhook import ROTATION_SECONDS
 
 
 class WebhookCalls(Transport):
-    """Where the ends of jobs and runs are told. All methods need a key of the scope webhooks."""
+    """Webhooks, which tell the ends of jobs and runs. All methods need a key of the scope webhooks."""
 
     def create_webhook(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How something stands. `share`, 0 to 1, is the part of `stage` that is done, None where that is unknown.
+    """The progress of something. `share`, 0 to 1, is the part of `stage` that is done, None where that is unknown.
 
     `reason` is shown once, until it changes.
     """

@@ -40,7 +40,7 @@ SESSION: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """Where a build is. `num_waiting` sessions wait for locks that it holds."""
+    """The progress of a build. `num_waiting` sessions wait for locks that it holds."""
 
     phase: str
     tuples_done: int
@@ -54,7 +54,7 @@ class BuildProgress:
 
     @property
     def share(self) -> float | None:
-        """Of the phase, 0 to 1; None while it cannot be told."""
+        """Return the share of the phase that is done, 0 to 1; None while it cannot be told."""
         done, total = self.blocks_done, self.blocks_total
         if not total:
             done, total = self.tuples_done, self.tuples_total
@@ -73,7 +73,9 @@ READ_PROGRESS: Final = text("""
 
 
 def find_progress(connection: Connection, generation_id: int) -> BuildProgress | None:
-    """Of a build on one of the generation's tables, whoever started it; None when nothing is built now."""
+    """Find the progress of a build on one of the generation's tables, whoever began it; None when none is
+    under way.
+    """
     row = connection.execute(READ_PROGRESS, _tables(generation_id)).one_or_none()
     return BuildProgress(**row._mapping) if row else None
 

@@ -42,7 +42,9 @@ WORKER_BYTES: Final = 32 * MIB
 
 @dataclass(frozen=True, slots=True)
 class OperatorClass:
-    """How vectors of one type are indexed: its name in SQL, the most dimensions, the bytes of one value in memory."""
+    """The index of vectors of one type: its name in SQL, the most dimensions, the bytes of one value in
+    memory.
+    """
 
     name: str
     max_dimensions: int
@@ -58,7 +60,7 @@ OPERATOR_CLASSES: Final[Mapping[str, OperatorClass]] = {
 
 @dataclass(frozen=True, slots=True)
 class IndexWishes:
-    """What a collection's owner asks for; None leaves it to the plan."""
+    """The wishes of a collection's owner; None leaves the choice to the plan."""
 
     policy: str = AUTO
     m: int | None = None
@@ -68,7 +70,7 @@ class IndexWishes:
 
     @classmethod
     def from_options(cls, policy: str, options: Mapping[str, Any]) -> Self:
-        """Of what is kept with a collection, or with a run. Raises InvalidOption."""
+        """Read the wishes that are kept with a collection or a run. Raise InvalidOption."""
         m, ef_construction = options.get("m"), options.get("ef_construction")
         check_between("m", m, LEAST_M, MOST_M)
         check_between("ef_construction", ef_construction, LEAST_EF_CONSTRUCTION, MOST_EF_CONSTRUCTION)
@@ -88,7 +90,8 @@ def check_between(name: str, value: int | None, least: int, most: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerRoom:
-    """What Postgres has for a build. `free_bytes` is of memory, `source` says who told; `num_cores` None is unknown.
+    """The room that Postgres has for a build. `free_bytes` is of memory, `source` names who told; `num_cores`
+    None: unknown.
 
     `maintenance_bytes` and `num_workers` are the server's own settings, `most_workers` what it can start at all.
     """
@@ -149,7 +152,7 @@ def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClas
 
 
 def estimate_graph_bytes(num_rows: int, dimensions: int, operator_class: OperatorClass, m: int) -> int:
-    """What the graph takes in memory while it is built."""
+    """Estimate the memory that the graph takes while it is built, in bytes."""
     value_bytes = math.ceil((8 + dimensions * operator_class.bits / 8) / 8) * 8
     return num_rows * (value_bytes + 2 * m * 16 + ELEMENT_BYTES)
 

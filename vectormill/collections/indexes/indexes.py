@@ -95,7 +95,7 @@ def name_next_hnsw(generation_id: int, found: list[FoundIndex]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptWishes:
-    """What a collection's owner wants of the indexes of its generations."""
+    """The wishes of a collection's owner for the indexes of its generations, as they are kept."""
 
     policy: str
     options: Mapping[str, Any]
@@ -155,7 +155,7 @@ ESTIMATE_ROWS: Final = "EXPLAIN (FORMAT JSON) SELECT 1 FROM vectormill.{table}"
 
 
 def count_rows(connection: Connection, table: str) -> int:
-    """Of a small table exactly, of a large one what the planner expects to read."""
+    """Count the rows of a small table exactly; of a large one return the planner's estimate."""
     measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{table}"}).one()
     if measured.num_bytes <= COUNTED_BYTES:
         return int(connection.execute(text(COUNT_ROWS.format(table=table))).scalar_one())
@@ -188,7 +188,7 @@ FIND_RECORD: Final = text(
 
 
 def find_record(connection: Connection, generation_id: int) -> Mapping[str, Any]:
-    """What record_index kept; empty when there is none."""
+    """Return the record that record_index kept; empty when there is none."""
     return connection.execute(FIND_RECORD, {"generation_id": generation_id}).scalar_one_or_none() or {}
 
 

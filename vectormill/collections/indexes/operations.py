@@ -1,4 +1,4 @@
-"""What can be asked of the indexes of a collection."""
+"""Operations on the indexes of a collection."""
 
 from typing import Any, Final
 

@@ -40,20 +40,20 @@ class RowKind(Protocol):
 
     @property
     def result(self) -> str:
-        """What comes of an item: see vectormill/domain/tasks/task.py."""
+        """Return the result that an item has: see vectormill/domain/tasks/task.py."""
         ...
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """Those of the attributes in which an item's text is kept: two where it is a pair."""
+        """Return the columns of attributes in which an item's text is kept: two for a pair."""
         ...
 
     def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
-        """Those of the generation's table, the one whose type the view depends on first."""
+        """Return the columns of the generation's table; the one whose type the view depends on is the first."""
         ...
 
     def shown(self, spec: EncodingSpec) -> Sequence[sql.Composable]:
-        """What the view has between key and metadata, of the table `live`."""
+        """Return the columns that the view has between key and metadata, of the table `live`."""
         ...
 
     def sent(self, spec: EncodingSpec, table: str) -> str:
@@ -61,7 +61,7 @@ class RowKind(Protocol):
         ...
 
     def gathered(self, sent: str) -> str:
-        """The same of all rows of a group, as an aggregate."""
+        """Return the aggregate that sends all rows of a group."""
         ...
 
     def read(self, wire: Any, spec: EncodingSpec) -> Results:

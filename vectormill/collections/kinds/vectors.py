@@ -56,7 +56,7 @@ def kept_type(spec: EncodingSpec) -> VectorType:
 
 
 def send_numbers(column: str, spec: EncodingSpec) -> str:
-    """What pgvector sends of a column, and COPY takes."""
+    """Return the expression for a column's numbers as pgvector sends them and COPY takes them."""
     return f"{kept_type(spec).column}_send({column})"
 
 

@@ -111,7 +111,7 @@ DELETE_ATTRIBUTES: Final = """
 
 
 def name_texts(text_columns: Sequence[str]) -> dict[str, sql.Composable]:
-    """What UPSERT_ATTRIBUTES says of the columns of texts; the array of each is the parameter of its name."""
+    """Name the columns of texts for UPSERT_ATTRIBUTES; the array of each is the parameter of its name."""
     comma = sql.SQL(", ")
     names = [sql.Identifier(column) for column in text_columns]
     return {
@@ -151,7 +151,9 @@ def write_attributes(
     *,
     keep_text: bool,
 ) -> None:
-    """Those of items whose results the caller has just written in these places, in the same transaction."""
+    """Write the attributes of items whose results the caller has just written in these places, in the same
+    transaction.
+    """
     names = {
         "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
         "table": sql.Identifier("vectormill", f"generation_{generation_id}"),

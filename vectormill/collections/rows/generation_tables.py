@@ -114,7 +114,7 @@ def compose_upsert(generation_id: int, spec: EncodingSpec) -> sql.Composed:
 
 
 def assign_columns(spec: EncodingSpec) -> sql.Composable:
-    """Of an upsert: each column of results as it would have been inserted."""
+    """Assign each column of results, in an upsert, the value that would have been inserted."""
     return sql.SQL(", ").join(
         sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column.name))
         for column in choose_kind(spec).columns(spec)
@@ -190,6 +190,8 @@ ESTIMATE_ROWS: Final = text("SELECT CAST(reltuples AS bigint) FROM pg_class WHER
 
 
 def estimate_num_rows(connection: Connection, table: str) -> int | None:
-    """Of a table of the schema vectormill; None where there is none, or nothing has counted it yet."""
+    """Return the estimated rows of a table of the schema vectormill; None where it is missing or not counted
+    yet.
+    """
     estimate = connection.execute(ESTIMATE_ROWS, {"table": f"vectormill.{table}"}).scalar_one_or_none()
     return None if estimate is None or estimate < 0 else int(estimate)

@@ -22,7 +22,7 @@ from vectormill.jobs.jobs import draw_seq
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
-    """What a collection has under a key. `results` is its one row, as it is kept, where it was asked for.
+    """The row that a collection has under a key. `results` is its result as it is kept, where it was asked for.
 
     `text` is None unless the collection keeps texts, and `text_pair` of what is no pair; `content_hash` is 16 bytes of
     both. `job_seq` is the place of its job among all writers.

@@ -31,7 +31,7 @@ MOST_PAGE_ROWS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Inclusion:
-    """What of a row is wanted beside its key."""
+    """The parts of a row that are wanted beside its key."""
 
     result: bool = True
     metadata: bool = True

@@ -14,7 +14,7 @@ from vectormill.jobs.job import DELETING, TERMINAL_JOB_STATES
 
 @dataclass(frozen=True, slots=True)
 class PutEnd:
-    """How the job of some puts ended. `failures` are by key; `state` is None when the job is not there any more."""
+    """The end of a job of puts. `failures` are by key; `state` is None when the job is gone."""
 
     job_id: UUID
     state: str | None
@@ -33,7 +33,7 @@ LIST_PUT_FAILURES: Final = text("""
 
 
 def find_ended_puts(connection: Connection, job_ids: Sequence[UUID]) -> list[PutEnd]:
-    """Those of the jobs that have ended."""
+    """Return the ends of those jobs that have ended."""
     rows = {row.id: row for row in connection.execute(FIND_PUTS, {"job_ids": list(job_ids)})}
     failed = [row.id for row in rows.values() if row.num_failed and row.state in TERMINAL_JOB_STATES]
     failures: dict[UUID, dict[str, ItemFailure]] = {job_id: {} for job_id in failed}

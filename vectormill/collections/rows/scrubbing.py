@@ -29,7 +29,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a pass stands: behind this chunk of this job, whose place among the writers may be before its seq."""
+    """The position of a pass: behind this chunk of this job, whose place among the writers may be before its
+    seq.
+    """
 
     job_id: UUID
     job_seq: int
@@ -72,7 +74,7 @@ FIND_LAST_DELETION: Final = text("""
 
 
 def find_pass(connection: Connection, after: int) -> Pass | int | None:
-    """Of the next collection behind this one that has something to scrub.
+    """Find the next collection behind this one that has something to scrub.
 
     Its id alone when that has to wait, and None when there is no further collection.
     """

@@ -37,7 +37,7 @@ def hold_deletions(cursor: Cursor[Any], generation_id: int) -> int | None:
 
 
 def hold_deletions_of(connection: Connection, collection_id: int) -> None:
-    """The same by the collection's id."""
+    """Hold deletions of the collection with this id."""
     connection.execute(SHARE_DELETIONS, {"collection_id": collection_id})
 
 

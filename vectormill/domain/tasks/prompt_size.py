@@ -22,7 +22,7 @@ SPAN_TOKENS: Final = 6
 
 
 class PromptEstimate:
-    """Of one schema; `count` says how many tokens a type has."""
+    """An estimate of a schema's prompts; `count` returns how many tokens a type has."""
 
     def __init__(self, schema: Schema, count: Callable[[bytes], int]) -> None:
         self._hints = [cost - EMPTY_HINT_COST for cost in _list_hint_costs(schema, count)]
@@ -33,7 +33,7 @@ class PromptEstimate:
 
 
 def count_window_tokens(num_hint_tokens: int, num_text_tokens: int) -> int:
-    """Of all windows of a text with one hint."""
+    """Count the tokens of all windows of a text with one hint."""
     room = max(WINDOW_STRIDE + 1, MAX_WINDOW_TOKENS - num_hint_tokens - FRAME_TOKENS)
     num_windows = -(-max(1, num_text_tokens - WINDOW_STRIDE) // (room - WINDOW_STRIDE))
     again = (num_windows - 1) * WINDOW_STRIDE
@@ -41,7 +41,7 @@ def count_window_tokens(num_hint_tokens: int, num_text_tokens: int) -> int:
 
 
 def _list_hint_costs(schema: Schema, count: Callable[[bytes], int]) -> Iterator[int]:
-    """Of every hint of every level, with one span of each type that has others below it."""
+    """List the costs of every hint of every level, with one span of each type that has others below it."""
     level: list[tuple[int, Schema]] = [(0, schema)]
     while level:
         below: list[tuple[int, Schema]] = []

@@ -63,7 +63,7 @@ class _Object(dict[str, object]):
 
 
 def check_schema(schema: object) -> Schema:
-    """The same schema, its types in the order of their code points and `{}` as None.
+    """Return the schema with its types in the order of their code points, and `{}` as None.
 
     Raises InvalidOption, which names the place: "schema.人物.出生地: …".
     """

@@ -22,5 +22,5 @@ def has_token_ids(text: bytes) -> bool:
 
 
 def read_token_ids(text: bytes) -> list[int]:
-    """Of what `has_token_ids`. Raises ValueError where no ids are."""
+    """Read the ids of a text for which `has_token_ids` is true. Raise ValueError where there are none."""
     return [int(number) for number in text.removeprefix(IDS_MARK).split(b",")]

@@ -71,7 +71,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ChunkOutcome:
-    """What encoding a chunk brought besides its vectors.
+    """The outcome of encoding a chunk, besides its vectors.
 
     `failures` maps the position of an item in the chunk to the reason it has no vector. `num_computed_tokens` counts
     the padding too. `truncated` are the positions of items that were cut; `num_passages` counts the passages of those

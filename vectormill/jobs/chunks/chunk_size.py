@@ -36,7 +36,7 @@ def estimate_tokens(text: bytes) -> int:
 
 
 class TokenEstimate:
-    """How many tokens the items of one spec have, about."""
+    """An estimate of how many tokens the items of one spec have."""
 
     def __init__(self, spec: EncodingSpec) -> None:
         self._extra = estimate_tokens(spec.prompt.encode()) + _SPECIAL_TOKENS
@@ -47,14 +47,18 @@ class TokenEstimate:
             self._prompts = PromptEstimate(json.loads(spec.extract_schema), estimate_tokens)
 
     def of(self, text: bytes) -> int:
-        """What is read of a text, prompts and special tokens included, as often as it is read."""
+        """Estimate the tokens that are read of a text, prompts and special tokens included, as often as it is
+        read.
+        """
         if self._prompts is not None:
             return self._prompts.of(estimate_tokens(text))
         tokens = estimate_tokens(text) + self._extra
         return min(tokens, self._max_tokens) if self._is_cut else tokens
 
     def of_all(self, texts: Sequence[bytes]) -> int:
-        """Of many, by their bytes alone, nothing cut off: for a bound of memory, at once."""
+        """Estimate the tokens of many texts by their bytes alone, nothing cut off: for a bound of memory, at
+        once.
+        """
         num_tokens = sum(map(len, texts)) // 4
         if self._prompts is None or not texts:
             return num_tokens

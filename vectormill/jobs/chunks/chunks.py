@@ -300,7 +300,7 @@ def _read_own(connection: Connection, chunk_id: int) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPosition:
-    """Where a chunk stands, read again after a COMMIT whose answer was lost."""
+    """The state of a chunk, read again after a COMMIT whose answer was lost."""
 
     state: str
     fence: int

@@ -140,7 +140,9 @@ def _complete_records(
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None,
 ) -> bool:
-    """As complete_chunk, of rows of bytes, which are kept in the collection or beside the chunk."""
+    """Complete a chunk, as complete_chunk does, with records, which are kept in the collection or beside the
+    chunk.
+    """
     failures = dict(outcome.failures)
     found = {
         item: results.row(place).tobytes()
@@ -195,7 +197,7 @@ def _upsert(
 
 
 def read_own_records(connection: Connection, claim: Claim) -> Records:
-    """What earlier attempts have kept of a chunk's items."""
+    """Read the records that earlier attempts have kept of a chunk's items."""
     if claim.only_items is None:
         return [None] * claim.num_items
     earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
@@ -212,7 +214,7 @@ def _end(
     num_failed: int,
     read_persist_seconds: Callable[[], float] | None,
 ) -> bool:
-    """What is said of a chunk once its results are stored; the job's counter last."""
+    """Record the outcome of a chunk once its results are stored; the job's counter last."""
     _insert_errors(connection, claim, items, failures)
     outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
     add_truncations(connection, claim.chunk_id, outcome.truncated)

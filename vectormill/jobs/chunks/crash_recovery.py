@@ -1,4 +1,4 @@
-"""What becomes of the chunks of a worker whose process has ended: they return at once, with what its end tells."""
+"""Recovery of the chunks of a worker whose process has ended: they return at once, with what its end tells."""
 
 from uuid import UUID
 

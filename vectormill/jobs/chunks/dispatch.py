@@ -1,4 +1,4 @@
-"""What jobs want of the workers of a model, what these have room for, and how chunks are marked as queued."""
+"""Demands of jobs, the room of workers for them, and the marking of chunks as queued."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

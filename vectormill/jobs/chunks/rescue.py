@@ -1,4 +1,4 @@
-"""What the reaper repairs: expired leases, lost dispatches, and jobs left half ended."""
+"""Repairs of the reaper: expired leases, lost dispatches, and jobs left half ended."""
 
 from sqlalchemy import Connection, text
 

@@ -1,1 +1,1 @@
-"""What checks and canaries ask of a generation's rows; what it means, the indexer decides."""
+"""Measures of a generation's rows, for checks and canaries; the indexer decides what they mean."""

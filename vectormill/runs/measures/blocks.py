@@ -22,7 +22,9 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class ScannedBlocks:
-    """Where numbers are codes or bits, rows are only counted. `broken_keys` are some that are NaN, infinite or zero."""
+    """The numbers of scanned rows; where they are codes or bits, rows are only counted. `broken_keys` are
+    some bad ones.
+    """
 
     num_rows: int
     num_not_finite: int = 0

@@ -61,7 +61,7 @@ READ_ROWS: Final = """
 def read_rows(
     connection: Connection, generation: Generation, items: Sequence[Item]
 ) -> tuple[list[Item], Results]:
-    """Those of the items that the generation holds with this very text, and their results as they are kept."""
+    """Read the items that the generation holds with this very text, and their results as they are kept."""
     kind, spec = choose_kind(generation.spec), generation.spec
     driver = connection.connection.driver_connection
     assert driver is not None

@@ -178,7 +178,7 @@ def read_batches(
 
 
 def find_columns(there: list[str], options: SqlOptions) -> list[int]:
-    """Where key, texts and metadata stand. Raises SourceFailed naming the columns that there are."""
+    """Find the columns of key, texts and metadata. Raise SourceFailed naming the columns that there are."""
     json_column = (options.metadata_json,) if options.metadata_json else ()
     pair_column = (options.text_pair,) if options.text_pair else ()
     wanted = (options.key, options.text, *pair_column, *options.metadata, *json_column)

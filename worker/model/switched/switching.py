@@ -36,7 +36,7 @@ class NotUndone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How to turn on one switch. The network is unchanged if that raises.
+    """A step that turns on one switch. The network is unchanged if that raises.
 
     `smallest_cosine` is that of a token's hidden state with and without it; None stands for that of two kernels in the
     arithmetic of the network.
