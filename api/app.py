@@ -343,8 +343,8 @@ def run(settings: Settings) -> None:
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     refuse_to_open_without_key(settings)
     app = create_app(settings)
-    # What lives as long as the process (libraries, routes) is not looked through again and again for garbage, nor is
-    # what a few dozen requests hold while they wait: together that was a sixth of the time of a search.
+    # Objects that live as long as the process (libraries, routes) are not looked through again and again for garbage,
+    # nor is what a few dozen requests hold while they wait: together that was a sixth of the time of a search.
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)

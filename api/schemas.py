@@ -137,7 +137,7 @@ class ModelBody(BaseModel):
     workers: int = Field(description="Live workers that serve this model.")
     problem: str | None = None
     notes: list[str] = Field(
-        default_factory=list, description="What is not as its files alone would have it."
+        default_factory=list, description="Notes on how the model differs from what its files alone say."
     )
     unprompted: str | None = Field(
         default=None, description="That of the notes which is true of jobs without a prompt alone."
@@ -277,7 +277,9 @@ class ProblemBody(BaseModel):
     limit: LimitBody | None = None
     error: OpenAIErrorBody | str | None = Field(
         default=None,
-        description="The same for clients of OpenAI or text-embeddings-inference, on the routes that they ask.",
+        description="The error in the shape of OpenAI's or text-embeddings-inference's clients, on their routes.",
     )
     error_type: str | None = Field(default=None, description="Beside it, for the latter.")
-    message: str | None = Field(default=None, description="The same for clients of Cohere, on their routes.")
+    message: str | None = Field(
+        default=None, description="The error in the shape of Cohere's clients, on their routes."
+    )

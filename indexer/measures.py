@@ -30,7 +30,7 @@ BLOCKS_PER_SCAN: Final = 4096
 MOST_NAMED_KEYS: Final = 20
 # Distances of float16 vectors that differ by less are the same rank, whoever comes first.
 SAME_DISTANCE: Final = 1e-5
-# Of a vector whose model promises length 1, in float16.
+# The tolerance for a vector whose model promises length 1, in float16.
 NORM_TOLERANCE: Final = 0.01
 
 

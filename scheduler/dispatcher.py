@@ -91,8 +91,8 @@ class Dispatcher:
                 logger.warning("Redis cannot be reached; jobs wait in Postgres until it is back: %s", error)
             self._is_redis_away = True
             return False
-        # What is absent once may be on its way from Redis to a worker's claim; twice in a second it is lost. Mistakes
-        # are harmless: the second message of a chunk claims nothing.
+        # A message that is absent once may be on its way from Redis to a worker's claim; twice in a second it is
+        # lost. Mistakes are harmless: the second message of a chunk claims nothing.
         if is_lost or self._has_unrung:
             self._absent = set(absent)
         lost = [dispatch for task_id, dispatch in absent.items() if task_id in self._absent]

@@ -21,8 +21,8 @@ class Share:
     num_chunks: int
 
 
-# Of one model, queued and leased. A search is one chunk, so this is a burst of searches; but a client may give a job of
-# a million texts the priority 0, and Redis must not hold all of it.
+# The interactive chunks of one model, queued and leased. A search is one chunk, so this is a burst of searches; but a
+# client may give a job of a million texts the priority 0, and Redis must not hold all of it.
 MAX_INTERACTIVE_CHUNKS = 64
 
 

@@ -34,7 +34,7 @@ from vectormill.workers.workers import beat_scheduler
 
 logger = logging.getLogger(__name__)
 
-# Of the election and of the duties; pruning and webhooks have one each (docs/OPERATIONS.md, "Connections").
+# Connections of the election and of the duties; pruning and webhooks have one each (docs/OPERATIONS.md, "Connections").
 POOL_SIZE = 2
 _BEAT_SECONDS = 5.0
 # Workers that ring at once, and one that rings at every small chunk, are answered together.

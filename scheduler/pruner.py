@@ -33,7 +33,8 @@ from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)
 
-# Of one transaction. 100 chunks of 1 MiB of text are some 50,000 rows for Postgres, which keeps long values in pieces.
+# The limit of one transaction. 100 chunks of 1 MiB of text are some 50,000 rows for Postgres, which keeps long values
+# in pieces.
 BATCH_CHUNKS = 100
 BATCH_ERRORS = 10_000
 # Each of up to 2,048 items by default, and each item becomes a row.

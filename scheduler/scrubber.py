@@ -18,9 +18,9 @@ from vectormill.collections.rows.scrubbing import (
     scrub_payloads,
 )
 
-# Of one transaction: some 4 MiB of texts, compressed.
+# The chunks of one transaction: some 4 MiB of texts, compressed.
 BATCH_PAYLOADS: Final = 4
-# Of one round; the pruner pauses between two.
+# The chunks of one round; the pruner pauses between two.
 ROUND_SECONDS: Final = 5.0
 # Deletions that trickle in must not have all payloads of a collection read without end: after a pass it rests so many
 # times as long as that took.

@@ -215,7 +215,7 @@ class Settings(BaseSettings):
 
 API_KEY_VARIABLE = PREFIX + "API_KEY"
 
-# What opens something to whoever reads it; FLOWER_BASIC_AUTH is Flower's own name for ours.
+# Secrets; FLOWER_BASIC_AUTH is Flower's own name for ours.
 SECRET_VARIABLES = frozenset(
     {f"{PREFIX}{name}" for name in ("DATABASE_URL", "REDIS_URL", "FLOWER_BASIC_AUTH")}
     | {API_KEY_VARIABLE, "FLOWER_BASIC_AUTH"}

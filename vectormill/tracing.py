@@ -50,7 +50,7 @@ class Note:
             self._span.set_status(StatusCode.ERROR, reason)
 
 
-# What a span is where none is recorded.
+# Stands for a span where none is recorded.
 NOTHING: Final = nullcontext(Note())
 _tracer: "Tracer | None" = None
 _provider: "TracerProvider | None" = None

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 # With the one of the leases a worker has six connections at the most (docs/OPERATIONS.md, "Connections"). Its slots
 # need theirs for moments, and wait their turn.
 POOL_SIZE = 5
-# What keeps a model from being loaded may pass, as want of memory does; a load that fails costs minutes of all cores.
+# The cause of a failed load may pass, as want of memory does; a load that fails costs minutes of all cores.
 FIRST_LOAD_PAUSE_SECONDS = 30.0
 LONGEST_LOAD_PAUSE_SECONDS = 600.0
 # Three events a chunk, each a message to Redis of its own: a third of what a message costs. Flower may hear so late, or

@@ -28,8 +28,8 @@ from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
 
-# Of the 60 s in which a worker promises to have stopped (docs/OPERATIONS.md, "Stop"): a model process that hangs in a
-# driver is given up after 25 s, and a commit that is under way may wait 20 s for a lock.
+# Part of the 60 s in which a worker promises to have stopped (docs/OPERATIONS.md, "Stop"): a model process that hangs
+# in a driver is given up after 25 s, and a commit that is under way may wait 20 s for a lock.
 GRACE_SECONDS = 55.0
 # A process that ends while it starts may not have told of the one before.
 MAX_ENDED = 8

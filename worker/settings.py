@@ -42,12 +42,14 @@ class WorkerSettings(BaseSettings):
     devices: str = Field(
         default="auto", description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1."
     )
-    backend: Annotated[str, one_of(AUTO, *BACKENDS)] = Field(default=AUTO, description="What runs the model.")
+    backend: Annotated[str, one_of(AUTO, *BACKENDS)] = Field(
+        default=AUTO, description="The library that runs the model."
+    )
     precision: Annotated[str, one_of(AUTO, *PRECISIONS)] = Field(
-        default=AUTO, description="Of weights; int8 is restored for the arithmetic."
+        default=AUTO, description="The precision of weights; int8 is restored for the arithmetic."
     )
     attention: Literal["auto", "packed", "padded"] = Field(
-        default="auto", description="Whether padding is left out of the forward pass."
+        default="auto", description="Leave padding out of the forward pass."
     )
     switches: Annotated[str, AfterValidator(check_switches)] = Field(
         default=AUTO, description="Faster ways through the network: auto, none, or their names."

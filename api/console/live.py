@@ -86,7 +86,7 @@ class LiveStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._resources.gates.watchers.enter(), self._views.join(self._key) as view:
-            # What fails at once is an answer of its own, and no stream.
+            # An error at once is an answer of its own, and no stream.
             first = await self._views.look(view, self._render)
             self.body_iterator = self._follow(view, first, scope["state"]["is_still_in"])
             await super().__call__(scope, receive, send)

@@ -78,7 +78,7 @@ class KeyGuard:
             if not is_database_away(error):
                 raise
             keys = self._keyring.last_known
-            # What counts this process's own requests must be seen above all while Postgres is away.
+            # The metrics of this process's own requests must be seen above all while Postgres is away.
             if path != METRICS_PATH or not (keys or self._is_local):
                 logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
                 return describe_error(DatabaseUnavailable())

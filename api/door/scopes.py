@@ -73,7 +73,8 @@ RULES: Final = (
         Rule(SAFE_METHODS if each.method == "GET" else (each.method,), each.path, each.scope)
         for each in OPERATIONS
     ),
-    # Of one line: the router takes "/v1/webhooks" and a line break for "/v1/webhooks", which no rule above does.
+    # A path has one line: the router takes "/v1/webhooks" and a line break for "/v1/webhooks", which no rule above
+    # does.
     Rule(SAFE_METHODS, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}

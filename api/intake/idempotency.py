@@ -19,7 +19,7 @@ async def read_idempotency_key(
     idempotency_key: Annotated[
         str | None,
         Header(
-            description="The same key with the same content answers what the first request has made, never a second.",
+            description="A repeated key with the same content answers what the first request has made, never a second.",
             json_schema_extra={"anyOf": [{"type": "string", "pattern": KEY_PATTERN}, {"type": "null"}]},
         ),
     ] = None,

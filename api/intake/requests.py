@@ -27,7 +27,8 @@ SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 # Everything that decoding a document can raise.
 DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
-# What answers are written with ends at 255: one job of deeper metadata would break every page of jobs that it is on.
+# The library that writes answers ends at a depth of 255: one job of deeper metadata would break every page of jobs
+# that it is on.
 MAX_METADATA_DEPTH: Final = 100
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class ItemBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     text_pair: Annotated[
         str | None,
         Meta(
-            description="What `text` is compared with, in a job of the task `score`.",
+            description="The text that `text` is compared with, in a job of the task `score`.",
             examples=["Another text."],
         ),
     ] = None

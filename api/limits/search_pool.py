@@ -21,8 +21,8 @@ from vectormill.search.rounds import MOST_TOGETHER, SearchWithVector, find_compa
 
 # As many searches run at once as there are connections; two cores of Postgres are busy with fewer.
 SEARCH_CONNECTIONS: Final = 3
-# What is run together may take so long, for the first of it waits for the last; and where each takes longer, its share
-# of all that wait.
+# Searches that run together may take so long, for the first of it waits for the last; and where each takes longer,
+# its share of all that wait.
 TOGETHER_SECONDS: Final = 0.02
 MOST_GENERATIONS: Final = 100
 

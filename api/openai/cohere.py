@@ -150,7 +150,7 @@ class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
     documents: list[str | Document]
     model: str = DEFAULT_MODEL
     top_n: Annotated[int, Meta(ge=1)] | None = None
-    return_documents: Annotated[bool | None, Meta(description="Whether the answer repeats the texts.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Repeat the texts in the answer.")] = None
     max_tokens_per_doc: (
         Annotated[
             int,

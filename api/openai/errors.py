@@ -9,7 +9,7 @@ from typing import Any, Final
 
 # Whose refusals are told so; what is below them too. A route that is added for these clients is added here.
 OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
-# Of text-embeddings-inference, and of Cohere.
+# The paths of text-embeddings-inference and of Cohere.
 TEI_PATHS: Final = ("/", "/embed", "/similarity", "/predict", "/rerank", "/info")
 COHERE_PATHS: Final = ("/v1/embed", "/v2/embed", "/v2/rerank")
 
@@ -17,7 +17,7 @@ COHERE_PATHS: Final = ("/v1/embed", "/v2/embed", "/v2/rerank")
 BAD_REQUEST: Final = 400
 STATUS_BY_STATUS: Final = {422: BAD_REQUEST}
 STATUS_BY_CODE: Final = {"unknown-model": 404}
-# What programs compare with; every other code is ours, written as theirs are.
+# The codes that programs compare with; every other code is ours, written as theirs are.
 CODES: Final = {
     "unknown-model": "model_not_found",
     "key-missing": "invalid_api_key",

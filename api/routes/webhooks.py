@@ -48,7 +48,7 @@ from vectormill.webhooks.webhooks import (
 
 router = APIRouter(tags=["webhooks"])
 
-# Of a bigint, and so of an id.
+# The largest bigint, and so the largest id.
 LARGEST_ID = 2**63 - 1
 
 

@@ -20,7 +20,7 @@ SCHEMA: Final = pa.schema(
     [pa.field("key", pa.string(), nullable=False), pa.field("output", pa.string(), nullable=False)]
 )
 
-# Of a row group, uncompressed: a million short records have some 30 of them.
+# The size of a row group, uncompressed: a million short records have some 30 of them.
 GROUP_BYTES: Final = 8 << 20
 ROW_BYTES: Final = 100  # of the objects that hold a row
 

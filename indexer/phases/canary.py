@@ -34,7 +34,7 @@ LEAST_RECALL: Final = 0.95
 # In 16 bit, also of a text that was encoded in another batch or on another device.
 LEAST_COSINE: Final = 0.999
 SAMPLE_SIZE: Final = 64
-# Of the rows of the source: so many may fail for a reason that is not their own text's.
+# The share of the source's rows that may fail for a reason that is not their own text's.
 MOST_FAILED_SHARE: Final = 0.01
 # Twins of puts that came last; a worker of the new model may load it first.
 TWINS_PATIENCE_SECONDS: Final = 600.0

@@ -30,7 +30,7 @@ from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.records import group_records
 
-# The same text, model and options on another device, or in another batch, agree to above 0.999 in 16 bit. Codes are
+# One text, model and options on another device, or in another batch, agree to above 0.999 in 16 bit. Codes are
 # coarser, and of bits some flip whose value is nearly 0.
 LEAST_AGREEMENT: Final = 0.99
 LEAST_AGREEMENT_OF_BITS: Final = 0.95

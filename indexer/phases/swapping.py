@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 600.0
 # So long it is tried at first without holding anything back, and then as long with it; each time twice as long.
 FIRST_TURN_SECONDS: Final = 5.0
-# What is held back is so for at most this long after the last try: an indexer that was killed lets go.
+# Jobs are held back for at most this long after the last try: an indexer that was killed lets go.
 HELD_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.5
 

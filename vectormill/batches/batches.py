@@ -244,7 +244,7 @@ def refuse_job_of_batch(connection: Connection, job_id: UUID, wish: str) -> None
         )
 
 
-# What is read by nobody any more. Answers that are kept longer than that keep their batch.
+# Batches that nobody reads any more. Answers that are kept longer than that keep their batch.
 DELETE_OLD_BATCHES = text("""
     DELETE FROM vectormill.request_batches
      WHERE id IN (

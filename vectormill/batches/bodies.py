@@ -31,7 +31,11 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of POST /v1/batches."""
 
     input_file_id: Annotated[
-        str, Meta(description="Of POST /v1/files.", examples=["file-0123456789abcdef0123456789abcdef"])
+        str,
+        Meta(
+            description="The id that POST /v1/files answered.",
+            examples=["file-0123456789abcdef0123456789abcdef"],
+        ),
     ]
     endpoint: Literal["/v1/embeddings", "/v1/rerank"]
     completion_window: Annotated[

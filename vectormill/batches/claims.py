@@ -19,7 +19,7 @@ from vectormill.settings import Settings
 from vectormill.work.loop import Held
 from vectormill.work.work import Lease, claim
 
-# What waits for its job is nobody's matter until that has ended, whoever ended it.
+# A batch that waits for its job is nobody's matter until that has ended, whoever ended it.
 CLAIM_BATCH = BATCHES.compose_claim(
     f"""
         SELECT batch.id

@@ -78,7 +78,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         return Wish(self.model, options, self.input_type)
 
 
-# Of `input`, what the types cannot say.
+# The part of `input`'s description that types cannot express.
 INPUT_SCHEMA: Final[dict[str, Any]] = {
     "anyOf": [
         {"type": "string", "minLength": 1},

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, Row, text
 from vectormill.batches.request_file import RequestFile
 from vectormill.domain.errors import RequestFileInUse, RequestFileNotFound
 
-# Of one part; more would be read from a row that nobody here wrote.
+# The most bytes of one part; more would be read from a row that nobody here wrote.
 MAX_PART_BYTES: Final = 64 << 20
 
 FIND_FILE = text("""
@@ -168,7 +168,7 @@ DELETE_PARTS = text("""
 
 DELETE_FILE = text("DELETE FROM vectormill.request_files WHERE id = :file_id")
 
-# Of one transaction: a part is some hundred kilobytes.
+# The parts of one transaction: each is some hundred kilobytes.
 PARTS_AT_ONCE: Final = 200
 FILES_AT_ONCE: Final = 1000
 

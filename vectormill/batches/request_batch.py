@@ -23,7 +23,7 @@ CANCELLING: Final = "cancelling"
 CANCELLED: Final = "cancelled"
 
 OPEN_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING, CANCELLING))
-# The same request again is answered with such a one.
+# A repeated request is answered with a batch in one of these states.
 REPEATABLE_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING))
 # Somebody has to do something, whatever the job does.
 TENDED_BATCH_STATES: Final = States((VALIDATING, FINALIZING))

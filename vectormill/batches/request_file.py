@@ -16,7 +16,7 @@ DELETING: Final = "deleting"
 
 REQUEST_FILE_STATES: Final = States((UPLOADING, PROCESSED, DELETING))
 
-# What a client may upload, and what a batch makes of it.
+# The purposes of files that a client uploads, and of those that a batch makes.
 BATCH: Final = "batch"
 BATCH_OUTPUT: Final = "batch_output"
 PURPOSES: Final = (BATCH, BATCH_OUTPUT)

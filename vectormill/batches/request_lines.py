@@ -16,13 +16,13 @@ from vectormill.batches.wishes import Wish
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.pair import pair_with_each
 
-# What a key has beside the custom_id.
+# The bytes of a key beside the custom_id.
 KEY_ROOM: Final = 32
 
 BASE64: Final = "base64"
 
 
-# Of a line's options those that must be the same in all lines of a batch.
+# Options that must be the same in all lines of a batch.
 SHARED_OPTIONS: Final = ("dimensions", "prompt", "input_type", "normalize", "long_texts", "max_tokens")
 
 

@@ -12,7 +12,7 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.models.registry import DEFAULT_MODEL
 
-# Of one request, or of one line: all of them are in memory at once.
+# The limit of one request, or of one line: all of them are in memory at once.
 MAX_DOCUMENTS: Final = 1_000
 
 
@@ -34,7 +34,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     top_n: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Only so many of the best; else all.")
     ] = None
-    return_documents: Annotated[bool, Meta(description="Whether the answer repeats the texts.")] = False
+    return_documents: Annotated[bool, Meta(description="Repeat the texts in the answer.")] = False
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Read so many tokens of a query and a document together."),

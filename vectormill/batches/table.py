@@ -41,7 +41,7 @@ request_files = Table(
     moment("expires_at"),
     Index("ix_request_files_listed", "seq", postgresql_where=text("state = 'processed'")),
     Index("ix_request_files_purpose", "purpose", "seq", postgresql_where=text("state = 'processed'")),
-    # What the pruner looks for: what is past its time, and what is not whole or not wanted any more.
+    # The pruner looks for files past their time, and for those that are incomplete or deleted.
     Index("ix_request_files_expires_at", "expires_at", postgresql_where=text("state = 'processed'")),
     Index("ix_request_files_unlisted", "state", postgresql_where=text("state <> 'processed'")),
 )

@@ -38,7 +38,7 @@ from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.jobs.submission import JobWriter
 
 REFUSALS_AT_ONCE: Final = 500
-# Of a batch that failed: enough to see what is wrong with it.
+# The errors that a failed batch shows: enough to see what is wrong with it.
 MOST_FAULTS: Final = 50
 LINES_BETWEEN_LOOKS: Final = 256
 
@@ -209,7 +209,7 @@ class Validation:
 
     def _refuse(self, number: int, refused: RefusedLine) -> None:
         self._num_refused += 1
-        # What was sent may hold NUL, which Postgres keeps nowhere.
+        # The line may hold NUL, which Postgres keeps nowhere.
         message, custom_id, param = (
             None if told is None else told.replace("\0", "")
             for told in (refused.message, refused.custom_id, refused.param)

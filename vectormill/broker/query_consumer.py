@@ -34,7 +34,7 @@ class QueryConsumer:
     def __init__(self, redis_url: str, space: str, worker: str) -> None:
         self._queue, self._listeners, self._pulse = queue_key(space), listeners_key(space), pulse_key(worker)
         self._bell = bell_key(worker)
-        # What is repeated blindly is said twice; whoever calls tries again.
+        # A command that is repeated blindly may be carried out twice; whoever calls tries again.
         self._redis = Redis.from_url(
             redis_url, socket_timeout=2 * TAKE_SECONDS, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
         )

@@ -9,7 +9,7 @@ from redis import Redis
 from vectormill.broker.app import BULK_STEP, INTERACTIVE_STEP, queue_of
 from vectormill.jobs.job import INTERACTIVE_PRIORITY
 
-# Of one list. The dispatcher keeps a few chunks a worker there, so this bounds an accident.
+# The limit of one list. The dispatcher keeps a few chunks a worker there, so this bounds an accident.
 _MAX_READ = 10_000
 
 

@@ -16,14 +16,14 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
     "tornado": "flower",
     "opentelemetry": "opentelemetry-sdk",
 }
-# What each command's own process is; every other command is a client.
+# Commands that are a process of the service; every other command is a client.
 EXTRA_OF_COMMAND: Final[Mapping[str, str]] = {
     **dict.fromkeys(("api", "scheduler", "indexer", "migrate", "keys"), "server"),
     **dict.fromkeys(("worker", "plan"), "worker"),
     **dict.fromkeys(("up", "demo"), "all"),
     "flower": "flower",
 }
-# What a service on this machine starts, each known by a package that nothing else brings.
+# The servers that a service on this machine starts, each known by a package that nothing else brings.
 PARTS_OF_A_SERVICE: Final[Mapping[str, str]] = {"server": "fastapi", "worker": "torch", "flower": "flower"}
 OURS: Final = frozenset({"", "vectormill", "api", "indexer", "scheduler", "worker"})
 REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)[^;]*(?:;.*extra == ['\"](?P<extra>\w+)['\"])?")
@@ -52,7 +52,7 @@ def find_extra(package: str) -> str | None:
     except PackageNotFoundError:  # a checkout that is not installed
         return "all"
     found = [match["extra"] for match in asked if match["name"].lower() == name and match["extra"] != "dev"]
-    # What is always needed, or part of several roles, is no role's: whoever asked for that alone got half of a service.
+    # A package that is always needed, or by several roles, belongs to none of them.
     if not found:
         return None
     return "all" if found[0] in (None, "queue") else found[0]

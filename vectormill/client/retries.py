@@ -7,11 +7,11 @@ from typing import Final
 
 from vectormill.problems import ApiError, ApiUnreachable
 
-# Of waiting for one call, all pauses together: longer than `vectormill up` needs to restart its API.
+# The sum of all pauses of one call: longer than `vectormill up` needs to restart its API.
 DEFAULT_SECONDS: Final = 6.0
 FIRST_SECONDS: Final = 0.2
 LONGEST_SECONDS: Final = 30.0
-# Of a pause, at random on top: clients that were refused together do not come back together.
+# The share of a pause that is added at random: clients that were refused together do not come back together.
 JITTER_SHARE: Final = 0.25
 RETRIED_STATUS: Final = (429, 502, 503, 504)
 

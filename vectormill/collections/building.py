@@ -56,7 +56,7 @@ FIND_SINCE_SEQ = text("""
 # So long a build whose last run failed waits to be gone on with: encoding may have taken days.
 KEPT_BUILD_SECONDS: Final = 3 * 86400.0
 
-# Of what its canary has refused, or a client has cancelled, nothing is of use.
+# A generation that its canary refused, or that a client cancelled, is of no use.
 IS_WORTH_KEEPING = text("""
     SELECT generations.report -> 'canary' ->> 'is_good' IS DISTINCT FROM 'false'
            AND last.state = 'failed'

@@ -16,7 +16,7 @@ RETIRED: Final = "retired"
 PRUNED: Final = "pruned"  # its tables are gone; jobs that wrote it still name it
 
 GENERATION_STATES: Final = States((BUILDING, LIVE, RETIRED, PRUNED))
-# Of those that are not searched: may be given up, and will not be searched any more unless somebody rolls back.
+# Not searched: they may be given up, and will not be searched any more unless somebody rolls back.
 UNSEARCHED_GENERATION_STATES: Final = States((BUILDING, RETIRED))
 FORMER_GENERATION_STATES: Final = States((RETIRED, PRUNED))
 
@@ -24,7 +24,7 @@ VECTORS: Final = "vectors"
 SCORES: Final = "scores"
 RECORDS: Final = "records"
 
-# What a collection keeps, by what comes of an item. A collection has one kind, whatever its generations are made with.
+# The kind of a collection by the result of an item. A collection has one kind, whatever its generations are made with.
 KINDS: Final[Mapping[str, str]] = {VECTOR: VECTORS, SCORE: SCORES, RECORD: RECORDS}
 
 # When a generation has an HNSW index: from a size on, always, never.
@@ -37,8 +37,8 @@ INDEX_POLICIES: Final = (AUTO, HNSW, NO_INDEX)
 # A lower-case SQL identifier, so that `SELECT … FROM docs` needs no quotes; Postgres keeps 63 bytes of a name.
 COLLECTION_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
-# What pg_get_keywords() of Postgres 18 calls reserved; a test compares them. `SELECT … FROM user` would not even fail:
-# it answers the name of the database's user.
+# Words that pg_get_keywords() of Postgres 18 calls reserved; a test compares them. `SELECT … FROM user` would not
+# even fail: it answers the name of the database's user.
 RESERVED_WORDS: Final = frozenset({
     "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "authorization", "binary",
     "both", "case", "cast", "check", "collate", "collation", "column", "concurrently", "constraint", "create",

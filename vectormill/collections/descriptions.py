@@ -17,7 +17,7 @@ from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.runs.run import GOOD_RUN_STATES
 
-# Of the newest runs, and of jobs that are not ended; a page of a person's.
+# The newest runs and open jobs that are shown: a page for a person.
 MOST_RUNS: Final = 5
 MOST_OPEN_JOBS: Final = 20
 MOST_FAILED_KEYS: Final = 20

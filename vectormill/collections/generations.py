@@ -44,7 +44,7 @@ LIST_GENERATIONS = text(f"""
      ORDER BY generations.id
 """)
 
-# Of any generation that is kept, retired ones too: so that a client can be told what tells it from its own.
+# Any generation that is kept, retired ones too, so that a client can be told what tells it from its own.
 FIND_SPEC = text("SELECT spec FROM vectormill.generations WHERE fingerprint = :fingerprint LIMIT 1")
 
 

@@ -84,7 +84,7 @@ LIST_DEPENDENTS: Final = text("""
      ORDER BY name
 """)
 
-# Whether the view of this name is the collection's own, and not one that somebody has put in its place.
+# The view of this name may be one that somebody has put in its place.
 IS_OUR_VIEW: Final = text("""
     SELECT EXISTS (
         SELECT 1 FROM pg_depend AS link

@@ -50,13 +50,13 @@ generations = Table(
     moment("created_at", is_now=True),
     moment("live_at"),
     moment("retired_at"),
-    # Of its canary, and of its index: what was chosen and why.
+    # The report of its canary and of its index: what was chosen and why.
     Column("report", JSONB, nullable=False, server_default=text("'{}'")),
     # Until then no chunk of its jobs is dispatched: a swap waits for their twins in the next generation.
     moment("held_until"),
     # A collection has at most one live generation: the one its view reads.
     Index("uq_generations_live", "collection_id", unique=True, postgresql_where=text("state = 'live'")),
-    # And at most one that is being built beside it.
+    # At most one is being built beside the live one.
     Index(
         "uq_generations_building", "collection_id", unique=True, postgresql_where=text("state = 'building'")
     ),
@@ -65,7 +65,7 @@ generations = Table(
 calibrations = Table(
     "calibrations",
     metadata,
-    # Of an EncodingSpec: it names the vector space whose int8 codes these ranges explain.
+    # The fingerprint of an EncodingSpec: it names the vector space whose int8 codes these ranges explain.
     Column("fingerprint", Text, primary_key=True),
     # float32, little-endian, [2, dimensions]: the smallest and the largest value of each dimension.
     Column("ranges", LargeBinary, nullable=False),
@@ -77,7 +77,7 @@ tombstones = Table(
     metadata,
     Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
     Column("key", Text, primary_key=True),
-    # Of the sequence of jobs.seq: a job with a smaller one does not bring the key back.
+    # A number of the sequence jobs.seq: a job with a smaller one does not bring the key back.
     Column("seq", BigInteger, nullable=False),
     moment("deleted_at", is_now=True),
     # When no payload of a job held its text any more.

@@ -29,7 +29,7 @@ FIND_VIEW: Final = """
      WHERE view.oid = to_regclass(format('public.%%I', %(name)s::text)) AND view.relkind = 'v'
 """
 
-# Of the view (column is NULL) and of its columns.
+# Comments of the view (column is NULL) and of its columns.
 LIST_GRANTS: Final = """
     SELECT pg_get_userbyid(nullif(acl.grantee, 0)) AS grantee, acl.privilege_type, acl.is_grantable,
            CAST(NULL AS text) AS column

@@ -18,12 +18,13 @@ STATEMENT_TIMEOUT: Final = "57014"
 # 22 the value, 23 a constraint, 42 the statement, 54 a limit of Postgres: the same again gives the same again.
 LASTING_CLASSES: Final = frozenset({"22", "23", "42", "54"})
 
-# Of those the ones that a single value can be to blame for.
+# Classes of errors that a single value can be to blame for.
 VALUE_CLASSES: Final = frozenset({"22", "54"})
 
 # Values that the driver could not even send.
 REFUSALS: Final = (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError)
-# What a transaction can raise: COPY and the staged upsert use the driver itself, whose errors SQLAlchemy does not wrap.
+# Errors that a transaction can raise: COPY and the staged upsert use the driver itself, whose errors SQLAlchemy does
+# not wrap.
 DATABASE_ERRORS: Final = (SQLAlchemyError, psycopg.Error)
 
 

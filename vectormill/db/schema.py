@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, func, te
 
 SCHEMA = "vectormill"
 
-# Of tables with few rows, which change every second: room in the page for the next version of a row, so that no index
+# For tables with few rows, which change every second: room in the page for the next version of a row, so that no index
 # is touched, and vacuum by the number of changes.
 BUSY = {"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0"}
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
 from vectormill.domain.tasks.task import ACTIVATIONS, EMBED, TASKS
 
-# What becomes of a text of more than max_tokens.
+# Policies for a text of more than max_tokens.
 TRUNCATE: Final = (
     "truncate"  # its first tokens decide the vector; the text is counted and its key can be listed
 )
@@ -21,7 +21,7 @@ FAIL: Final = "fail"  # it becomes an item error
 PASSAGES: Final = "passages"  # overlapping windows of it are encoded, and their vectors averaged
 
 LONG_TEXT_POLICIES: Final = (TRUNCATE, FAIL, PASSAGES)
-# Of max_tokens. It costs a seventh more tokens; a sentence of usual length lies whole in one of two neighbours.
+# A share of max_tokens. It costs a seventh more tokens; a sentence of usual length lies whole in one of two neighbours.
 DEFAULT_PASSAGE_OVERLAP_SHARE: Final = 1 / 8
 # The numbers of which a vector is kept and delivered.
 FLOAT32: Final = "float32"
@@ -133,7 +133,7 @@ class EncodingOptions:
     task: Annotated[
         str | None,
         Help(
-            "What is wanted of the texts; else what the model is for.",
+            "The result wanted of each text; by default the model's own.",
             "".join(f"`{task.name}`: {task.does}. " for task in TASKS.values())
             + "A classifier scores pairs (`text` and `text_pair`) and texts, a model that embeds pairs alone, by the "
             "cosine of their vectors.",
@@ -144,7 +144,7 @@ class EncodingOptions:
     activation: Annotated[
         str | None,
         Help(
-            "What is made of a classifier's numbers; else as the model has it.",
+            "The function applied to a classifier's numbers. By default the model's own.",
             "`softmax` for labels that exclude one another, `sigmoid` for each by itself, `raw` for none.",
             choices=ACTIVATIONS,
         ),
@@ -152,7 +152,7 @@ class EncodingOptions:
     extract_schema: Annotated[
         str | None,
         Help(
-            "What a job of the task extract looks for, as JSON.",
+            "The schema of what a job of the task extract looks for, as JSON.",
             'An object of types, each with null or with the types below it: `{"person": {"born in": null}}`.',
             default="none; such a job needs one",
             metavar="JSON",

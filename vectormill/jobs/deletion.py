@@ -86,9 +86,9 @@ def discard_expired_jobs(connection: Connection, retention_seconds: float, limit
     return len(connection.execute(DISCARD_EXPIRED_JOBS, values).all())
 
 
-# Of puts: an API removes their jobs when it has answered, unless it was killed, or has told the client where its job
-# is. Never one that has not ended, whatever time that takes: its text is nowhere else. Nor one of a followed table with
-# items that failed: the follower removes their former rows first, and then keeps the job as any other.
+# Jobs of puts: an API removes their jobs when it has answered, unless it was killed, or has told the client where its
+# job is. Never one that has not ended, whatever time that takes: its text is nowhere else. Nor one of a followed
+# table with items that failed: the follower removes their former rows first, and then keeps the job as any other.
 DISCARD_ENDED_PUTS = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
      WHERE id IN (

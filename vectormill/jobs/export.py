@@ -64,7 +64,7 @@ class RecordBlock:
         return RecordBlock(self.first_item + cut, self.keys[cut:], self.records[cut:])
 
 
-# Of payloads alone, in the order of the index on (job_id, first_item): looked through for a key.
+# Payloads alone, in the order of the index on (job_id, first_item): looked through for a key.
 LIST_PAYLOADS = """
     SELECT chunks.first_item, payload.items
       FROM vectormill.chunks
@@ -85,7 +85,7 @@ LIST_CHUNKS = """
 """
 
 B = TypeVar("B", VectorBlock, RecordBlock)
-# Of a connection, the position of a chunk's first item, its items, and what is kept beside it.
+# Takes a connection, the position of a chunk's first item, its items, and what is kept beside it.
 MakeBlock = Callable[[Connection, int, Items, bytes | None], B]
 
 # Two pages are in memory, the one given out and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
@@ -244,7 +244,7 @@ def _read_collection(
         ((ordinals, wire),) = _fetch_binary(connection, statement, values)
     except psycopg.errors.UndefinedTable as error:
         raise CollectionNotFound(
-            "What the job wrote is gone: another generation of its collection has replaced it, or it was deleted. "
+            "The results of the job are gone: another generation of its collection has replaced it, or it was deleted. "
             "`vectormill collections export` gives what is in a collection now."
         ) from error
     rows, present = kind.missing(len(items), spec), np.zeros(len(items), dtype=np.bool_)

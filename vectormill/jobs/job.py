@@ -55,7 +55,7 @@ TERMINAL_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_f
 FINISHED_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_final and state.is_wanted)
 UNWANTED_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_wanted)
 OPEN_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_final)
-# Of the open ones:
+# Among the open ones:
 RECEIVED_JOB_STATES: Final = States(
     state.name for state in _SHOWN if not state.is_final and state.is_received
 )

@@ -11,8 +11,8 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.item import ItemFailure, find_text_failure
 
 PAIR_MARK: Final = b"\xff"
-# Of one request's pairs, which are in memory together and repeat their query. A thousand passages of 8 KiB fit with a
-# query of as many bytes; no model reads so much.
+# The bytes of one request's pairs, which are in memory together and repeat their query. A thousand passages of 8 KiB
+# fit with a query of as many bytes; no model reads so much.
 MAX_PAIRS_BYTES: Final = 16 << 20
 
 

@@ -39,7 +39,7 @@ from vectormill.jobs.twins import add_twin
 from vectormill.settings import Settings
 from vectormill.tracing import current_traceparent
 
-# Of the largest chunks in a transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
+# The largest chunks in a transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
 _CHUNKS_PER_PART = 8
 # While items arrive a part is written so often at the least: it is the upload's sign of life. One that gave none for so
 # long yields its Idempotency-Key to a client that tries again: its API process was killed, or its client is gone.

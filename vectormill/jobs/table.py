@@ -68,13 +68,13 @@ jobs = Table(
     moment("paused_at"),
     # Since started_at, while the job was paused or had ended before a retry: nobody was to work on it.
     Column("idle_seconds", Double, nullable=False, server_default=text("0")),
-    # Of the job of a search: nobody asks for it any more, whether or not its API has removed it.
+    # The moment from which nobody asks for it any more, whether or not its API has removed it.
     moment("forget_at"),
     # The job whose items this one encodes for a generation that is being built beside the live one.
     Column("twin_of", Uuid),
     # In the order of writers, that of the original, whatever the twin's seq; NULL: the job's own seq.
     Column("place", BigInteger),
-    # Of the request that submitted it (W3C Trace Context); NULL where no traces are recorded.
+    # The trace of the request that submitted it (W3C Trace Context); NULL where no traces are recorded.
     Column("traceparent", Text),
     # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
     Index(
@@ -137,7 +137,7 @@ chunk_payloads = Table(
     metadata,
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     Column("items", LargeBinary, nullable=False),
-    # Of rows that were carried from another generation: the place of each among the writers. NULL: that of the job.
+    # For rows that were carried from another generation: the place of each among the writers. NULL: that of the job.
     Column("places", ARRAY(BigInteger)),
 )
 

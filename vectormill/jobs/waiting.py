@@ -18,7 +18,7 @@ from vectormill.workers.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SC
 
 # Workers claim within milliseconds of a message. Above the time that a Redis which comes back needs.
 UNCLAIMED_SECONDS: Final = 15.0
-# What a worker reports while its model can encode; another state is followed by its reason.
+# The state of a worker whose model can encode; another state is followed by its reason.
 _READY: Final = "running"
 # In a sentence; the rest is counted.
 _MAX_NAMES: Final = 5

@@ -16,7 +16,7 @@ WRITE: Final = "write"
 SOURCES: Final = "sources"
 WEBHOOKS: Final = "webhooks"
 ADMIN: Final = "admin"
-# What a key of each scope may do. Neither sources nor webhooks has the other: one has the server read what it can
+# The rights of each scope. Neither sources nor webhooks has the other: one has the server read what it can
 # reach, the other has it post where it says.
 OPENS: Final = {
     READ: frozenset({READ}),

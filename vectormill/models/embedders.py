@@ -78,7 +78,7 @@ SPARSE: Final = "a sparse encoder (SPLADE), whose vectors have a number for each
 GENERATIVE_RERANKER: Final = "a generative reranker, which answers a pair with the probability of a word"
 PAIRS_INSTEAD: Final = "pairs are read by the task score from a …ForSequenceClassification"
 
-# What an architecture's name ends with, what such a model is, and which task reads it or its like.
+# The end of an architecture's name, what such a model is, and which task reads it or its like.
 _PURPOSES: Final = (
     ("ColBERT", LATE_INTERACTION, "no task here reads it"),
     ("ForCausalLM", "a causal language model, which was trained to guess the next token", ""),
@@ -89,7 +89,7 @@ _PURPOSES: Final = (
     ("ForQuestionAnswering", "a model that finds answers in texts", "no task here reads it"),
     ("ForMultipleChoice", "a model that chooses among answers", "no task here reads it"),
 )
-# What modules of sentence-transformers and PyLate make a model, by the last part of a module's type.
+# The kind of model that modules of sentence-transformers and PyLate make, by the last part of a module's type.
 _MODULE_PURPOSES: Final = {
     "SpladePooling": SPARSE,
     "MLMTransformer": SPARSE,

@@ -56,7 +56,7 @@ TRANSFORMER_CONFIGS: Final = tuple(
 OFFSET_POSITIONS: Final = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text"}
 )
-# Of RexUniNLU: whose configuration it has, and its head.
+# RexUniNLU: the model whose configuration it has, and its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
 # A tokenizer that knows no limit says 10^30.

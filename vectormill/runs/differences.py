@@ -204,7 +204,7 @@ WRITE_ATTRIBUTES: Final = """
      WHERE kept.job_seq <= excluded.job_seq
 """
 
-# Of rows that the statement before has locked.
+# Counts rows that the statement before has locked.
 CLEAR_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
         SELECT change.key, change.metadata_hash, change.place

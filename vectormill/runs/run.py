@@ -59,7 +59,7 @@ GOOD_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_good)
 FINISHED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_begun and state.is_wanted
 )
-# Of which a schedule, and the tending of an index, try again.
+# A schedule, and the tending of an index, try these kinds again.
 MISSED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_wanted and not state.is_good
 )
@@ -90,7 +90,7 @@ PHASES_BY_KIND: Final[Mapping[str, tuple[str, ...]]] = {
     CHECK: (CHECKING,),
 }
 
-# Of the rows that are there, so many may be encoded again or deleted by a run that nobody has confirmed.
+# The share of the rows that may be encoded again or deleted by a run that nobody has confirmed.
 DEFAULT_MAX_CHANGE_SHARE: Final = 0.3
 # By so much of the rows a source may have moved on since the reading that was confirmed.
 CONFIRMED_MARGIN: Final = 0.05

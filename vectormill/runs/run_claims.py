@@ -26,7 +26,7 @@ from vectormill.runs.run import (
 from vectormill.runs.runs import COUNT_NAMES, cancel_encoding, find_run
 from vectormill.work.work import Lease, Work, claim
 
-# What a run was handed back for is told by its status. It stays running, so that no other of its collection comes
+# The status tells why a run was handed back. It stays running, so that no other of its collection comes
 # between.
 RUNS: Final = Work(
     table="vectormill.runs",

@@ -238,7 +238,7 @@ def cancel_encoding(connection: Connection, run: Run) -> None:
         return
 
 
-# Of each schedule, and of the runs without one, the newest run stays, and the newest that succeeded: what a collection
+# For each schedule, and for runs without one, the newest run stays, and the newest that succeeded: what a collection
 # and a schedule say of themselves is read from these.
 PRUNE_RUNS = text(f"""
     DELETE FROM vectormill.runs

@@ -98,7 +98,7 @@ class RunTables:
         return sql.SQL(statement).format(**self.names())
 
 
-# Of a staged text, and where in it the mark of a pair stands: what is kept in each column of texts.
+# Made of a staged text and the place of a pair's mark in it: what is kept in each column of texts.
 TEXT_VALUES: Final = {
     "text": """
         CASE WHEN %(keep_text)s::boolean
@@ -196,7 +196,7 @@ LOOK_UP_BY_INDEX: Final = """
            set_config('enable_seqscan', 'off', true)
 """
 
-# What a crash of Postgres would lose of it is read again anyway.
+# Rows that a crash of Postgres would lose are read again anyway.
 COMMIT_AT_ONCE: Final = "SELECT set_config('synchronous_commit', 'off', true)"
 
 # Most rows are unchanged, and one look-up tells: that of the attributes, where they exist, else that of the vector's

@@ -23,7 +23,7 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Uuid, primary_key=True),
-    # Of the same sequence as jobs.seq, drawn when the run begins to read: what was written later is newer than it.
+    # A number of the sequence jobs.seq, drawn when the run begins to read: what was written later is newer than it.
     Column("seq", BigInteger),
     Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
     Column("kind", Text, CheckConstraint(one_of("kind", RUN_KINDS), name="kind"), nullable=False),

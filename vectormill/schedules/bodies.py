@@ -39,7 +39,7 @@ Timezone = Annotated[
 OverlapChoice = Annotated[
     Overlap,
     Meta(
-        description="What becomes of a due time while a run of the collection goes on: it passes, or its run waits.",
+        description="The rule for a due time while a run of the collection goes on: it is skipped, or its run waits.",
         extra_json_schema={"type": "string", "enum": list(OVERLAPS)},
     ),
 ]
@@ -74,13 +74,13 @@ class ScheduleBody(TypedDict):
     overlap: Annotated[str, one_of(OVERLAPS)]
     next_due_at: Annotated[Moment | None, Meta(description="In UTC; null while it is paused.")]
     next_due_local: Annotated[
-        str | None, Meta(description="The same moment on the clock of its zone, with the offset.")
+        str | None, Meta(description="The moment on the clock of its zone, with the offset.")
     ]
     lag_seconds: Annotated[
         float, Meta(description="How long a due time has waited for a scheduler; 0 when none does.")
     ]
     paused_at: Annotated[Moment | None, Meta(description="Null unless it is paused.")]
-    last_state: Annotated[RunState | None, Meta(description="Of its newest run.")]
+    last_state: Annotated[RunState | None, Meta(description="The state of its newest run.")]
     last_run_at: Annotated[Moment | None, Meta(description="When its newest run was made.")]
     last_success_at: Annotated[Moment | None, Meta(description="When a run last ended well.")]
     consecutive_failures: Annotated[int, Meta(description="Runs that failed since the last success.")]

@@ -58,7 +58,7 @@ LOCK_DUE_SCHEDULE = text("""
        FOR KEY SHARE OF collections SKIP LOCKED
 """)
 
-# Of any origin: a run that a client started reads the same source.
+# Runs of any origin: a run that a client started reads the same source.
 FIND_OPEN_RUN = text(f"""
     SELECT id, state, created_at
       FROM vectormill.runs

@@ -23,7 +23,7 @@ from vectormill.search.search import (
     check_search,
 )
 
-# Of all queries of a request together: matches, and vectors of them. They are in memory until they are answered.
+# Limits of all queries of a request together: matches, and vectors of them. They are in memory until they are answered.
 MAX_MATCHES: Final = 10_000
 MAX_VECTORS: Final = 1_000
 
@@ -59,10 +59,12 @@ class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
         Meta(description="By nearness (the default), by words, or by both, fused by their ranks."),
     ] = None
     hybrid: Annotated[bool | None, Meta(description="true is mode hybrid.")] = None
-    weights: Annotated[Weights | None, Meta(description="Of the two rankings of mode hybrid.")] = None
+    weights: Annotated[
+        Weights | None, Meta(description="The weights of the two rankings of mode hybrid.")
+    ] = None
     include: Annotated[
         Annotated[list[Literal["vector", "text", "metadata"]], Meta(max_length=3)] | None,
-        Meta(description="What is answered beside key and score; else the metadata."),
+        Meta(description="Fields of the answer beside key and score. By default the metadata."),
     ] = None
     group_by: Annotated[
         Literal["document"] | None, Meta(description="The best passage of each document.")
@@ -87,7 +89,7 @@ class SearchRequest(SearchQuery, forbid_unknown_fields=True):
     ] = None
 
 
-# What the types cannot say.
+# The part of the description that types cannot express.
 ASKS_FOR_SOMETHING: Final = [
     {"required": [name], "properties": {name: {"type": kind}}}
     for name, kind in (("text", "string"), ("embedding", "array"), ("more_like", "string"))

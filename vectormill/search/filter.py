@@ -38,7 +38,7 @@ MAX_LISTED: Final = 1000
 MAX_DEPTH: Final = 8
 MAX_NAME_CHARS: Final = 500
 MAX_STRING_CHARS: Final = 10_000
-# Of a place in an error.
+# The most characters of a place in an error.
 MAX_PLACE_CHARS: Final = 120
 # Beyond it Postgres' numeric and a double differ.
 MAX_NUMBER: Final = 1e300

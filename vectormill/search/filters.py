@@ -93,7 +93,7 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
             compared = f"{name} {SIGNS[operator]} CAST({values.bind(to_jsonb(value))} AS jsonb)"
             if operator == EQ:
                 return f"({compared})"
-            # Of its own type only: bounds, which an index and its statistics understand, and not jsonb_typeof.
+            # Values of its own type only: bounds, which an index and its statistics understand, and not jsonb_typeof.
             least, beyond = BOUNDS[find_json_type(value)]
             bound = f"{name} >= CAST('{least}' AS jsonb)" if operator in (LT, LTE) else None
             bound = bound or f"{name} < CAST('{beyond}' AS jsonb)"

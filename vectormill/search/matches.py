@@ -35,7 +35,7 @@ from vectormill.search.search import BY_TEXT, HYBRID, Search, check_search
 LEAST_CANDIDATES: Final = 100
 CANDIDATES_PER_ROW: Final = 2
 MOST_CANDIDATES: Final = 1000
-# Of each ranking that is fused: a row far down in one may be among the first of both together.
+# The rows of each ranking that is fused: one far down in one may be among the first of both together.
 LEAST_FUSED: Final = 100
 FUSED_PER_ROW: Final = 4
 # A document has several passages among the nearest; when so many times the limit hold too few documents, more are read.
@@ -126,7 +126,7 @@ def find_matches(
     def prepare_for(search: Search) -> None:
         nonlocal prepared
         seconds = max(deadline - time.monotonic(), 0.001)
-        # What is set holds until the transaction ends: searches that are alike set it once a second.
+        # A setting holds until the transaction ends: searches that are alike set it once a second.
         wanted = (search.num_wanted, search.ef_search, math.ceil(seconds))
         if wanted != prepared:
             prepare(connection, search, seconds)
@@ -234,7 +234,7 @@ def find_shortage(
     is_cut = num_ranked is not None and (num_nearest >= num_ranked or not rows)
     if search.by_document and is_cut and not is_full:
         return f"the {num_ranked:,} nearest passages are of fewer documents than were asked for"
-    # Of a fused list every ranking shall be whole, not only as long as the page.
+    # For a fused list every ranking shall be whole, not only as long as the page.
     num_wanted = num_ranked if search.mode == HYBRID or search.by_document else search.num_wanted
     if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
         return f"the index gave {num_nearest:,} rows of {num_wanted:,} before it ended its search"

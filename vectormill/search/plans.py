@@ -14,7 +14,7 @@ from vectormill.search.rankings import Statement
 # As the last ANALYZE or VACUUM counted.
 # So many rows are found by an index on their metadata and compared in a few milliseconds.
 FEW_ROWS: Final = 2000
-# What tells the searches of one request apart, and not their plans.
+# Fields in which the searches of one request differ, and their plans do not.
 UNPLANNED: Final = ("query", "queries", "words", "own")
 
 

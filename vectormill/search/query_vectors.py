@@ -45,7 +45,7 @@ DISTANCES: Final[Mapping[str, Distance]] = {
     INT8: Distance(RESTORED.format(column="vectors.embedding"), "<=>", "vector"),
     BINARY: Distance("vectors.embedding", "<~>", "bit({dimensions})"),
 }
-# What a statement for many searches calls the query of one of them.
+# The name of one search's query in a statement for many.
 ASKED: Final = "asked.query"
 
 

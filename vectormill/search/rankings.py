@@ -73,7 +73,7 @@ PAGE: Final = """
       LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = best.key {join}
      ORDER BY best.score DESC, best.key
 """
-# Of every one of `asked`, the best rows, as alone: each is planned and read as a search of its own.
+# The best rows for every one of `asked`, as alone: each is planned and read as a search of its own.
 ROUND: Final = """
     SELECT asked.place, best.*, attributes.metadata -> '_passage' AS passage {columns}
       FROM unnest({array}) WITH ORDINALITY AS asked (query, place)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vectormill.search.search import BY_VECTOR, VECTOR, Search
 
-# Of one statement: vectors of 100 kB as text, and some thousand rows.
+# Limits of one statement: vectors of 100 kB as text, and some thousand rows.
 MOST_TOGETHER: Final = 32
 # More rows than these are wanted one search at a time.
 MOST_ROWS: Final = 100

@@ -21,7 +21,7 @@ from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
 from vectormill.sources.source import Source
 
-# What stands for the whole table; no item has such a key.
+# The key that stands for the whole table; no item has such a key.
 WHOLE_TABLE: Final = ""
 
 # One step from collection to collection: however many changes wait, as many rows are looked at as collections have any.

@@ -21,7 +21,7 @@ def open_source(source: Source, place: SourcePlace, *, patience_seconds: float =
     refuse_unfit(source, place.find_spec())
     reader = _open_documents(source, place, patience_seconds)
     split = parse_split(source)
-    # What a collection keeps are passages already.
+    # Texts that a collection keeps are passages already.
     if split.by == NONE or source.kind == OWN_TEXTS:
         return reader
     return PassageReader(reader, split, place)

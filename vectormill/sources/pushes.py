@@ -24,7 +24,7 @@ from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
 from vectormill.sources.source import PUSH
 from vectormill.sources.sources import find_source
 
-# Of one part: an indexer holds one, and one row of Postgres is far from its limit.
+# The size of one part: an indexer holds one, and one row of Postgres is far from its limit.
 PART_ITEMS: Final = 4096
 PART_BYTES: Final = 4 << 20
 # While rows arrive a part is written so often at the least: it is the push's sign of life.

@@ -18,7 +18,7 @@ from vectormill.sources.reader import Complaints
 ENCODER: Final = msgspec.json.Encoder(order="sorted", decimal_format="number", enc_hook=str)
 OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 MAX_METADATA_DEPTH: Final = 100
-# What is nested deeper has more brackets than that.
+# JSON that is nested deeper has more brackets than that.
 SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
 # A byte that no UTF-8 has, and no mark.
 NO_TEXT: Final = b"\xfe"

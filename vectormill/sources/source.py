@@ -45,8 +45,8 @@ class SavedSource:
     updated_at: datetime
 
 
-# Of a URL: a presigned address or a shared-access signature opens what it names to whoever reads it. A "?" of a glob
-# has no "=" behind it.
+# Parts of a URL: a presigned address or a shared-access signature opens what it names to whoever reads it. A "?" of a
+# glob has no "=" behind it.
 QUERY_OF_URL: Final = re.compile(r"(?<=\?)[^\s?'\"]*=[^\s'\"]*")
 
 

@@ -35,7 +35,7 @@ sources = Table(
 run_parts = Table(
     "run_parts",
     metadata,
-    # What a client pushed, in its order: see pushes.py.
+    # Rows that a client pushed, in their order: see pushes.py.
     Column("run_id", ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
     Column("seq", Integer, primary_key=True),
     Column("num_items", Integer, nullable=False),

@@ -33,7 +33,7 @@ Url = Annotated[
 Event = Annotated[str, one_of(EVENTS)]
 Events = Annotated[
     Sequence[Event],
-    Meta(max_length=len(EVENTS), description="What it is told of; all events where none is named."),
+    Meta(max_length=len(EVENTS), description="The events that it is told of. By default all."),
 ]
 Description = Annotated[str, Meta(max_length=MAX_DESCRIPTION_CHARS)]
 
@@ -113,13 +113,15 @@ class DeliveryBody(TypedDict):
     type: Annotated[str, one_of((*EVENTS, TEST_EVENT))]
     state: Annotated[DeliveryState, one_of(DELIVERY_STATES)]
     num_attempts: int
-    status_code: Annotated[int | None, Meta(description="Of the newest attempt; null where no answer came.")]
+    status_code: Annotated[
+        int | None, Meta(description="The status of the newest attempt; null where no answer came.")
+    ]
     error: Annotated[str | None, Meta(description="Why the newest attempt failed.")]
     next_attempt_at: Annotated[Moment | None, Meta(description="Null when it has ended.")]
     attempted_at: Moment | None
     ended_at: Moment | None
     created_at: Moment
-    payload: Annotated[dict[str, Any], Meta(description="What is sent.")]
+    payload: Annotated[dict[str, Any], Meta(description="The message that is sent.")]
 
 
 class DeliveryPage(TypedDict):

@@ -51,7 +51,7 @@ webhook_deliveries = Table(
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("webhook_id", BigInteger, nullable=False),
-    # The same at every attempt: by it a receiver knows what it has had already.
+    # It is equal at every attempt: by it a receiver knows what it has had already.
     Column("event_id", Uuid, nullable=False, server_default=func.gen_random_uuid()),
     Column("event_type", Text, nullable=False),
     Column("payload", Text, nullable=False),  # the bytes that are signed and sent

@@ -41,7 +41,7 @@ LONGEST_ROTATION_SECONDS: Final = 30 * 86_400.0
 # After each failed attempt; after the last of them, three days later, a delivery is given up.
 RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 MAX_ATTEMPTS: Final = len(RETRY_SECONDS) + 1
-# Of a pause, more or less: what failed together is not to come together again.
+# The random share of a pause: what failed together is not to come together again.
 JITTER: Final = 0.1
 LONGEST_RETRY_AFTER_SECONDS: Final = 86_400.0
 # A webhook that has failed for so long, without one success, is disabled.

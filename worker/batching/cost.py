@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 # In each doubling of the length, a power of two: short texts, whose number of lengths is small, are not padded at all.
 BUCKETS_PER_DOUBLING: Final = 16
 LONGEST_EXACT: Final = 2 * BUCKETS_PER_DOUBLING
-# What longer ones are padded on the mean, of what is computed: half a step, 1/64 to 1/32 of the length.
+# The mean padding of longer ones, as a share of what is computed: half a step, 1/64 to 1/32 of the length.
 MEAN_SHARE: Final = 0.02
 
 

@@ -33,7 +33,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        # Of the last batches. Their sums, not the mean of their ratios: a tiny batch takes long for what it costs.
+        # Sums over the last batches. Their sums, not the mean of their ratios: a tiny batch takes long for what it
+        # costs.
         self._cost = 0.0
         self._seconds = 0.0
         self._cost_ahead = 0.0

@@ -112,7 +112,7 @@ class OpenBatch:
         above_least = find_first_positive(at_0 - least, slope, 1)
         above_both = find_first_positive(at_0 - share * computed_at_0, slope - share * weight, above_least)
         fitting = int(min(above_mean - 1, above_both - 1, num_waiting))
-        # What is computed in another order is rounded in another way.
+        # Arithmetic in another order is rounded in another way.
         while fitting and is_too_much(fitting):
             fitting -= 1
         while fitting < num_waiting and not is_too_much(fitting + 1):

@@ -62,7 +62,7 @@ class WaitingSequences:
     """
 
     def __init__(self) -> None:
-        # Of each request in order of arrival: length to the number of its sequences that wait.
+        # For each request, in order of arrival: length to the number of its sequences that wait.
         self._requests: OrderedDict[int, dict[int, int]] = OrderedDict()
         self._lines: dict[int, Line] = {}
         self._lengths: list[int] = []  # the keys of _lines, sorted

@@ -177,6 +177,6 @@ def device_environment(device: Device, num_threads: int | None = None) -> dict[s
     # Without the bus order, CUDA numbers by speed and nvidia-smi by slot.
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environment[VISIBLE_DEVICES] = (device.uuid or str(device.index)) if device.kind == CUDA else ""
-    # Of AMD's GPUs; where both are set, HIP reads this one alone.
+    # For AMD's GPUs; where both are set, HIP reads this one alone.
     environment["HIP_VISIBLE_DEVICES"] = environment[VISIBLE_DEVICES]
     return environment

@@ -35,7 +35,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...
 
 
-# Of nvml.h: what peer access is asked about, its "yes", and the way that leads over another processor.
+# From nvml.h: what peer access is asked about, its "yes", and the way that leads over another processor.
 P2P_NVLINK: Final = 2
 P2P_OK: Final = 0
 TOPOLOGY_SYSTEM: Final = 50

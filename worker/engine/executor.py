@@ -138,7 +138,8 @@ class Executor:
             logger.exception("The executor failed.")
             self.state, self.reason = DEAD, f"the executor failed: {error}"
         finally:
-            # Who waits hands its chunk back meanwhile: a process that hangs in a driver takes half a minute to give up.
+            # A chunk that waits is handed back meanwhile: a process that hangs in a driver takes half a minute to
+            # give up.
             self._source.close(self.reason)
             if self._runner is not None:
                 self._runner.stop()

@@ -32,7 +32,8 @@ from worker.runner.runner import RunnerLost
 FAILURES_OF_ONE: Final = 3
 # Each time alone in a process that had just shown that it is sound: the text may well be why it is not any more.
 SICKENED_BY_ONE: Final = 2
-# Of the memory of a device, before its process was killed: by whoever guards memory before the kernel has to.
+# The share of a device's memory in use before its process was killed: by whoever guards memory before the kernel has
+# to.
 NEARLY_ALL_MEMORY: Final = 0.95
 
 

@@ -101,7 +101,7 @@ class VectorReuse:
             is_new[self._look_up(digests)[0]] = False
             new = np.flatnonzero(is_new)
             sets = self._find_sets(digests[new])
-            # Of several that come into one set, the last ones, each to a way of its own.
+            # When several come into one set, the last ones are kept, each in a way of its own.
             order = np.argsort(sets, kind="stable")[::-1]
             new, sets = new[order], sets[order]
             first = np.flatnonzero(np.diff(sets, prepend=-1))

@@ -51,7 +51,8 @@ class CudaPass:
             vectors = self._compute(*split_inputs(self._inputs, self._shapes)).float()
             self._vectors = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
             self._vectors.copy_(vectors, non_blocking=True)
-            # Who waits for it sleeps meanwhile; by default CUDA lets it spin, on a core that the tokenizer needs.
+            # The thread that waits for it sleeps meanwhile; by default CUDA lets it spin, on a core that the
+            # tokenizer needs.
             self._done = torch.cuda.Event(blocking=True)
             self._done.record(stream)
 

@@ -35,7 +35,7 @@ INPUTS: Final = (INPUT_IDS, "attention_mask", "pool_mask", WORD_EMBEDDINGS)
 CONVERSION_VERSION: Final = 4
 COMPRESSION_VERSION: Final = 1
 LARGEST_DEVIATION: Final = 1e-3
-# What compressed weights must keep of the direction of a vector. Far below what real models keep (0.999 and 0.95): it
+# The least cosine of vectors by compressed weights. Far below what real models keep (0.999 and 0.95): it
 # tells a graph that is wrong (0) from one that is rounded.
 SMALLEST_COSINES: Final = {INT8: 0.98}
 

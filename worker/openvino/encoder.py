@@ -39,7 +39,7 @@ class OpenVINOEncoder(Encoder):
         # For every shape that openvino has seen it keeps kernels of its own, some 0.4 MiB.
         self._length_buckets = LengthBuckets(order.card.max_tokens)
         self._watch = BufferWatch()
-        # Of batches at work, and of the next one.
+        # Buffers of batches at work, and of the next one.
         self._buffers = Buffers(self._num_streams + 1)
         self._taking_all = threading.Lock()
         self._requests: SimpleQueue[Any] = SimpleQueue()  # one a stream

@@ -8,22 +8,24 @@ from worker.encoder.encoder import EncoderOrder
 from worker.placement.sizes.footprint import make_footprint
 from worker.placement.sizes.model_shape import ModelShape, read_model_shape
 
-# What of a batch its threads do not share. Two threads took 1/1.167 of the time that two batches side by side take of
-# one each (docs/decisions/0015: 7,330 and 8,550 tokens/s): Amdahl's law with this part gives that, and says of more.
+# The share of a batch's time that its threads do not share. Two threads took 1/1.167 of the time that two batches
+# side by side take of one each (docs/decisions/0015: 7,330 and 8,550 tokens/s): Amdahl's law with this part gives
+# that, and says of more.
 SERIAL_SHARE: Final = 0.167
-# What tokenizer, executor and commit take of a core, for each core that computes: 4 to 6 % where it was counted.
+# The part of a core that tokenizer, executor and commit take, for each core that computes: 4 to 6 % where it was
+# counted.
 HOST_SHARE: Final = 0.06
 # Where a batch takes one core longer than this, several share it: whoever waits for one text waits for all of it.
 LONGEST_ALONE_SECONDS: Final = 1.0
 # A core with AVX2 in fp32, whose rate is 70 to 95 where it was measured; others are faster.
 CORE_FLOP_PER_SECOND: Final = 50e9
-# Of such models: as many threads a stream as leave four streams, and no more than four of them, which is what openvino
+# For such models: as many threads a stream as leave four streams, and no more than four of them, which is what openvino
 # takes by itself where it chooses. Up to four cores each has a stream, whatever the model.
 FEWEST_STREAMS: Final = 4
 MOST_THREADS_PER_STREAM: Final = 4
 # Cores that none of their streams uses: one, and of many no more than this part.
 IDLE_SHARE: Final = 1 / 16
-# Of the memory that the weights leave, streams take no more for their batches.
+# The share of the memory beside the weights that streams take for their batches.
 STREAMS_MEMORY_SHARE: Final = 0.5
 # A stream's batch, as large as tuning begins with, of texts no longer than that.
 STREAM_BATCH_TOKENS: Final = 1024

@@ -52,7 +52,7 @@ from worker.placement.rank import Rank
 
 logger = logging.getLogger(__name__)
 
-# Of a model whose answers are no vectors, as in worker.backends.factory.
+# For a model whose answers are no vectors, as in worker.backends.factory.
 EXTRACTOR: Final = "worker.tasks.extract.model.shard_encoder:RexShardEncoder"
 
 

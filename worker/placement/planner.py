@@ -32,7 +32,7 @@ from worker.placement.strategies import STRATEGIES
 
 # Where more tokens at once no longer make the device faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
-# What the encoders take when nothing is asked of them, for weights that are compressed.
+# The precision that encoders take when none is asked for, for weights that are compressed.
 ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
 # Where it is not said that batches are packed. With padding on CUDA too: a shard pads unless it is asked to pack, and a
 # whole replica does where the model cannot be packed; else it needs less.

@@ -85,7 +85,7 @@ class ReplicaBuilder:
         squared = footprint.attention_bytes_per_token_squared * needs.max_tokens
         once = -(-footprint.bytes_per_sequence // needs.max_tokens)
         self._token_bytes = footprint.activation_bytes_per_token + squared + once
-        # Of a whole replica with a full batch.
+        # The memory of a whole replica with a full batch.
         self.full_bytes = self.weight_bytes + self._bias_bytes + needs.full_batch_tokens * self._token_bytes
         self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
         self.cost = TokenCost(
@@ -98,7 +98,7 @@ class ReplicaBuilder:
 
     def build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         """Return the replica of a strategy on all of the rooms; `link` is the kind of the slowest link among them."""
-        # The same group stands in many of the plans that are compared.
+        # One group stands in many of the plans that are compared.
         asked = (strategy, tuple(rooms), link)
         if asked not in self._built:
             self._built[asked] = self._build(strategy, rooms, link)

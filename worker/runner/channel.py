@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 # More than batches are with a process at a time, one a core of a large processor; a further one's arrays go through the
 # pipe.
 NUM_BLOCKS: Final = 96
-# Of address space: pages of a block that nobody has written to do not exist. Here lie 65,536 vectors of 1,024 numbers,
-# those of the largest batch of texts of 16 tokens, and their offsets; larger arrays go through the pipe.
+# Bytes of address space: pages of a block that nobody has written to do not exist. Here lie 65,536 vectors of 1,024
+# numbers, those of the largest batch of texts of 16 tokens, and their offsets; larger arrays go through the pipe.
 HALF_BYTES: Final = 320 << 20
 MEMORY_BYTES: Final = NUM_BLOCKS * 2 * HALF_BYTES
 ALIGNED_BYTES: Final = 64

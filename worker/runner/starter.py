@@ -55,7 +55,7 @@ class RunnerStarter:
     ) -> None:
         self.order = order
         self._factory = factory
-        # What torch.compile makes is kept with what else is made of models, unless a user has said where.
+        # The output of torch.compile is kept with other files made of models, unless a user has said where.
         compiled = {COMPILED_DIR: str(order.cache_dir / "compiled")}
         self._environment = {**compiled, **drop_secrets(environment), **OFFLINE, **SILENT}
         self._sharing = sharing

@@ -23,7 +23,7 @@ LONGEST_REASON: Final = 500
 
 # Not urgent, place in which it came, run: the least is encoded next. Places differ, so that runs are never compared.
 Waiting = tuple[bool, int, "BatchRun"]
-# What came of a batch, and the block for it.
+# The outcome of a batch, and the block for it.
 Outcome = tuple[Encoded | EncodeFailed, int | None]
 
 

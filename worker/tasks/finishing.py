@@ -16,7 +16,7 @@ from vectormill.jobs.item import (
 from vectormill.ragged import Ragged
 
 SMALLEST_NORM: Final = 1e-12
-# Of all texts together, that are read at once: a book would be in memory four times.
+# The size of texts that are read at once: a book would be in memory four times.
 MOST_BYTES_AT_ONCE: Final = 1 << 21
 
 
@@ -97,7 +97,7 @@ def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[
     """
     finished = vectors[:, : spec.dimensions]
     if spec.normalize:
-        # What is not finite is found and reported by the caller.
+        # A value that is not finite is found and reported by the caller.
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.sqrt(np.einsum("ij,ij->i", finished, finished))
             finished /= np.maximum(norms, SMALLEST_NORM)[:, np.newaxis]

@@ -198,7 +198,7 @@ def activate(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32
         probabilities: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
         return probabilities
     if activation == SIGMOID:
-        # Of a large negative number exp would overflow; 1 / (1 + exp(-x)) is (1 + tanh(x / 2)) / 2.
+        # exp of a large negative number would overflow; 1 / (1 + exp(-x)) is (1 + tanh(x / 2)) / 2.
         return ((1 + np.tanh(logits / 2)) / 2).astype(np.float32)
     return logits
 

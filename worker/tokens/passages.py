@@ -29,7 +29,7 @@ from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 # Bounds what one text can take: 8192 windows of 256 tokens are 8 MiB of ids and, with 1024 dimensions, 32 MiB of
 # vectors. A text of a million characters at one token each, which is the default limit, has 4,505.
 MAX_PASSAGES: Final = 8192
-# Of a window, at least so much must be new: what is computed is at most four times the text.
+# The least share of a window that must be new: what is computed is at most four times the text.
 SMALLEST_NEW_SHARE: Final = 1 / 4
 
 

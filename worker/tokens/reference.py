@@ -22,7 +22,7 @@ from worker.tokens.vocabulary import read_vocabulary
 
 # Texts tokenized at once. Enough for all threads of the library; a whole chunk of books would be hundreds of MB.
 GROUP_CHARS: Final = 1 << 16
-# Of the threads that tokenize at the same time, all share the library's own threads, which two keep busy. More of them
+# All threads that tokenize at the same time share the library's own threads, which two keep busy. More of them
 # only hold memory: six chunks of long texts took 115 MiB, most of which the heap kept. Who has little never waits.
 NUM_LARGE_GROUPS: Final = 2
 FEW_CHARS: Final = 1 << 12

@@ -38,7 +38,7 @@ def _write_pattern(numbers: str) -> str:
     return f"{letters}|{numbers}" + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-# Of none a match has a space behind its first character, unless whitespace follows it or went before.
+# No match of these has a space behind its first character, unless whitespace follows it or went before.
 SPLITS_BEFORE_A_SPACE: Final = frozenset({_write_pattern(r"\p{N}{1,3}"), _write_pattern(r"\p{N}")})
 
 

@@ -129,7 +129,7 @@ class Tokenizer:
             rows, is_cut = self._encode_beginnings(
                 both, max_tokens + len(self._reference.prefix) + self._num_suffix
             )
-            # Of two long texts their true lengths may decide which one keeps a token more.
+            # The true lengths of two long texts may decide which one keeps a token more.
             is_long_pair = (rows.lengths > max_tokens // 2).reshape(2, -1).all(axis=0)
             rows = self._encode_again(both, rows, np.flatnonzero(is_cut & np.tile(is_long_pair, 2)))
         else:

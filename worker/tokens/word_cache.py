@@ -27,7 +27,7 @@ MAX_CHARS: Final = 1 << 21
 MAX_WORD_CHARS: Final = 100
 # Fewer cost the library less than a group of texts costs here, however short.
 FEW_CHARS: Final = 512
-# What the library has to read of a text's words, each new one once, for the text to be given to it whole.
+# The words that the library has to read of a text's words, each new one once, for the text to be given to it whole.
 LARGEST_NEW_SHARE: Final = 1 / 2
 # Rows of every table that are no word's: what comes before a text, and what comes behind it.
 PREFIX, SUFFIX = 0, 1

@@ -10,7 +10,7 @@ from vectormill.collections.descriptions import CollectionRow
 from vectormill.collections.standings import Standing
 from vectormill.sources.source import hide_queries
 
-# What stands before an @ in an address may be a password, wherever it was written.
+# Text before an @ in an address may be a password, wherever it was written.
 _CREDENTIALS: Final = re.compile(r"(://)[^/\s@]+@")
 
 

@@ -12,7 +12,7 @@ from vectormill.search.search import BY_VECTOR, METADATA, SEARCH_MODES, TEXT
 
 MOST_RESULTS: Final = 100
 FEW_RESULTS: Final = 10
-# Of the form: a query string of more is refused by proxies.
+# The limit of the form: a query string of more is refused by proxies.
 MOST_CHARS: Final = 2000
 _MOST_SHOWN_CHARS: Final = 600
 

@@ -29,7 +29,7 @@ from vectormill.jobs.job import (
 )
 from vectormill.jobs.jobs import ItemError
 
-# What a worker does in each stage, for a reader who has not seen its code.
+# The work of each stage, for a reader who has not seen its code.
 STAGE_WORDS: Final = {
     LOAD: "texts are read from Postgres",
     TOKENIZE: "texts become tokens",

@@ -20,7 +20,7 @@ from vectormill.workers.workers import REDIS_AWAY, REDIS_FULL, SCHEDULER, count_
 
 router = APIRouter(include_in_schema=False)
 
-# Of each state the newest jobs, whose reasons are told; the table above counts all.
+# The newest jobs of each state, whose reasons are told; the table above counts all.
 MAX_EXPLAINED: Final = 50
 
 

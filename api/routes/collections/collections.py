@@ -147,7 +147,7 @@ async def delete_collection(
         try:
             return await run_in_threadpool(remove_collection, resources.engine, name)
         except CollectionInUse as error:
-            # Who has it in hand ends in seconds: a worker its chunk, a reader his statement.
+            # Whoever holds it is done within seconds: a worker its chunk, a reader his statement.
             if not error.is_passing or time.monotonic() >= deadline or resources.is_stopping():
                 raise
         await anyio.sleep(DELETION_PAUSE_SECONDS)

@@ -31,7 +31,7 @@ router = APIRouter(tags=["items"])
 MAX_WAIT_SECONDS: Final = 60.0
 # Read in some ten microseconds: less than a hop to a thread costs.
 SMALL_BODY_BYTES: Final = 16 << 10
-# Of a body that may have it: whether the collection takes pairs, the database tells.
+# For a body that may have it, the database tells whether the collection takes pairs.
 PAIR_FIELD: Final = b"text_pair"
 # RFC 7240, 4.3: how long a client is willing to wait, in whole seconds; 4.1: not at all.
 WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)

@@ -40,7 +40,7 @@ from vectormill.schedules.schedules import (
 router = APIRouter(tags=["schedules"])
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Of a cursor: no run is made later.
+# The latest moment of a cursor: no run is made later.
 LAST_MICROSECOND: Final = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 
 

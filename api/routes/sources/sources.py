@@ -65,14 +65,14 @@ PUSH_DOCS: Final[dict[str, Any]] = {
 class SourceParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    check: bool = Field(default=True, description="Whether it is read a little before it is kept.")
+    check: bool = Field(default=True, description="Read a little of the source before it is kept.")
 
 
 class PushParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     complete: bool = Field(
-        default=False, description="Whether these are all rows: those that are not among them are deleted."
+        default=False, description="These are all rows: rows that are not among them are deleted."
     )
 
 

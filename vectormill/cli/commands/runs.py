@@ -23,7 +23,7 @@ app = typer.Typer(
     epilog="Example: vectormill runs list --collection docs",
     help="Show, cancel and confirm re-indexes, builds of indexes and checks.",
 )
-# Of its own name, beside the others.
+# A command with a name of its own, beside the others.
 reindex_app = typer.Typer()
 
 RunId = Annotated[
@@ -192,6 +192,6 @@ def _print_run(run: Mapping[str, Any], is_json: bool) -> None:
     ]
     print_table(("", ""), [*rows, *describe_report(run["report"])])
     if run["counts"].get("num_failed") and run["job_id"]:
-        typer.echo(f"Which failed, and why: vectormill errors {run['job_id']}", err=True)
+        typer.echo(f"Failed items and reasons: vectormill errors {run['job_id']}", err=True)
     if run["state"] == "held":
         typer.echo(f"Confirm it with: vectormill runs confirm {run['id']}", err=True)

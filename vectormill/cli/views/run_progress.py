@@ -7,7 +7,7 @@ from vectormill.client.views.job_progress import count_ended, describe_counts
 from vectormill.client.views.look import Look
 from vectormill.jobs.job import RUNNING
 
-# Of a run that has ended: its source was empty, or it had none to read.
+# Shown of a run that has ended: its source was empty, or it had none to read.
 READ_NOTHING: Final = "no rows read"
 
 

@@ -15,7 +15,7 @@ from vectormill.files.replacement import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
 NDJSON = "ndjson"
-# What of an answer's headers is asked for when the export goes on, by the name of the parameter.
+# Headers of the answer that are asked for again when the export goes on, by the name of the parameter.
 GENERATION_HEADER = "Vectormill-Generation"
 
 

@@ -29,7 +29,7 @@ from vectormill.problems import ApiError, ApiUnreachable, read_problem
 from vectormill.settings import read_api_key
 
 Answer = TypeVar("Answer")
-# Of the last line that came, the key; gives the body of what follows it.
+# Takes the key of the last line that came; gives the body of what follows it.
 OpenParts = Callable[[str | None], AsyncIterator[bytes]]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Row = TypeVar("Row")
-# Of the name of a format, the export.
+# From the name of a format to its export.
 Describe = Callable[[str], Export]
 
 

@@ -49,7 +49,7 @@ class Progress:
 
     def __call__(self, answer: Mapping[str, Any]) -> None:
         look = self._look_at(answer)
-        # What gets its turn now and then waits for the same as before, and has no reason meanwhile.
+        # A job that gets its turn now and then waits for the same as before, and has no reason meanwhile.
         news = look.reason if look.reason != self._reason else None
         self._reason = news or self._reason
         if self._bar.console.is_terminal:

@@ -20,7 +20,7 @@ LEAST_EF_CONSTRUCTION: Final = 4
 MOST_M: Final = 100
 MOST_EF_CONSTRUCTION: Final = 1000
 MOST_WORKERS: Final = 31
-# What Postgres takes as maintenance_work_mem.
+# The values that Postgres takes as maintenance_work_mem.
 LEAST_MEMORY_BYTES: Final = MIB
 MOST_MEMORY_BYTES: Final = (1 << 31) * 1024 - 1024
 
@@ -33,7 +33,7 @@ SHAPES: Final = ((0, 16, 64), (1_000_000, 16, 128), (10_000_000, 24, 128))
 # neighbours on upper layers: measured with 8 and 384 dimensions, beside the vector 706 to 709 bytes with m = 16, and
 # 1,216 with m = 32.
 ELEMENT_BYTES: Final = 208
-# What a parallel build keeps of its memory for other things, and a tenth for what rows are added meanwhile.
+# The memory that a parallel build keeps for other things, and a tenth for what rows are added meanwhile.
 SPARE_BYTES: Final = 8 * MIB
 SPARE_SHARE: Final = 0.1
 # Postgres starts no worker for less (plan_create_index_workers).
@@ -259,7 +259,7 @@ def _mib(size: int) -> str:
     return f"{size / MIB:,.0f} MiB"
 
 
-# Of the fields that one collection has indexes of: each is written with every row.
+# The most fields of one collection that have indexes: each is written with every row.
 MOST_FILTERS: Final = 32
 MOST_FIELD_CHARS: Final = 500
 MOST_FIELD_PARTS: Final = 8

@@ -20,7 +20,7 @@ from vectormill.collections.indexes.indexes import (
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type
 
-# What a run of kind `index` may ask for beside what the collection keeps, for this one build.
+# Options of a run of kind `index` beside what the collection keeps, for this one build.
 SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
 
 

@@ -23,8 +23,8 @@ from vectormill.collections.rows.attributes import attributes_name
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
-# Of a page, which exists a few times at once: read ahead, being written, on its way. Texts and metadata count with
-# their own bytes; a page has one row at the least.
+# The size of a page, which exists a few times at once: read ahead, being written, on its way. Texts and metadata
+# count with their own bytes; a page has one row at the least.
 PAGE_BYTES: Final = 1 << 20
 MOST_PAGE_ROWS: Final = 2000
 

@@ -14,7 +14,7 @@ MAX_WINDOW_TOKENS: Final = 512
 FRAME_TOKENS: Final = 3
 # Tokens that a window has in common with the one before it.
 WINDOW_STRIDE: Final = 32
-# Of a hint, [CLS] and [SEP] included, and of a path or a type in it with its special token.
+# Tokens of a hint, [CLS] and [SEP] included, and of a path or a type in it with its special token.
 MAX_HINT_COST: Final = 256
 EMPTY_HINT_COST: Final = 2
 # A span, with what joins it to its type: a name of a few words.

@@ -21,7 +21,8 @@ MAX_TYPES: Final = 512  # in the whole schema
 MAX_TYPE_CHARS: Final = 120
 # As JSON: twice what as many of the longest types take, each character of them escaped.
 MAX_SCHEMA_CHARS: Final = 1 << 20
-# What prompts are built of. A type that holds one would be read as structure; the last joins types to a path.
+# The special tokens that prompts are built of. A type that holds one would be read as structure; the last joins types
+# to a path.
 RESERVED_TOKENS: Final = (
     "[CLS]",
     "[SEP]",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# What comes of an item.
+# The results that an item can have.
 VECTOR: Final = "vector"
 SCORE: Final = "score"
 RECORD: Final = "record"
@@ -40,10 +40,10 @@ TASKS: Final[Mapping[str, Task]] = {
     )
 }
 
-# What turns a classifier's numbers into what is answered.
+# Functions that turn a classifier's numbers into its answer.
 SOFTMAX: Final = "softmax"
 SIGMOID: Final = "sigmoid"
 RAW: Final = "raw"
 ACTIVATIONS: Final = (SOFTMAX, SIGMOID, RAW)
-# The same as type checkers see them; a test compares them.
+# These values for type checkers; a test compares them.
 ActivationName = Literal["softmax", "sigmoid", "raw"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 IDS_MARK: Final = b"\xfe"
-# Of what arrays of ids are made.
+# The largest value in arrays of ids.
 LARGEST_ID: Final = (1 << 31) - 1
 
 

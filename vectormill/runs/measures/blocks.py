@@ -123,7 +123,7 @@ SCAN_RECORDS: Final = """
              WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
 """
 
-# What a score can be, by what was made of the model's numbers; without an activation it is a cosine. Of float32.
+# The range of a score, in float32, by its activation; without one it is a cosine.
 _LARGEST_FLOAT: Final = 3.4e38
 SCALES: Final[Mapping[str, tuple[float, float]]] = {
     SOFTMAX: (0.0, 1.00001),

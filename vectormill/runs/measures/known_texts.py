@@ -32,7 +32,7 @@ def sample_kept_texts(connection: Connection, generation: Generation, size: int)
     return [Item(row.key, bytes(row.content)) for row in rows]
 
 
-# Of jobs that wrote into the generation and are still there.
+# Texts of jobs that wrote into the generation and are still there.
 SAMPLE_PAYLOADS: Final = text("""
     SELECT payload.items
       FROM (SELECT chunk.id FROM vectormill.chunks AS chunk

@@ -10,7 +10,7 @@ from vectormill.runs.measures.blocks import count_blocks
 from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
-# Of the vector types that an index can be made of.
+# Operators of the vector types that an index can be made of.
 DISTANCE_OPERATORS: Final = {FLOAT32: "<=>", FLOAT16: "<=>", BINARY: "<~>"}
 
 FIND_INDEX: Final = text("""
@@ -30,7 +30,7 @@ def find_vector_index(connection: Connection, generation: Generation) -> str | N
     return name
 
 
-# Of a few blocks: a sample of single rows would read them all. `share` is in percent.
+# Rows of a few blocks: a sample of single rows would read them all. `share` is in percent.
 SAMPLE_ROWS: Final = """
     SELECT key, CAST(embedding AS text) AS embedding
       FROM vectormill.{table} TABLESAMPLE SYSTEM (:share) ORDER BY random() LIMIT :limit

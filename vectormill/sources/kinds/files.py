@@ -35,7 +35,7 @@ STORES: Final = (
     "sftp", "ssh", "hdfs", "webhdfs", "hf", "oss", "oci", "smb",
 )  # fmt: skip
 
-# What tells that a file is another than before, by the names that stores give it.
+# Fields that change with a file's content, by the names that stores give them.
 STAMPS: Final = (
     "size",
     "mtime",

@@ -27,8 +27,8 @@ WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 class KeptTextReader:
     """Read kept texts of one generation: which one, and which of its rows, a subclass says."""
 
-    # What a client puts while pages are read may be missed: it comes into the new generation by a job of its own. And
-    # what clients delete is deleted there too.
+    # An item that a client puts while pages are read may be missed: it comes into the new generation by a job of its
+    # own. And what clients delete is deleted there too.
     tells_what_vanished: Final = False
 
     def __init__(self, place: SourcePlace, gone: str) -> None:

@@ -52,7 +52,7 @@ def _alone(model: Any) -> nn.Module:
     return nn.Sequential(model.score)
 
 
-# The same architectures as vectormill.models.classifiers.HEAD_POOLING, which says which state each reads.
+# The architectures of vectormill.models.classifiers.HEAD_POOLING, which says which state each reads.
 HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
     "albert": _with_albert_pooler,
     "bert": _with_bert_pooler,

@@ -20,7 +20,7 @@ from vectormill.models.weight_headers import read_header
 from worker.model.runtime import transformers
 from worker.model.weights.stored import open_weights
 
-# Of StructBERT: how its names begin, and what a BERT calls the same.
+# StructBERT: how its names begin, and how a BERT names these weights.
 _STRUCTBERT_PREFIX, _BERT_PREFIX = "encoder.", "bert."
 _STRUCTBERT_ONLY = frozenset({"base_model_prefix"})
 # A table 0, 1, 2, …, which later versions make anew.

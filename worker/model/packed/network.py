@@ -24,10 +24,11 @@ from worker.model.pooling import pool_packed_states
 
 # The probe: one token alone, one behind another's end, and one that is long.
 PROBE_LENGTHS: Final = (1, 5, 37, 150)
-# And one that exceeds the window of local layers by so many tokens, where the model reads that many: the last ones may
+# Another probe exceeds the window of local layers by so many tokens, where the model reads that many: the last ones may
 # not see the first ones.
 BEYOND_WINDOW: Final = 22
-# Of a token's hidden state with packing and with padding. Two kernels in 16 bit differ by their rounding.
+# The least cosine of a token's hidden states with packing and with padding. Two kernels in 16 bit differ by their
+# rounding.
 SMALLEST_COSINES: Final = {torch.float32: 0.9999}
 SMALLEST_COSINE_16_BIT: Final = 0.999
 

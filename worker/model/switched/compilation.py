@@ -19,7 +19,7 @@ from worker.model.packed.attention import OPAQUE
 from worker.model.packed.network import PackedNetwork
 from worker.model.switched.layers import find_layers
 
-# Of layers that differ: ModernBERT has three kinds. More are computed without.
+# The most kinds of layers: ModernBERT has three kinds. More are computed without.
 MOST_GRAPHS: Final = 16
 # torch assumes that what is 1 stays 1, and would make another graph for a batch of a single token.
 FEWEST_TOKENS: Final = 2

@@ -20,7 +20,7 @@ from worker.model.switched.layers import find_layers
 LARGEST: Final = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST_SCALE: Final = 1e-12  # a row of zeros has any scale but zero
 SIZE_STEP: Final = 16
-# Of a weight [out, in]: less is bound by reading tokens, which finding their scales does once more.
+# The least sizes of a weight [out, in]: less is bound by reading tokens, which finding their scales does once more.
 SMALLEST_SIZE: Final = 1024
 
 
@@ -48,7 +48,7 @@ def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers [n, in] in float8_e4m3fn and scales [n, 1] in fp32, whose product is nearly the rows [n, in]."""
     wide = rows.float()
     scales = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
-    # What is beyond the largest number becomes NaN and not the largest.
+    # A value beyond the largest number becomes NaN and not the largest.
     return (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
 
 

@@ -20,7 +20,7 @@ from worker.model.switched.scaled_products import scale_layers
 
 logger = logging.getLogger(__name__)
 
-# Of each probe the hidden states of its tokens [tokens, dim].
+# For each probe the hidden states of its tokens [tokens, dim].
 ComputeProbes = Callable[[], list[Tensor]]
 # Makes the network as it was before; None where that is lost.
 Undo = Callable[[], object] | None

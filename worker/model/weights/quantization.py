@@ -105,7 +105,7 @@ def apply_quantization(transformer: nn.Module) -> None:
         rounded.hold(child.weight)
         setattr(parent, name, rounded)
     for parameter in transformer.parameters():
-        # What is left may be a view into the file of all weights, and would keep the whole of it in memory.
+        # The rest may be a view into the file of all weights, and would keep the whole of it in memory.
         if parameter.is_floating_point():
             parameter.data = parameter.data.clone()
 

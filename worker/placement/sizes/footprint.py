@@ -19,8 +19,8 @@ COMPRESSED: Final = frozenset(GROUP_BYTES)
 # bool, and as the numbers that are added to the scores (sdpa); with openvino 16 bytes were measured.
 OPENVINO_MASK_BYTES: Final = 16
 
-# What kernels keep for themselves at the first batch: packed matrices, thread stacks, code. Measured 13 to 16 MB on a
-# CPU; on CUDA the workspace of cuBLAS is of that size.
+# Memory that kernels keep for themselves at the first batch: packed matrices, thread stacks, code. Measured 13 to 16
+# MB on a CPU; on CUDA the workspace of cuBLAS is of that size.
 SCRATCH_BYTES: Final = 16_000_000
 
 # DeBERTa's scores [heads, L, L] that are alive together: content, both of positions, and what becomes of their sum; and

@@ -17,10 +17,10 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.weight_files import find_weights
 from vectormill.models.weight_headers import read_header
 
-# Of a classifier's head (worker.model.classifiers.heads), which vectors do not pass through.
+# Weights of a classifier's head (worker.model.classifiers.heads), which vectors do not pass through.
 HEAD_PARTS: Final = frozenset({"pooler", "classifier", "score"})
 HEAD_FIRST_PARTS: Final = frozenset({"head", "pre_classifier"})
-# What else the transformer of worker.model.network leaves out: other heads, and buffers.
+# Other weights that the transformer of worker.model.network leaves out: other heads, and buffers.
 UNUSED_PARTS: Final = frozenset({"cls", "lm_head", "qa_outputs", "predictions", "position_ids"})
 UNUSED_FIRST_PARTS: Final = frozenset({"decoder"}) | {
     f"vocab_{name}" for name in ("transform", "layer_norm", "projector")

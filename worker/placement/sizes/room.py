@@ -8,7 +8,7 @@ from worker.devices.device import CPU, CUDA, MPS, Device
 
 GIB: Final = 1 << 30
 
-# What a process takes of a device before the first weight: CUDA's context with the kernels of torch and cuBLAS'
+# Memory that a process takes of a device before the first weight: CUDA's context with the kernels of torch and cuBLAS'
 # workspace (what the driver keeps for itself is counted as used); on a CPU the interpreter with torch imported.
 OVERHEAD_BYTES: Final[Mapping[str, int]] = {CUDA: 768 << 20, MPS: GIB // 2, CPU: 400 << 20}
 # Dense bf16 tensor-core rates of data sheets, halved: what large matrix products of a real model reach. For ranking.
@@ -35,7 +35,7 @@ FLOPS_PER_BF16_CORE: Final = 500e9
 # The share of a device's memory that anyone may fill: plans keep below it, and above it batches shrink. One number for
 # both, or a batch that was planned would be shrunk at rest.
 MEMORY_SHARE: Final = 0.9
-# Of the memory that it shares with the processor, Metal lets a process have two thirds to three quarters.
+# Metal shares its memory with the processor, and lets a process have two thirds to three quarters.
 MPS_SHARE: Final = 2 / 3
 
 

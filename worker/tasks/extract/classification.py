@@ -15,7 +15,7 @@ from worker.tasks.extract.prompt_tokenizer import CLASSIFY, MULTICLASSIFY
 SURE: Final = 0.9
 
 Path = tuple[str, ...]
-# Of one hint: for each path the confidences of each window that found it, in order.
+# For one hint: for each path the confidences of each window that found it, in order.
 Found = Mapping[Path, Sequence[Sequence[float]]]
 
 

@@ -44,7 +44,7 @@ def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> PromptLayout:
     is_prefix, is_type, is_sep = (
         (tokens == token) & ~is_first for token in (tokenizer.prefix_id, tokenizer.type_id, tokenizer.sep_id)
     )
-    # What a token belongs to is said by the last special token up to it.
+    # The last special token before a token says what it belongs to.
     opened_at = np.maximum.accumulate(np.where(is_first | is_prefix | is_type | is_sep, place, 0))
     in_prefix, in_type, in_text = is_prefix[opened_at], is_type[opened_at], is_sep[opened_at]
     # Paths are counted over all sequences, so that one array holds something of each.

@@ -21,7 +21,7 @@ from worker.tasks.finishing import read_texts
 from worker.tasks.likeness import find_changed
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
-# Of the canary, which has to be read like any text.
+# The text of the canary, which has to be read like any text.
 SMALL_SCHEMA: Final[Schema] = {"a": None}
 
 
@@ -42,7 +42,7 @@ class Extract:
         prompts = Extraction(self._tokenizer, SMALL_SCHEMA, [text]).start()
         assert prompts is not None
         inputs = lay_out(prompts).inputs
-        # Of a blank sequence the same cells come back whatever their signs: how many there are else hangs on logits
+        # A blank sequence has the same cells back whatever their signs: how many there are else hangs on logits
         # near 0, and where a model finds nothing in this text there would be none to compare.
         return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
 

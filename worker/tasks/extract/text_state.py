@@ -58,7 +58,7 @@ class TextState:
         self._num_spans = 0
         self._records: list[Record] = []
         self._labels: list[Label] = []
-        # Of each path of spans, without being part of it: the order of prompts must not hang on them.
+        # A property of each path of spans, without being part of it: the order of prompts must not hang on them.
         self._confidences: dict[Prefix, float] = {}
 
     @property

@@ -8,7 +8,7 @@ from vectormill.client.aio.transport import Transport
 from vectormill.client.requests import Json, given, make_path
 from vectormill.client.shapes import DeleteAnswer, ItemAnswer, PutAnswer
 
-# Of one request; commits into the collection wait while the API deletes.
+# The keys of one request; commits into the collection wait while the API deletes.
 BATCH_KEYS: Final = 1000
 
 

@@ -9,7 +9,7 @@ from vectormill.client.requests import Json, given, make_path
 from vectormill.client.shapes import DeleteAnswer, ItemAnswer, PutAnswer
 from vectormill.client.sync.transport import Transport
 
-# Of one request; commits into the collection wait while the API deletes.
+# The keys of one request; commits into the collection wait while the API deletes.
 BATCH_KEYS: Final = 1000
 
 
