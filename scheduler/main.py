@@ -15,10 +15,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from scheduler.dispatcher import Dispatcher
+from scheduler.index_maintainer import IndexMaintainer
 from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
 from scheduler.schedules import fire_due_schedules
-from scheduler.tender import Tender
 from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import DoorbellSubscriber
@@ -132,7 +132,7 @@ def _serve_term(
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, Reaper(engine, settings).reap),
-            Duty(settings.tend_seconds, Tender(engine, settings).tend),
+            Duty(settings.tend_seconds, IndexMaintainer(engine, settings).tend),
             Duty(_SCHEDULE_SECONDS, lambda: fire_due_schedules(engine)),
         ]
         with duties_beside():

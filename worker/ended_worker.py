@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.jobs.chunks.crash_recovery import release_bereaved_chunks
+from vectormill.jobs.chunks.crash_recovery import release_orphaned_chunks
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def release_chunks_of(ended: Sequence[EndedWorker], engine: Engine) -> None:
     for worker in ended:
         reason = f"the worker's process ended with {worker.end}"
         try:
-            num_chunks = release_bereaved_chunks(
+            num_chunks = release_orphaned_chunks(
                 engine, worker.incarnation, reason, is_evidence=worker.is_evidence
             )
         except SQLAlchemyError as error:

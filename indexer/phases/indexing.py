@@ -291,7 +291,7 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
     None.
 
     On a live generation only under policy `auto`, and while no search uses the index: searches would read every row.
-    `build_indexes` builds it again, and should the run end before, the scheduler's tender has it built.
+    `build_indexes` builds it again, and should the run end before, the scheduler's index maintainer has it built.
     """
     if not num_changes:
         return None

@@ -285,7 +285,7 @@ MUTANTS: Final = (
         "    with engine.begin() as connection:\n        for job_id, num_chunks in sorted(released):\n"
         "            connection.execute",
         (
-            "tests/integration/chunks/test_bereavements.py::"
+            "tests/integration/chunks/test_crash_recovery.py::"
             "test_a_worker_that_returns_chunks_of_several_jobs_locks_one_job_at_a_time",
         ),
     ),

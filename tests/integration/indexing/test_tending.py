@@ -1,4 +1,4 @@
-"""The scheduler's tender: which collections get a run of their index, for which reason, and which are left alone."""
+"""The index maintainer: which collections get a run of their index, for which reason, and which are left alone."""
 
 import time
 from dataclasses import replace
@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.phases.indexing import build_indexes
-from scheduler import tender
-from scheduler.tender import Tender, find_need
+from scheduler import index_maintainer
+from scheduler.index_maintainer import IndexMaintainer, find_need
 from tests.indexed import draw_vectors, execute, make_collection, start_run, wish
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
@@ -67,7 +67,7 @@ def end_runs(engine: Engine, state: str) -> None:
 
 def test_a_collection_that_has_grown_gets_a_run_and_one_is_enough(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(200))
-    duty = Tender(engine, SETTINGS)
+    duty = IndexMaintainer(engine, SETTINGS)
     wait_for(lambda: duty.tend() == 1)  # Postgres counts rows with a delay
     assert "none for 200 rows" in runs_of(engine)[0]["because"]
     assert duty.tend() == 0
@@ -78,7 +78,7 @@ def test_a_collection_that_has_grown_gets_a_run_and_one_is_enough(engine: Engine
 
 def test_a_build_that_failed_is_not_asked_for_again_at_once(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
-    duty = Tender(engine, SETTINGS)
+    duty = IndexMaintainer(engine, SETTINGS)
     wait_for(lambda: duty.tend() == 1)
     end_runs(engine, "failed")
     assert duty.tend() == 0
@@ -88,7 +88,7 @@ def test_a_build_that_failed_is_not_asked_for_again_at_once(engine: Engine) -> N
 
 def test_a_small_collection_and_one_without_wishes_are_left_alone(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
-    duty, patient = Tender(engine, SETTINGS), Tender(engine, Settings(index_rows=201))
+    duty, patient = IndexMaintainer(engine, SETTINGS), IndexMaintainer(engine, Settings(index_rows=201))
     wait_for(lambda: duty.tend() == 1)
     end_runs(engine, "completed")
     assert patient.tend() == 0
@@ -99,7 +99,7 @@ def test_a_small_collection_and_one_without_wishes_are_left_alone(engine: Engine
 def test_a_load_is_waited_for(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
     job = submit(engine, make_items(1200), collection="docs", chunk_max_items=600)
-    duty = Tender(engine, SETTINGS)
+    duty = IndexMaintainer(engine, SETTINGS)
     time.sleep(1.5)  # as long as Postgres may take to count
     assert duty.tend() == 0
     execute(engine, f"UPDATE vectormill.jobs SET num_done = num_items WHERE id = '{job.id}'")
@@ -109,7 +109,7 @@ def test_a_load_is_waited_for(engine: Engine) -> None:
 def test_deletions_have_an_index_built_anew(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(1000))
     build_indexes(start_run(engine)[0], generation)
-    duty = Tender(engine, SETTINGS)
+    duty = IndexMaintainer(engine, SETTINGS)
     assert duty.tend() == 0
     execute(engine, f"DELETE FROM vectormill.{generation.table_name} WHERE CAST(key AS integer) < 300")
     wait_for(lambda: duty.tend() == 1)
@@ -150,6 +150,8 @@ def test_a_collection_that_was_deleted_since_the_look_ends_neither_the_round_nor
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_collection(engine, draw_vectors(200))
-    monkeypatch.setattr(tender, "list_tended", lambda *_, **__: [replace(TENDED, collection="gone"), TENDED])
-    assert Tender(engine, SETTINGS).tend() == 1
+    monkeypatch.setattr(
+        index_maintainer, "list_tended", lambda *_, **__: [replace(TENDED, collection="gone"), TENDED]
+    )
+    assert IndexMaintainer(engine, SETTINGS).tend() == 1
     assert "none for 1,000 rows" in runs_of(engine)[0]["because"]

@@ -43,7 +43,7 @@ COUNT_RETRIED = text("""
 """)
 
 
-def release_bereaved_chunks(engine: Engine, incarnation: UUID, reason: str, *, is_evidence: bool) -> int:
+def release_orphaned_chunks(engine: Engine, incarnation: UUID, reason: str, *, is_evidence: bool) -> int:
     """Hands back what an incarnation of a worker held that is known to have ended; how many chunks.
 
     `is_evidence`: it ended by a fault of its own, which the texts at work may have caused. Each job is counted in a

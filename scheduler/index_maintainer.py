@@ -24,7 +24,7 @@ LARGEST_TRICKLE: Final = 1000
 IN_USE_SECONDS: Final = 600.0
 
 
-class Tender:
+class IndexMaintainer:
     """Makes runs of kind `index`, which an indexer carries out, and whose options say why."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
