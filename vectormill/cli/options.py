@@ -157,3 +157,27 @@ def make_flag(option: Option) -> Any:
 def keyword_only(parameter: inspect.Parameter) -> inspect.Parameter:
     """Return the parameter as keyword-only, which is how Typer calls commands."""
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def with_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name the API, and call it with a client of that API as its first argument."""
+
+    @functools.wraps(command)
+    def connecting(*, api_url: str | None, data_dir: Path | None, **arguments: Any) -> None:
+        from vectormill.cli.endpoint import connected
+
+        with connected(api_url, data_dir) as client:
+            command(client, **arguments)
+
+    signature = inspect.signature(command)
+    own = [each for each in list(signature.parameters.values())[1:] if each.name != "json"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in (("api_url", ApiUrl), ("data_dir", DataDir))
+    ]
+    # Printed last by every help.
+    last = [signature.parameters["json"]] if "json" in signature.parameters else []
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *added, *last)]
+    connecting.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    connecting.__annotations__ = {each.name: each.annotation for each in parameters}
+    return connecting

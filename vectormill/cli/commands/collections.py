@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -16,9 +16,13 @@ from vectormill.cli.options import (
     Model,
     RowsFormat,
     take_encoding_flags,
+    with_client,
 )
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.files.formats import OUTPUT_FORMATS, describe_outputs
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -89,14 +93,13 @@ def create(
 
 
 @app.command("list", epilog="Example: vectormill collections list --json | jq -r .name")
-def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def list_all(client: "Client", json: Json = False) -> None:
     """List collections by name, with their approximate numbers of rows."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.collection_page import describe_age, describe_bytes, find_kind
     from vectormill.cli.views.listing import print_json, print_table
 
-    with connected(api_url, data_dir) as client:
-        found = list(client.collections())
+    found = list(client.collections())
     if json:
         for collection in found:
             print_json(collection)
@@ -117,22 +120,20 @@ def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = Fals
 
 
 @app.command(epilog="Examples: vectormill collections show docs\n\nvectormill collections show docs --exact")
+@with_client
 def show(
+    client: "Client",
     name: Name,
     exact: Annotated[
         bool, typer.Option("--exact", help="Count the rows one by one, instead of Postgres' estimate.")
     ] = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Show a collection: rows, generations, indexes, coverage, staleness, and work in progress."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.collection_page import print_page
     from vectormill.cli.views.listing import print_json
 
-    with connected(api_url, data_dir) as client:
-        collection = client.collection(name, exact=exact)
+    collection = client.collection(name, exact=exact)
     if json:
         print_json(collection)
         return
@@ -140,20 +141,12 @@ def show(
 
 
 @app.command(epilog="Example: vectormill collections change docs --keep-text --language english")
-def change(
-    name: Name,
-    keep_text: KeepText = None,
-    language: Language = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
-) -> None:
+@with_client
+def change(client: "Client", name: Name, keep_text: KeepText = None, language: Language = None) -> None:
     """Change whether texts are kept from now on, or the language that they are searched in."""
-    from vectormill.cli.endpoint import connected
-
     if keep_text is None and language is None:
         raise typer.BadParameter("Give at least one of --keep-text, --no-keep-text and --language.")
-    with connected(api_url, data_dir) as client:
-        changed = client.change_collection(name, keep_text=keep_text, language=language)
+    changed = client.change_collection(name, keep_text=keep_text, language=language)
     texts = "keeps" if changed["keep_text"] else "does not keep"
     typer.echo(f"Collection {name} {texts} texts, and searches them as {changed['language']}.", err=True)
 
@@ -162,7 +155,9 @@ def change(
     epilog="Examples: vectormill collections export docs -o docs.parquet\n\n"
     "vectormill collections export docs -o - --include metadata,text | jq .key"
 )
+@with_client
 def export(
+    client: "Client",
     name: Name,
     out: ExportOut,
     format: RowsFormat = None,
@@ -180,49 +175,42 @@ def export(
         str | None,
         typer.Option("--after", metavar="KEY", help="Write only rows after this key, to continue an export."),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Write a collection's rows, ordered by key, to a file, which appears whole or not at all."""
-    from vectormill.cli.endpoint import connected
     from vectormill.domain.errors import InvalidOption
     from vectormill.files.outputs import check_output, choose_format
 
     parts = None if include is None else [part.strip() for part in include.split(",")]
-    with connected(api_url, data_dir) as client:
-        if out == "-":
-            client.export_collection(name, sys.stdout.buffer, format or "ndjson", include=parts, after=after)
-            return
-        kind = choose_format(Path(out), format)
-        if not OUTPUT_FORMATS[kind].has_keys:
-            raise InvalidOption(
-                f"A collection is exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
-            )
-        check_output(Path(out))
-        client.export_collection(name, Path(out), kind, include=parts, after=after)
+    if out == "-":
+        client.export_collection(name, sys.stdout.buffer, format or "ndjson", include=parts, after=after)
+        return
+    kind = choose_format(Path(out), format)
+    if not OUTPUT_FORMATS[kind].has_keys:
+        raise InvalidOption(
+            f"A collection is exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
+        )
+    check_output(Path(out))
+    client.export_collection(name, Path(out), kind, include=parts, after=after)
     typer.echo(f"Wrote {out}.", err=True)
 
 
 @app.command(
     epilog="Examples: vectormill collections delete docs\n\nvectormill collections delete docs --force --yes"
 )
+@with_client
 def delete(
+    client: "Client",
     name: Name,
     force: Annotated[
         bool, typer.Option("--force", help="Cancel the jobs and runs that work on it first.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Delete a collection with all its rows. Its jobs stay, without results."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        if not yes and sys.stdin.isatty():
-            found = client.collection(name)
-            typer.confirm(f"Delete {name} with about {found['num_rows']:,} rows?", abort=True, err=True)
-        client.delete_collection(name, force=force)
+    if not yes and sys.stdin.isatty():
+        found = client.collection(name)
+        typer.confirm(f"Delete {name} with about {found['num_rows']:,} rows?", abort=True, err=True)
+    client.delete_collection(name, force=force)
     typer.echo(f"Deleted collection {name}.", err=True)
 
 
@@ -230,7 +218,9 @@ def delete(
     epilog="Examples: vectormill collections check docs\n\nvectormill collections check docs --sample 1000\n\n"
     "Exit codes: 0 nothing is wrong, 1 something is, 3 service unavailable, 4 the check failed or was cancelled."
 )
+@with_client
 def check(
+    client: "Client",
     name: Name,
     sample: Annotated[
         int,
@@ -238,12 +228,9 @@ def check(
             "--sample", metavar="N", min=0, max=10_000, help="Encode N of its texts again and compare."
         ),
     ] = 200,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Check a collection: vectors, index, texts encoded again, and orphaned rows."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED
     from vectormill.cli.views.collection_page import print_check
     from vectormill.cli.views.listing import print_json
@@ -251,10 +238,9 @@ def check(
     from vectormill.client.views.progress import Progress
     from vectormill.runs.run import COMPLETED
 
-    with connected(api_url, data_dir) as client:
-        run = client.check_collection(name, sample=sample)
-        with Progress(look_at_run) as progress:
-            run = client.wait_run(run["id"], progress)
+    run = client.check_collection(name, sample=sample)
+    with Progress(look_at_run) as progress:
+        run = client.wait_run(run["id"], progress)
     if json:
         print_json(run)
     elif run["state"] == COMPLETED:
@@ -268,36 +254,34 @@ def check(
 
 
 @app.command(epilog="Example: vectormill collections rollback docs")
+@with_client
 def rollback(
+    client: "Client",
     name: Name,
     yes: Annotated[
         bool,
         typer.Option("--yes", help="Do not ask. Rows put since then whose texts were not kept are left out."),
     ] = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Make the previous generation live again; a run encodes the rows put since the swap.
 
     Where texts are not kept, it asks before it leaves those rows out.
     """
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.problems import ApiError
 
-    with connected(api_url, data_dir) as client:
-        try:
-            answer = client.rollback_collection(name, allow_missing=yes)
-        except ApiError as error:
-            if error.title != "Rows missing":
-                raise
-            if not sys.stdin.isatty():
-                raise ApiError(
-                    error.status, error.title, f"{error} Repeat with --yes to roll back anyway."
-                ) from error
-            typer.confirm(f"{error} Roll back?", abort=True, err=True)
-            answer = client.rollback_collection(name, allow_missing=True)
+    try:
+        answer = client.rollback_collection(name, allow_missing=yes)
+    except ApiError as error:
+        if error.title != "Rows missing":
+            raise
+        if not sys.stdin.isatty():
+            raise ApiError(
+                error.status, error.title, f"{error} Repeat with --yes to roll back anyway."
+            ) from error
+        typer.confirm(f"{error} Roll back?", abort=True, err=True)
+        answer = client.rollback_collection(name, allow_missing=True)
     if json:
         print_json(answer)
         return
@@ -323,7 +307,9 @@ def rollback(
     "vectormill collections index docs --on lang --on year --wait\n\n"
     "vectormill collections index docs --policy hnsw --m 24 --ef-construction 128 --wait"
 )
+@with_client
 def index(
+    client: "Client",
     name: Name,
     policy: Annotated[
         Literal["auto", "hnsw", "none"] | None,
@@ -369,36 +355,32 @@ def index(
         bool, typer.Option("--drop", help="Drop the vector index and set the policy to none.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run until it ends.")] = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Show the indexes of a collection, or build, rebuild or drop them while searches go on."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import exit_code_of_job
     from vectormill.cli.views.listing import print_json
     from vectormill.cli.views.run_progress import describe_outcome, look_at_indexing
     from vectormill.client.views.progress import Progress
 
     wishes = (policy, m, ef_construction, workers, memory_mib, on)
-    with connected(api_url, data_dir) as client:
-        if all(wish is None for wish in wishes) and not (rebuild or drop or wait):
-            _print_indexes(client.index(name), json)
-            return
-        run = client.set_index(
-            name,
-            policy=policy,
-            m=m,
-            ef_construction=ef_construction,
-            workers=workers,
-            memory_bytes=None if memory_mib is None else memory_mib << 20,
-            filters=on,
-            rebuild=rebuild,
-            drop=drop,
-        )
-        if wait:
-            with Progress(look_at_indexing) as progress:
-                run = client.wait_run(run["id"], progress)
+    if all(wish is None for wish in wishes) and not (rebuild or drop or wait):
+        _print_indexes(client.index(name), json)
+        return
+    run = client.set_index(
+        name,
+        policy=policy,
+        m=m,
+        ef_construction=ef_construction,
+        workers=workers,
+        memory_bytes=None if memory_mib is None else memory_mib << 20,
+        filters=on,
+        rebuild=rebuild,
+        drop=drop,
+    )
+    if wait:
+        with Progress(look_at_indexing) as progress:
+            run = client.wait_run(run["id"], progress)
     if json:
         print_json(run)
     elif wait:
@@ -410,20 +392,17 @@ def index(
 
 
 @app.command(epilog="Example: vectormill collections discard docs 12")
+@with_client
 def discard(
+    client: "Client",
     name: Name,
     generation_id: Annotated[
         int,
         typer.Argument(metavar="GENERATION", help="The generation's number, as shown by `collections show`."),
     ],
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Discard a generation that is being built or is retired; its tables are dropped soon."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        client.discard_generation(name, generation_id)
+    client.discard_generation(name, generation_id)
     typer.echo(f"Generation {generation_id} of {name} is discarded; its tables are dropped within seconds.")
 
 

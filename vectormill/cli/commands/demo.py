@@ -43,8 +43,7 @@ POLL_SECONDS: Final = 0.25
 )
 def demo(
     task: Annotated[
-        DemoTask,
-        typer.Option("--task", help="Compute vectors, scores of pairs, or records."),
+        DemoTask, typer.Option("--task", help="Compute vectors, scores of pairs, or records.")
     ] = EMBED,
     data_dir: Annotated[
         Path | None,

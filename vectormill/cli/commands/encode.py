@@ -28,13 +28,7 @@ from vectormill.cli.options import (
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE, TASKS, VECTOR, ActivationName
-from vectormill.files.formats import (
-    INPUT_HELP,
-    OUTPUT_FORMATS,
-    OUTPUT_HELP,
-    OutputName,
-    describe_outputs,
-)
+from vectormill.files.formats import INPUT_HELP, OUTPUT_FORMATS, OUTPUT_HELP, OutputName, describe_outputs
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -53,18 +47,9 @@ PAIR_FIELD: Final = "text_pair"
 )
 @take_encoding_flags
 def encode(
-    input: Annotated[
-        str,
-        typer.Argument(
-            metavar="INPUT",
-            help=INPUT_HELP,
-        ),
-    ],
+    input: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
     *,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="OUT", help=OUTPUT_HELP),
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help=OUTPUT_HELP)],
     format: Annotated[
         OutputName | None, typer.Option("--format", help="By default, the extension of OUT.")
     ] = None,

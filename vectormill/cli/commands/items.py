@@ -3,11 +3,14 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Json
+from vectormill.cli.options import Json, with_client
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,7 +28,9 @@ Key = Annotated[
     epilog='Example: vectormill items put docs readme "How to begin." --metadata \'{"lang": "en"}\'\n\n'
     "A text that begins with a dash stands behind --; that of a file comes by TEXT -: … put docs readme - < README.md"
 )
+@with_client
 def put(
+    client: "Client",
     collection: Collection,
     key: Key,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text, or - to read it from stdin.")],
@@ -46,19 +51,15 @@ def put(
             help="Wait at most so long until the item is searchable.",
         ),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Encode a text, or score a pair, and store the result under the key."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.options import parse_metadata
     from vectormill.cli.views.listing import print_json
 
     found = parse_metadata(metadata)
-    with connected(api_url, data_dir) as client:
-        content = sys.stdin.read() if text == "-" else text
-        answer = client.put_item(collection, key, content, text_pair=pair, metadata=found, wait_seconds=wait)
+    content = sys.stdin.read() if text == "-" else text
+    answer = client.put_item(collection, key, content, text_pair=pair, metadata=found, wait_seconds=wait)
     if json:
         print_json(answer)
     elif answer["is_searchable"]:
@@ -70,45 +71,41 @@ def put(
 
 
 @app.command(epilog="Example: vectormill items get docs readme --vector")
+@with_client
 def get(
+    client: "Client",
     collection: Collection,
     key: Key,
     vector: Annotated[bool, typer.Option("--vector", help="Print its vector too.")] = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Print the collection's item with this key as JSON."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
-    with connected(api_url, data_dir) as client:
-        print_json(client.get_item(collection, key, has_vector=vector))
+    print_json(client.get_item(collection, key, has_vector=vector))
 
 
 @app.command(
     epilog="Example: vectormill items delete docs readme licence\n\n"
     "Many: vectormill items delete docs --from keys.txt, a key a line; - is stdin."
 )
+@with_client
 def delete(
+    client: "Client",
     collection: Collection,
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False)] = None,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE", help="Read further keys from a file, one per line."),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Delete the items with these keys; jobs submitted earlier do not bring them back."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.domain.errors import InvalidOption
 
     if not keys and source is None:
         raise InvalidOption("Give keys to delete, or a file with keys by --from.")
-    with connected(api_url, data_dir) as client:
-        answer = client.delete_items(collection, _read_keys(keys or [], source))
+    answer = client.delete_items(collection, _read_keys(keys or [], source))
     if json:
         print_json(answer)
         return

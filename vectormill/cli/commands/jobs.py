@@ -27,6 +27,7 @@ from vectormill.cli.options import (
     Strict,
     TextField,
     take_encoding_flags,
+    with_client,
 )
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.files.formats import INPUT_HELP, OutputName
@@ -49,13 +50,7 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as prin
 )
 @take_encoding_flags
 def submit(
-    input: Annotated[
-        str,
-        typer.Argument(
-            metavar="INPUT",
-            help=INPUT_HELP,
-        ),
-    ],
+    input: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
     *,
     model: Model = None,
     collection: Collection = None,
@@ -111,22 +106,20 @@ def submit(
 
 
 @app.command(epilog="Example: vectormill jobs --state running")
+@with_client
 def jobs(
+    client: "Client",
     state: Annotated[
         str | None, typer.Option("--state", metavar="STATE", help="Only jobs in this state.")
     ] = None,
     limit: NewestFirst = 50,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """List jobs, newest first."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
     from vectormill.client.views.job_progress import count_ended
 
-    with connected(api_url, data_dir) as client:
-        found = list(itertools.islice(client.jobs(state), limit))
+    found = list(itertools.islice(client.jobs(state), limit))
     columns = ("id", "state", "collection", "items", "ended", "failed", "created")
 
     def describe(job: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -185,80 +178,68 @@ def status(
     epilog="Examples: vectormill pause JOB\n\n"
     "vectormill jobs --state running --json | jq -r .id | xargs -n 1 vectormill pause"
 )
-def pause(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def pause(client: "Client", job_id: JobId, json: Json = False) -> None:
     """Pause a job: no more of its chunks are handed out until it is resumed; those on workers finish."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_job(client.pause(job_id), json)
+    _print_job(client.pause(job_id), json)
 
 
 @app.command(epilog="Example: vectormill resume JOB && vectormill status JOB --watch")
-def resume(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def resume(client: "Client", job_id: JobId, json: Json = False) -> None:
     """Resume a paused job where it stopped."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_job(client.resume(job_id), json)
+    _print_job(client.resume(job_id), json)
 
 
 @app.command(epilog="Example: vectormill cancel JOB")
-def cancel(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def cancel(client: "Client", job_id: JobId, json: Json = False) -> None:
     """Cancel a job. Vectors that are already committed stay."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_job(client.cancel(job_id), json)
+    _print_job(client.cancel(job_id), json)
 
 
 @app.command(epilog="Example: vectormill retry JOB && vectormill status JOB --watch")
-def retry(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def retry(client: "Client", job_id: JobId, json: Json = False) -> None:
     """Encode only the failed items of a job again. A paused job stays paused."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_job(client.retry(job_id), json)
+    _print_job(client.retry(job_id), json)
 
 
 @app.command(epilog="Examples: vectormill delete JOB\n\nvectormill cancel JOB && vectormill delete JOB")
-def delete(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+@with_client
+def delete(client: "Client", job_id: JobId) -> None:
     """Delete an ended job with its texts, errors and vectors. Rows in collections stay."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        if client.job(job_id)["state"] == CANCELLING:
-            client.wait(job_id)  # for seconds: until workers hear of it
-        client.delete(job_id)
+    if client.job(job_id)["state"] == CANCELLING:
+        client.wait(job_id)  # for seconds: until workers hear of it
+    client.delete(job_id)
     typer.echo(f"Deleted job {job_id}.", err=True)
 
 
 @app.command(epilog="Example: vectormill errors JOB --json > failed.jsonl")
-def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def errors(client: "Client", job_id: JobId, json: Json = False) -> None:
     """List a job's failed items with their codes and reasons."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json, print_table
 
-    with connected(api_url, data_dir) as client:
-        if json:
-            for error in client.errors(job_id):
-                print_json(error)
-        else:
-            rows = ((error["key"], error["code"], error["detail"]) for error in client.errors(job_id))
-            print_table(("key", "code", "detail"), rows)
+    if json:
+        for error in client.errors(job_id):
+            print_json(error)
+    else:
+        rows = ((error["key"], error["code"], error["detail"]) for error in client.errors(job_id))
+        print_table(("key", "code", "detail"), rows)
 
 
 @app.command(epilog="Example: vectormill truncated JOB > cut.txt")
-def truncated(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def truncated(client: "Client", job_id: JobId, json: Json = False) -> None:
     """List the keys of a job's texts that were cut because they were too long."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json, print_table
 
-    with connected(api_url, data_dir) as client:
-        if json:
-            for item in client.truncated(job_id):
-                print_json(item)
-        else:
-            print_table(("key",), ((item["key"],) for item in client.truncated(job_id)))
+    if json:
+        for item in client.truncated(job_id):
+            print_json(item)
+    else:
+        print_table(("key",), ((item["key"],) for item in client.truncated(job_id)))
 
 
 def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) -> None:
@@ -276,8 +257,7 @@ def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) ->
         return
     if not workers:
         typer.echo(
-            "No worker is alive. Start one with `vectormill worker`, or all with `vectormill up`.",
-            err=True,
+            "No worker is alive. Start one with `vectormill worker`, or all with `vectormill up`.", err=True
         )
     rows = [summarize_worker(worker) for worker in workers]
     print_table(WORKER_COLUMNS, [[row[column] for column in WORKER_COLUMNS] for row in rows])
@@ -316,7 +296,9 @@ def _print_job(job: Mapping[str, Any], is_json: bool) -> None:
     epilog="Examples: vectormill export JOB -o vectors.parquet\n\nvectormill export JOB -o - | jq .key\n\n"
     "npy writes the keys beside it, a JSON string a line: vectors.npy.keys.txt."
 )
+@with_client
 def export(
+    client: "Client",
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
     out: ExportOut,
     format: Annotated[
@@ -325,25 +307,19 @@ def export(
     partial: Annotated[
         bool, typer.Option("--partial", help="Export what is there even if the job has not ended.")
     ] = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Write a job's vectors to a file, which appears whole or not at all."""
-    from vectormill.cli.endpoint import connected
     from vectormill.domain.errors import InvalidOption
     from vectormill.files.outputs import choose_format, write_vectors
 
-    with connected(api_url, data_dir) as client:
-        if out == "-":
-            if format == "npy":
-                raise InvalidOption(
-                    "npy cannot go to stdout, since its keys are a second file; give -o FILE."
-                )
-            client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
-            return
-        write_vectors(
-            lambda file, kind: client.export(job_id, file, kind, partial=partial),
-            Path(out),
-            choose_format(Path(out), format),
-        )
+    if out == "-":
+        if format == "npy":
+            raise InvalidOption("npy cannot go to stdout, since its keys are a second file; give -o FILE.")
+        client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
+        return
+    write_vectors(
+        lambda file, kind: client.export(job_id, file, kind, partial=partial),
+        Path(out),
+        choose_format(Path(out), format),
+    )
     typer.echo(f"Wrote {out}.", err=True)

@@ -3,20 +3,16 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
-from vectormill.cli.options import (
-    ApiUrl,
-    DataDir,
-    Json,
-    Model,
-    NewestFirst,
-    take_encoding_flags,
-)
+from vectormill.cli.options import ApiUrl, DataDir, Json, Model, NewestFirst, take_encoding_flags, with_client
 from vectormill.domain.encoding import EncodingOptions
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -103,22 +99,20 @@ def reindex(
 
 
 @app.command("list", epilog="Example: vectormill runs list --collection docs --limit 10")
+@with_client
 def list_all(
+    client: "Client",
     collection: Annotated[
         str | None, typer.Option("--collection", metavar="NAME", help="List only runs of this collection.")
     ] = None,
     limit: NewestFirst = 50,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """List runs, newest first."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
     from vectormill.cli.views.run_progress import describe_run_counts
 
-    with connected(api_url, data_dir) as client:
-        found = list(itertools.islice(client.runs(collection), limit))
+    found = list(itertools.islice(client.runs(collection), limit))
     columns = ("id", "collection", "kind", "state", "phase", "rows", "created")
 
     def describe(run: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -136,45 +130,39 @@ def list_all(
 
 
 @app.command(epilog="Examples: vectormill runs show RUN\n\nvectormill runs show RUN --watch")
+@with_client
 def show(
+    client: "Client",
     run_id: RunId,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Show a run: its phase, its counts, and what each phase found."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client.views.progress import Progress
 
-    with connected(api_url, data_dir) as client:
-        if watch:
-            with Progress(look_at_run) as progress:
-                run = client.wait_run(run_id, progress)
-        else:
-            run = client.run(run_id)
+    if watch:
+        with Progress(look_at_run) as progress:
+            run = client.wait_run(run_id, progress)
+    else:
+        run = client.run(run_id)
     _print_run(run, json)
     if watch:
         raise typer.Exit(exit_code_of_job(run["state"]))
 
 
 @app.command(epilog="Example: vectormill runs cancel RUN")
-def cancel(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def cancel(client: "Client", run_id: RunId, json: Json = False) -> None:
     """Cancel a run and its encoding job. Rows that it has already written stay."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_run(client.cancel_run(run_id), json)
+    _print_run(client.cancel_run(run_id), json)
 
 
 @app.command(epilog="Example: vectormill runs confirm RUN && vectormill runs show RUN --watch")
-def confirm(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def confirm(client: "Client", run_id: RunId, json: Json = False) -> None:
     """Let a held run go on; `runs show` says why it is held."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_run(client.confirm_run(run_id), json)
+    _print_run(client.confirm_run(run_id), json)
 
 
 def _print_run(run: Mapping[str, Any], is_json: bool) -> None:

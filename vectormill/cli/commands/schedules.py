@@ -2,11 +2,14 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Json, NewestFirst, TextPair
+from vectormill.cli.options import Json, NewestFirst, TextPair, with_client
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +39,9 @@ Overlap = Annotated[
     'vectormill schedules create docs --cron "*/15 8-18 * * MON-FRI" --name office --overlap queue\n\n'
     'vectormill schedules create docs --cron @daily --source "SELECT id, body FROM articles" --key id --text body'
 )
+@with_client
 def create(
+    client: "Client",
     collection: Annotated[
         str, typer.Argument(metavar="COLLECTION", help="The collection to re-index; it needs a source.")
     ],
@@ -89,31 +94,26 @@ def create(
         str | None,
         typer.Option("--split", metavar="HOW", help="Split texts into passages, as for `sources set`."),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Re-index a collection from its source at every due time from now on."""
     from vectormill.cli.commands.sources import parse_split, read_source
-    from vectormill.cli.endpoint import connected
 
-    with connected(api_url, data_dir) as client:
-        if source is not None:
-            kind, options = read_source(source, key=key, text=text, metadata=metadata, text_pair=text_pair)
-            client.set_source(collection, kind, options, split=parse_split(split))
-        made = client.create_schedule(collection, cron, timezone=timezone, overlap=overlap, name=name)
+    if source is not None:
+        kind, options = read_source(source, key=key, text=text, metadata=metadata, text_pair=text_pair)
+        client.set_source(collection, kind, options, split=parse_split(split))
+    made = client.create_schedule(collection, cron, timezone=timezone, overlap=overlap, name=name)
     _print_schedule(made, json)
 
 
 @app.command("list", epilog="Example: vectormill schedules list")
-def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def list_all(client: "Client", json: Json = False) -> None:
     """List the schedules: when each is due, and the results of their runs."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json, print_table
     from vectormill.cli.views.schedule_lines import describe_due, describe_success
 
-    with connected(api_url, data_dir) as client:
-        found = list(client.schedules())
+    found = list(client.schedules())
     if json:
         for schedule in found:
             print_json(schedule)
@@ -135,16 +135,16 @@ def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = Fals
 
 
 @app.command(epilog="Example: vectormill schedules show docs")
-def show(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def show(client: "Client", name: Name, json: Json = False) -> None:
     """Show a schedule: when it is due next, and the results of its runs."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_schedule(client.schedule(name), json)
+    _print_schedule(client.schedule(name), json)
 
 
 @app.command(epilog='Example: vectormill schedules change docs --cron "30 4 * * *"')
+@with_client
 def change(
+    client: "Client",
     name: Name,
     cron: Annotated[
         str | None, typer.Option("--cron", metavar="EXPRESSION", help="The new cron expression.")
@@ -156,43 +156,33 @@ def change(
         Literal["skip", "queue"] | None,
         typer.Option("--overlap", help="Skip or queue overlapping runs.", show_default=False),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Change a schedule; options that are not given stay. A new expression or zone counts from now on."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_schedule(client.change_schedule(name, cron=cron, timezone=timezone, overlap=overlap), json)
+    _print_schedule(client.change_schedule(name, cron=cron, timezone=timezone, overlap=overlap), json)
 
 
 @app.command(epilog="Example: vectormill schedules pause docs")
-def pause(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def pause(client: "Client", name: Name, json: Json = False) -> None:
     """Pause a schedule: due times pass until it is resumed. An active run goes on."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_schedule(client.pause_schedule(name), json)
+    _print_schedule(client.pause_schedule(name), json)
 
 
 @app.command(epilog="Example: vectormill schedules resume docs")
-def resume(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def resume(client: "Client", name: Name, json: Json = False) -> None:
     """Resume a paused schedule. Due times that have passed are not made up for."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_schedule(client.resume_schedule(name), json)
+    _print_schedule(client.resume_schedule(name), json)
 
 
 @app.command("run-now", epilog="Example: vectormill schedules run-now docs")
-def run_now(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def run_now(client: "Client", name: Name, json: Json = False) -> None:
     """Start a run now, apart from the due times, and print its id; it waits for an active run."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
-    with connected(api_url, data_dir) as client:
-        run = client.run_schedule(name)
+    run = client.run_schedule(name)
     if json:
         print_json(run)
     else:
@@ -200,30 +190,21 @@ def run_now(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: 
 
 
 @app.command(epilog="Example: vectormill schedules delete docs")
-def delete(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+@with_client
+def delete(client: "Client", name: Name) -> None:
     """Delete a schedule. Its runs stay, also an active one."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        client.delete_schedule(name)
+    client.delete_schedule(name)
     typer.echo(f"Deleted schedule {name}.", err=True)
 
 
 @app.command(epilog="Example: vectormill schedules history docs --limit 14")
-def history(
-    name: Name,
-    limit: NewestFirst = 20,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
+@with_client
+def history(client: "Client", name: Name, limit: NewestFirst = 20, json: Json = False) -> None:
     """List a schedule's due times, newest first: runs, and skipped ones with the reason."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
     from vectormill.cli.views.schedule_lines import describe_counts
 
-    with connected(api_url, data_dir) as client:
-        found = list(itertools.islice(client.schedule_runs(name), limit))
+    found = list(itertools.islice(client.schedule_runs(name), limit))
     columns = ("run", "due", "state", "finished", "rows", "error")
 
     def describe(run: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,13 +1,16 @@
 """Search what a collection holds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Json
+from vectormill.cli.options import Json, with_client
 from vectormill.jobs.item import PASSAGE
 from vectormill.search.search import MAX_LIMIT, MAX_OFFSET
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer()
 
@@ -22,7 +25,9 @@ MANY_ROWS = 10_000
     "vectormill search docs '\"time zone\" or dst' --mode text\n\n"
     "vectormill search docs --like json.dumps --by-document"
 )
+@with_client
 def search(
+    client: "Client",
     collection: Annotated[str, typer.Argument(metavar="COLLECTION")],
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to search for. Not with --like.")
@@ -89,12 +94,9 @@ def search(
         str | None,
         typer.Option("--fingerprint", metavar="HEX", help="Fail if the collection has another vector space."),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Find the items of a collection that match a text best: by meaning, by words, or by both."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.domain.errors import InvalidOption
     from vectormill.search.filter import read_filters
@@ -107,22 +109,21 @@ def search(
     if unknown:
         raise InvalidOption(f"--include takes text or vector, not {', '.join(sorted(unknown))}.")
     condition = read_filters(filters or ())
-    with connected(api_url, data_dir) as client:
-        matches = client.search(
-            collection,
-            text,
-            more_like=like,
-            limit=limit,
-            offset=offset,
-            filter=condition,
-            mode="hybrid" if hybrid else mode,
-            weights=None if weights is None else read_weights(weights),
-            include=["metadata", *include] if include else None,
-            group_by="document" if by_document else None,
-            min_score=min_score,
-            ef_search=ef_search,
-            fingerprint=fingerprint,
-        )
+    matches = client.search(
+        collection,
+        text,
+        more_like=like,
+        limit=limit,
+        offset=offset,
+        filter=condition,
+        mode="hybrid" if hybrid else mode,
+        weights=None if weights is None else read_weights(weights),
+        include=["metadata", *include] if include else None,
+        group_by="document" if by_document else None,
+        min_score=min_score,
+        ef_search=ef_search,
+        fingerprint=fingerprint,
+    )
     if (matches.num_rows_read or 0) >= MANY_ROWS:
         typer.echo(
             f"No index: all of about {matches.num_rows_read:,} rows of {collection} were read. "

@@ -1,35 +1,35 @@
 """The service: which models it knows and which workers are alive."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Json
+from vectormill.cli.options import Json, with_client
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer()
 
 
 @app.command(epilog="Example: vectormill models")
-def models(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def models(client: "Client", json: Json = False) -> None:
     """List the registered models."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        found = client.models()
+    found = client.models()
     _print_records(
         found, ("name", "task", "dimension", "max_tokens", "pooling", "normalize", "workers", "problem"), json
     )
 
 
 @app.command(epilog="Example: vectormill workers")
-def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def workers(client: "Client", json: Json = False) -> None:
     """List the live workers with their devices, and the reasons for their settings."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.summary import CHOICES, describe_choice, describe_plan
 
-    with connected(api_url, data_dir) as client:
-        found = client.workers()
+    found = client.workers()
     if json:
         _print_records(found, (), json)
         return

@@ -2,22 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from vectormill.cli.commands.encode import PAIR_FIELD
-from vectormill.cli.options import (
-    ApiUrl,
-    DataDir,
-    Json,
-    KeyField,
-    PairField,
-    Strict,
-    TextField,
-    TextPair,
-)
+from vectormill.cli.options import Json, KeyField, PairField, Strict, TextField, TextPair, with_client
 from vectormill.domain.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,7 +42,9 @@ QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
     "vectormill sources set handbook --tree docs/ --include '**/*.md' --split tokens:256:32\n\n"
     "vectormill sources set articles --push",
 )
+@with_client
 def set_source(
+    client: "Client",
     collection: Collection,
     sql: Annotated[
         str | None, typer.Option("--sql", metavar="QUERY", help="Read the rows of a query.")
@@ -137,16 +133,12 @@ def set_source(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Read the first rows before the source is saved.")
     ] = True,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Set the source of a collection, and show its first rows.
 
     The API and the indexer read the source: paths and variables are theirs.
     """
-    from vectormill.cli.endpoint import connected
-
     columns: dict[str, Any] = {
         "key": key,
         "text": text,
@@ -169,32 +161,24 @@ def set_source(
             "own_texts": {} if own_texts else None,
         }
     )
-    with connected(api_url, data_dir) as client:
-        saved = client.set_source(collection, kind, options, split=parse_split(split), check=check)
+    saved = client.set_source(collection, kind, options, split=parse_split(split), check=check)
     _print_source(saved, json)
 
 
 @app.command(epilog="Example: vectormill sources show articles")
-def show(
-    collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
-) -> None:
+@with_client
+def show(client: "Client", collection: Collection, json: Json = False) -> None:
     """Show the source of a collection."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_source(client.source(collection), json)
+    _print_source(client.source(collection), json)
 
 
 @app.command(epilog="Example: vectormill sources check articles")
-def check(
-    collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
-) -> None:
+@with_client
+def check(client: "Client", collection: Collection, json: Json = False) -> None:
     """Read the first rows of a collection's source, and show three of them. Changes nothing."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
-    with connected(api_url, data_dir) as client:
-        found = client.check_source(collection)
+    found = client.check_source(collection)
     if json:
         print_json(found)
     else:
@@ -202,12 +186,10 @@ def check(
 
 
 @app.command(epilog="Example: vectormill sources delete articles")
-def delete(collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+@with_client
+def delete(client: "Client", collection: Collection) -> None:
     """Remove the source of a collection; its rows stay."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        client.delete_source(collection)
+    client.delete_source(collection)
     typer.echo(f"Collection {collection} has no source now; its rows stay.")
 
 
@@ -215,7 +197,9 @@ def delete(collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = N
     epilog="Examples: vectormill sources follow docs\n\n"
     "vectormill sources follow docs --table public.papers --key-column id"
 )
+@with_client
 def follow(
+    client: "Client",
     collection: Followed,
     table: Annotated[
         str | None,
@@ -235,46 +219,35 @@ def follow(
             show_default=False,
         ),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Put triggers on the source's table, so that changes are encoded or deleted within seconds.
 
     Earlier changes are picked up by a re-index.
     """
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_following(client.follow(collection, table=table, key_column=key_column), json)
+    _print_following(client.follow(collection, table=table, key_column=key_column), json)
 
 
 @app.command(epilog="Example: vectormill sources unfollow docs")
-def unfollow(
-    collection: Followed, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
-) -> None:
+@with_client
+def unfollow(client: "Client", collection: Followed, json: Json = False) -> None:
     """Remove the triggers. Rows of the collection stay."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_following(client.unfollow(collection), json)
+    _print_following(client.unfollow(collection), json)
 
 
 @app.command(epilog="Example: vectormill sources following docs")
-def following(
-    collection: Followed, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
-) -> None:
+@with_client
+def following(client: "Client", collection: Followed, json: Json = False) -> None:
     """Show which table a collection follows, and how many of its changes are pending."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        _print_following(client.following(collection), json)
+    _print_following(client.following(collection), json)
 
 
 @push_app.command(
     epilog="Examples: vectormill push docs rows.jsonl --complete\n\nmake-rows | vectormill push docs -"
 )
+@with_client
 def push(
+    client: "Client",
     collection: Annotated[
         str, typer.Argument(metavar="COLLECTION", help="The collection; its source must be a push.")
     ],
@@ -288,20 +261,16 @@ def push(
     text_field: TextField = "text",
     pair_field: PairField = PAIR_FIELD,
     strict: Strict = False,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Send rows to a collection, which is updated once all have arrived. Unchanged rows are not encoded again."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
     from vectormill.files.texts import look_at_texts, read_texts
 
     fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
     items = look_at_texts(read_texts(input, fields), whole=strict)
-    with connected(api_url, data_dir) as client:
-        pushed = client.push(collection, items, complete=complete)
+    pushed = client.push(collection, items, complete=complete)
     if json:
         print_json(pushed)
         return
@@ -371,12 +340,7 @@ def choose_kind(said: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, dict
 
 
 def read_source(
-    where: str,
-    *,
-    key: str | None,
-    text: str | None,
-    metadata: list[str] | None,
-    text_pair: str | None = None,
+    where: str, *, key: str | None, text: str | None, metadata: list[str] | None, text_pair: str | None = None
 ) -> tuple[str, dict[str, Any]]:
     """Kind and options of a source that is said in a word: a query by its first one, a folder by being one."""
     columns = {"key": key, "text": text, "text_pair": text_pair, "metadata": metadata}

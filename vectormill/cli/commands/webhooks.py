@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Json, NewestFirst
+from vectormill.cli.options import Json, NewestFirst, with_client
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +39,9 @@ _LOOK_SECONDS: Final = 0.3
     epilog="Examples: vectormill webhooks create https://example.com/hook\n\n"
     "vectormill webhooks create https://example.com/hook --event job.failed --event run.failed --event run.held"
 )
+@with_client
 def create(
+    client: "Client",
     url: Annotated[
         str, typer.Argument(metavar="URL", help="The http or https address that receives the messages.")
     ],
@@ -45,16 +49,12 @@ def create(
     description: Annotated[
         str, typer.Option("--description", metavar="TEXT", help="A note, such as the owner.")
     ] = "",
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Create a webhook and print its secret, with which the receiver checks signatures. It is shown only this once."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
-    with connected(api_url, data_dir) as client:
-        made = client.create_webhook(url, events=event or (), description=description)
+    made = client.create_webhook(url, events=event or (), description=description)
     if json:
         print_json(made)
         return
@@ -63,13 +63,12 @@ def create(
 
 
 @app.command("list", epilog="Example: vectormill webhooks list")
-def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def list_all(client: "Client", json: Json = False) -> None:
     """List the webhooks with their addresses and the results of their deliveries."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
 
-    with connected(api_url, data_dir) as client:
-        found = list(client.webhooks())
+    found = list(client.webhooks())
     columns = ("id", "url", "events", "state", "delivered", "given up", "description")
 
     def describe(webhook: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -89,7 +88,9 @@ def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = Fals
 
 
 @app.command(epilog="Example: vectormill webhooks change 1 --url https://example.com/new-hook")
+@with_client
 def change(
+    client: "Client",
     webhook: Id,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="The new address.")] = None,
     event: Annotated[
@@ -103,37 +104,30 @@ def change(
         bool | None,
         typer.Option("--enable/--disable", help="Enable or disable it. Enabling clears its failures."),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Change a webhook; options that are not given stay."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        client.change_webhook(webhook, url=url, events=event, description=description, is_enabled=enable)
+    client.change_webhook(webhook, url=url, events=event, description=description, is_enabled=enable)
     typer.echo(f"Changed webhook {webhook}.", err=True)
 
 
 @app.command(
     epilog="Examples: vectormill webhooks deliveries 1\n\nvectormill webhooks deliveries 1 --state failed --json"
 )
+@with_client
 def deliveries(
+    client: "Client",
     webhook: Id,
     state: Annotated[
         Literal["pending", "delivered", "failed"] | None,
         typer.Option("--state", help="List only deliveries in this state.", show_default="all"),
     ] = None,
     limit: NewestFirst = 20,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """List a webhook's deliveries and their results, newest first."""
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
 
-    with connected(api_url, data_dir) as client:
-        found = list(itertools.islice(client.webhook_deliveries(webhook, state=state), limit))
+    found = list(itertools.islice(client.webhook_deliveries(webhook, state=state), limit))
     columns = ("id", "event", "of", "state", "attempts", "status", "next attempt", "error")
 
     def describe(delivery: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -155,7 +149,9 @@ def deliveries(
     epilog="Examples: vectormill webhooks replay 1 --delivery 42\n\n"
     "vectormill webhooks replay 1 --failed-since 2026-11-23T08:00"
 )
+@with_client
 def replay(
+    client: "Client",
     webhook: Id,
     delivery: Annotated[
         int | None,
@@ -176,40 +172,35 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Send deliveries again, with the same `webhook-id`."""
-    from vectormill.cli.endpoint import connected
     from vectormill.domain.errors import InvalidOption
 
     if (delivery is None) == (failed_since is None):
         raise InvalidOption("Give either --delivery ID or --failed-since MOMENT.")
     since = None if failed_since is None else _parse_moment(failed_since)
-    with connected(api_url, data_dir) as client:
-        if delivery is not None:
-            client.replay_delivery(webhook, delivery)
-            typer.echo(f"Delivery {delivery} will be sent again.", err=True)
-        elif since is not None:
-            num_replayed = client.replay_failed_deliveries(webhook, since)
-            typer.echo(f"{num_replayed:,} deliveries will be sent again.", err=True)
+    if delivery is not None:
+        client.replay_delivery(webhook, delivery)
+        typer.echo(f"Delivery {delivery} will be sent again.", err=True)
+    elif since is not None:
+        num_replayed = client.replay_failed_deliveries(webhook, since)
+        typer.echo(f"{num_replayed:,} deliveries will be sent again.", err=True)
 
 
 @app.command("test", epilog="Example: vectormill webhooks test 1")
-def send_test(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+@with_client
+def send_test(client: "Client", webhook: Id, json: Json = False) -> None:
     """Send an event `webhook.test`, and print the receiver's answer. Needs a running scheduler."""
     import time
 
-    from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import UNAVAILABLE, CommandFailed
     from vectormill.cli.views.listing import print_json
 
-    with connected(api_url, data_dir) as client:
-        delivery = client.test_webhook(webhook)
-        until = time.monotonic() + _TEST_SECONDS
-        while _has_no_answer(delivery) and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)  # the API has no stream of deliveries
-            delivery = client.webhook_delivery(webhook, delivery["id"])
+    delivery = client.test_webhook(webhook)
+    until = time.monotonic() + _TEST_SECONDS
+    while _has_no_answer(delivery) and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)  # the API has no stream of deliveries
+        delivery = client.webhook_delivery(webhook, delivery["id"])
     if json:
         print_json(delivery)
     if _has_no_answer(delivery):
@@ -220,7 +211,9 @@ def send_test(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None, jso
 
 
 @app.command(epilog="Example: vectormill webhooks rotate 1 --grace-hours 24")
+@with_client
 def rotate(
+    client: "Client",
     webhook: Id,
     grace_hours: Annotated[
         float,
@@ -232,25 +225,18 @@ def rotate(
             help="Also sign with the old secret for so many hours.",
         ),
     ] = 24.0,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
 ) -> None:
     """Create a new secret and print it. It is shown only this once."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        rotated = client.rotate_webhook_secret(webhook, grace_seconds=grace_hours * 3600)
+    rotated = client.rotate_webhook_secret(webhook, grace_seconds=grace_hours * 3600)
     typer.echo(f"Webhook {webhook} has a new secret, shown only this once:", err=True)
     typer.echo(rotated["secret"])
 
 
 @app.command(epilog="Example: vectormill webhooks delete 1")
-def delete(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+@with_client
+def delete(client: "Client", webhook: Id) -> None:
     """Delete a webhook with its deliveries."""
-    from vectormill.cli.endpoint import connected
-
-    with connected(api_url, data_dir) as client:
-        client.delete_webhook(webhook)
+    client.delete_webhook(webhook)
     typer.echo(f"Deleted webhook {webhook}.", err=True)
 
 
