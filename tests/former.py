@@ -46,7 +46,7 @@ with engine.begin() as connection:
         if line.strip():
             connection.execute(text(line))
 """
-# Of tables that no job fills.
+# Rows for the tables that no job fills.
 OTHER_ROWS: Final = """
 INSERT INTO vectormill.calibrations (fingerprint, ranges) VALUES ('space', '\\x0102');
 INSERT INTO vectormill.heartbeats (duty, beat_at) VALUES ('scheduler', now());
@@ -86,6 +86,7 @@ def extract_release(tree: Path) -> None:
 def _ask_git(*arguments: str) -> bytes:
     asked = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
     if asked.returncode != 0 or not asked.stdout:
+        # An archive of the sources, or a shallow clone, has no commit to take the former release from.
         pytest.skip(f"git has no history here: {asked.stderr.decode(errors='replace').strip()}")
     return asked.stdout
 

@@ -337,7 +337,7 @@ RUNS = (
     "REVOKE ALL ON FUNCTION vectormill.note_changes() FROM PUBLIC",
 )
 
-# What the OpenAI-compatible interface keeps beside jobs. Files, batches and jobs go their own ways: no foreign keys.
+# Files and batches of the OpenAI-compatible interface. They have no foreign keys: each is deleted at a time of its own.
 REQUESTS = (
     """
     CREATE TABLE vectormill.request_files (

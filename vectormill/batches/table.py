@@ -62,7 +62,7 @@ request_batches = Table(
     Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
     Column("state", Text, CheckConstraint(one_of("state", BATCH_STATES), name="state"), nullable=False),
     Column("endpoint", Text, CheckConstraint(one_of("endpoint", ENDPOINTS), name="endpoint"), nullable=False),
-    # Files and jobs go their own ways: no foreign keys.
+    # No foreign keys: files and jobs are each deleted at a time of their own.
     Column("input_file_id", Uuid, nullable=False),
     Column("completion_window", Text, nullable=False),
     Column("metadata", JSONB),

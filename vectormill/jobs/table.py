@@ -169,7 +169,7 @@ item_errors = Table(
     Column("detail", Text, nullable=False),
 )
 
-# What the Idempotency-Keys of requests have made that make neither a job nor a batch: these keep theirs.
+# Idempotency-Keys of files, pushes, runs and webhooks, and what each has made. Jobs and batches keep theirs themselves.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,

@@ -263,8 +263,9 @@ def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None
 
 
 def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundings:
-    """What these queued or running jobs may wait for. Asks nothing when there is none, and little of those at work:
-    they are asked after all the time.
+    """Load the facts that explain why these queued or running jobs wait.
+
+    Reads nothing when there is no job, and little for jobs that make progress, whose clients ask for them often.
     """
     nothing = Surroundings(
         [], [], is_scheduler_alive=True, is_redis_away=False, is_redis_full=False, setbacks={}

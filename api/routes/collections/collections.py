@@ -147,7 +147,7 @@ async def delete_collection(
         try:
             return await run_in_threadpool(remove_collection, resources.engine, name)
         except CollectionInUse as error:
-            # Whoever holds it is done within seconds: a worker its chunk, a reader his statement.
+            # A worker that commits a chunk, or a reader, holds the collection's lock for seconds.
             if not error.is_passing or time.monotonic() >= deadline or resources.is_stopping():
                 raise
         await anyio.sleep(DELETION_PAUSE_SECONDS)

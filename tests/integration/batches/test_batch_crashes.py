@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,8 +11,8 @@ from sqlalchemy import Engine, text
 
 from indexer.batches import bring_on
 from tests.acceptance.relay import relay
-from tests.api_server import api_client, encode_waiting
-from tests.request_batches import create, end_leases, keep_all, line, load_file, official_client, write
+from tests.api_server import encode_waiting
+from tests.request_batches import create, end_leases, keep_all, line, load_file, write
 from vectormill.batches.claims import HeldBatch, claim_batch
 from vectormill.batches.file_writer import FileWriter
 from vectormill.batches.request_batch import RequestBatch
@@ -23,18 +22,6 @@ from vectormill.settings import Settings
 from vectormill.work.work import Lease
 
 CONTENT = write(line("good", "x"), b"no json", line("empty", " "), line("last", ["y", "z"]))
-
-
-@pytest.fixture
-def http(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
-
-
-@pytest.fixture
-def client(http: httpx.Client) -> Iterator[openai.OpenAI]:
-    with official_client(http) as client:
-        yield client
 
 
 def count(engine: Engine, table: str, where: str = "true") -> int:

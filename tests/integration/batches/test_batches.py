@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-from collections.abc import Iterator
 from uuid import UUID
 
 import httpx
@@ -16,18 +15,6 @@ from tests.protocol import make_items, submit, vector_of
 from tests.request_batches import MODEL, create, keep_all, line, load_file, official_client, write
 from vectormill.jobs.deletion import discard_expired_jobs
 from vectormill.jobs.jobs import find_job, pause_job, resume_job
-
-
-@pytest.fixture
-def http(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
-
-
-@pytest.fixture
-def client(http: httpx.Client) -> Iterator[openai.OpenAI]:
-    with official_client(http) as client:
-        yield client
 
 
 def finish(engine: Engine) -> None:

@@ -26,14 +26,6 @@ def http(engine: Engine) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
-def client(http: httpx.Client) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{http.base_url}/v1", api_key="none", http_client=openai.DefaultHttpxClient(trust_env=False)
-    ) as client:
-        yield client
-
-
 def count(engine: Engine, table: str) -> int:
     with engine.connect() as connection:
         return int(connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one())

@@ -1,4 +1,4 @@
-"""What the door and the limits refuse raises what the official client knows."""
+"""Refusals for a missing key or a limit raise the exceptions that the official client has for them."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

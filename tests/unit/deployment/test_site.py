@@ -12,7 +12,7 @@ from tests.architecture.sources import ROOT
 
 pytestmark = pytest.mark.tail
 
-# What a browser fetches by itself from elsewhere; a link is only followed by a person.
+# Addresses of other hosts that a browser fetches by itself; a link is only followed by a person.
 FETCHED_FROM_ELSEWHERE = re.compile(
     r"""<(?:script|img|iframe|source|link(?![^>]*canonical))\b[^>]*\b(?:src|href|srcset)=["']?(?:https?:)?//[^>]*"""
 )

@@ -29,9 +29,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRoom:
-    """What the live workers of a model have room for, and what takes it: chunks that are queued, or leased by one of
-    them. Chunks are bounded by slots, and estimated tokens by what the workers ask for. Of interactive jobs only the
-    chunks are counted, apart.
+    """The capacity of a model's live workers, and the part of it that queued chunks and chunks leased by them take.
+
+    Chunks are bounded by slots, and estimated tokens by what the workers ask for. Chunks of interactive jobs are
+    counted apart, and their tokens are not.
     """
 
     model: str
