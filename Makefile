@@ -70,7 +70,7 @@ soak: setup ## Ten minutes of random kills and stops under load (SOAK_SECONDS=36
 	$(PYTEST) -m '' tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
 
 mutants: setup ## Remove what must not be removed, one line at a time, and show which test fails for each (some ten minutes)
-	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m tests.mutants --jobs 2
 
 check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
 	$(PYTEST) tests/unit tests/architecture

@@ -1,15 +1,19 @@
 """`make mutants`: removes what must not be removed, one line at a time, and shows which test fails for each.
 
 Works in a copy of the tree, which must pass the same tests before anything is removed. A mutant that survives is an
-error, and so is one whose line is no longer there. Names as arguments choose mutants by a part of their name.
+error, and so is one whose line is no longer there. Names as arguments choose mutants by a part of their name,
+`--since REV` those whose file or tests have changed since that revision, and `--jobs N` tries N of them side by side.
 """
 
+import argparse
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,13 +24,16 @@ PASSED, FAILED = 0, 1  # pytest's; everything above means that it did not get as
 PATIENCE_SECONDS = 600
 
 
+def list_paths(*command: str) -> list[str]:
+    """Return the paths that a command of git prints."""
+    ended = subprocess.run(["git", *command, "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return ended.stdout.split("\0")[:-1]
+
+
 def copy_tree(target: Path) -> None:
-    """What git tracks, and what is new beside it; not what is built or installed."""
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in (
-        subprocess.run(listing, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
-    ):
-        if name and (ROOT / name).is_file():
+    """Copy what git tracks and what is new beside it, and nothing that is built or installed."""
+    for name in list_paths("ls-files", "--cached", "--others", "--exclude-standard"):
+        if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
 
@@ -44,7 +51,7 @@ def run_test(tree: Path, test: str) -> "subprocess.CompletedProcess[str]":
 
 
 def mutate(source: str, mutant: Mutant) -> str:
-    """Raises LookupError unless the mutant's text is there exactly once."""
+    """Return the file's text with the mutant in it. Raise LookupError unless its text is there exactly once."""
     count = source.count(mutant.text)
     if count != 1:
         raise LookupError(f"its text occurs {count} times in {mutant.file}; mend tests/mutants/table.py")
@@ -63,41 +70,84 @@ def mutated(tree: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def judge(tree: Path, mutant: Mutant) -> list[str]:
-    """The complaints: none when every test of this mutant failed."""
+    """Return the complaints about a mutant: none when each of its tests failed."""
     complaints = []
     try:
         with mutated(tree, mutant):
             for test in mutant.tests:
                 ended = run_test(tree, test)
-                name = test.split()[0].rpartition("::")[2]
                 if ended.returncode == PASSED:
-                    complaints.append(f"SURVIVED {name}")
+                    complaints.append(f"SURVIVED {test.split()[0].rpartition('::')[2]}")
                 elif ended.returncode != FAILED:
                     complaints.append(f"no test was run: {ended.stdout[-2000:]}{ended.stderr[-500:]}")
-                else:
-                    print(f"  killed by {name}", flush=True)
     except LookupError as error:
         complaints.append(str(error))
     return complaints
 
 
-def main(wanted: Sequence[str]) -> int:
-    mutants = [mutant for mutant in MUTANTS if not wanted or any(part in mutant.name for part in wanted)]
-    with tempfile.TemporaryDirectory(prefix="vectormill-mutants-") as name:
-        tree = Path(name)
-        tree.chmod(0o755)
-        copy_tree(tree)
-        tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
-        together = " ".join(test for test in tests if " " not in test)  # the others have options of their own
-        for several in filter(None, [together, *(test for test in tests if " " in test)]):
-            ended = run_test(tree, several)
-            if ended.returncode != PASSED:
-                print(f"A test fails before anything is removed:\n{ended.stdout[-3000:]}", file=sys.stderr)
-                return 2
+def choose(parts: Sequence[str], since: str | None) -> list[Mutant]:
+    """Return the mutants that one of these parts names, and of them those that a change since the revision touched."""
+    chosen = [mutant for mutant in MUTANTS if not parts or any(part in mutant.name for part in parts)]
+    if since is None:
+        return chosen
+    changed = {
+        *list_paths("diff", "--name-only", since),
+        *list_paths("ls-files", "--others", "--exclude-standard"),
+    }
+    return [
+        mutant
+        for mutant in chosen
+        if changed & {mutant.file, *(test.split("::")[0] for test in mutant.tests)}
+    ]
+
+
+def find_failure(tree: Path, mutants: Sequence[Mutant]) -> str | None:
+    """Return the output of a test that fails before anything is removed."""
+    tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
+    together = " ".join(test for test in tests if " " not in test)  # the others have options of their own
+    for several in filter(None, [together, *(test for test in tests if " " in test)]):
+        ended = run_test(tree, several)
+        if ended.returncode != PASSED:
+            return ended.stdout
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="Try mutants of the product."
+    )
+    parser.add_argument("parts", nargs="*", help="Try mutants whose name contains one of these.")
+    parser.add_argument(
+        "--since", metavar="REV", help="Try those whose file or tests changed since this revision."
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="Try this number of mutants side by side.")
+    options = parser.parse_args(arguments)
+    mutants = choose(options.parts, options.since)
+    with (
+        tempfile.TemporaryDirectory(prefix="vectormill-mutants-") as name,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        Path(name).chmod(0o755)
+        trees: queue.Queue[Path] = queue.Queue()
+        copies = [Path(name) / str(number) for number in range(options.jobs)]
+        for copy in copies:
+            copy.mkdir(mode=0o755)
+            copy_tree(copy)
+            trees.put(copy)
+        if failure := find_failure(copies[0], mutants):
+            print(f"A test fails before anything is removed:\n{failure[-3000:]}", file=sys.stderr)
+            return 2
+
+        def attempt(mutant: Mutant) -> list[str]:
+            tree = trees.get()
+            try:
+                return judge(tree, mutant)
+            finally:
+                trees.put(tree)
+
         num_bad = 0
-        for number, mutant in enumerate(mutants, 1):
-            print(f"{number}/{len(mutants)} {mutant.name} ({mutant.file})", flush=True)
-            complaints = judge(tree, mutant)
+        for mutant, complaints in zip(mutants, pool.map(attempt, mutants), strict=True):
+            print(f"{'SURVIVES' if complaints else 'killed'}: {mutant.name} ({mutant.file})", flush=True)
             num_bad += bool(complaints)
             for complaint in complaints:
                 print(f"  {complaint}", flush=True)
