@@ -13,12 +13,12 @@ and vectors come in as streams, in constant memory.
 """
 
 from vectormill.client.aio.client import AsyncClient
-from vectormill.client.frames.tables import Matrix
-from vectormill.client.matches import Matches
+from vectormill.client.answers import Matches
+from vectormill.client.frames import Matrix
 from vectormill.client.requests import DEFAULT_URL, is_loopback
 from vectormill.client.sync.client import Client
-from vectormill.client.sync.jobs.exports import EXPORT_FORMATS
-from vectormill.client.sync.results import Results
+from vectormill.client.sync.exports import Results
+from vectormill.client.sync.jobs import EXPORT_FORMATS
 
 __all__ = [
     "DEFAULT_URL",

@@ -7,9 +7,8 @@ from rich.console import Console
 from vectormill.cli.views.listing import print_table
 from vectormill.cli.views.run_progress import describe_report, look_at_indexing, look_at_run
 from vectormill.cli.views.summary import Fact, describe_choice, describe_long_texts, summarize_job
-from vectormill.client.views.job_progress import describe_counts, describe_seconds, look_at_job
-from vectormill.client.views.look import Look
-from vectormill.client.views.progress import Progress
+from vectormill.client.progress import Progress
+from vectormill.client.views import Look, describe_counts, describe_seconds, look_at_job
 
 JOB: dict[str, Any] = {
     "id": "x",

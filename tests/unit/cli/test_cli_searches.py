@@ -7,7 +7,7 @@ import pytest
 
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.client.matches import Matches
+from vectormill.client.answers import Matches
 from vectormill.domain.errors import InvalidOption
 from vectormill.search.filter import parse_filter, read_filters
 

@@ -15,8 +15,7 @@ import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.client import AsyncClient, Client
-from vectormill.client.frames import tables
-from vectormill.client.frames.items import Columns, read_items
+from vectormill.client.frames import Columns, MissingLibrary, read_items
 from vectormill.domain.errors import InvalidItem, InvalidOption
 
 COLUMNS = Columns(text="body", key="id", metadata=("page", "day"))
@@ -159,7 +158,7 @@ def test_a_library_that_is_missing_is_named_with_the_extra_that_has_it(
     monkeypatch: pytest.MonkeyPatch, api: FakeApi
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with Client(api.url) as client, pytest.raises(tables.MissingLibrary, match=r"vectormill\[dataframes\]"):
+    with Client(api.url) as client, pytest.raises(MissingLibrary, match=r"vectormill\[dataframes\]"):
         client.vectors("any").to_numpy()
     assert not api.requests
 

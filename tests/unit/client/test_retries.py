@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from vectormill.client import AsyncClient, Client
-from vectormill.client.retries import FIRST_SECONDS, JITTER_SHARE, LONGEST_SECONDS, Retries
+from vectormill.client.requests import FIRST_SECONDS, JITTER_SHARE, LONGEST_SECONDS, Retries
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable, read_retry_after
 
 NOW: Final = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)

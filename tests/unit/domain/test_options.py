@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from vectormill.cli.options import take_encoding_flags
-from vectormill.client.sync.collections.runs import RunCalls
+from vectormill.client.sync.sources import RunCalls
 from vectormill.domain.encoding import (
     EncodingOptions,
     EncodingSpec,

@@ -235,7 +235,7 @@ def check(
     from vectormill.cli.views.collection_page import print_check
     from vectormill.cli.views.listing import print_json
     from vectormill.cli.views.run_progress import look_at_run
-    from vectormill.client.views.progress import Progress
+    from vectormill.client.progress import Progress
     from vectormill.runs.run import COMPLETED
 
     run = client.check_collection(name, sample=sample)
@@ -361,7 +361,7 @@ def index(
     from vectormill.cli.exits import exit_code_of_job
     from vectormill.cli.views.listing import print_json
     from vectormill.cli.views.run_progress import describe_outcome, look_at_indexing
-    from vectormill.client.views.progress import Progress
+    from vectormill.client.progress import Progress
 
     wishes = (policy, m, ef_construction, workers, memory_mib, on)
     if all(wish is None for wish in wishes) and not (rebuild or drop or wait):

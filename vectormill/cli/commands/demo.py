@@ -197,7 +197,7 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
     from vectormill.cli.demos import reindexing
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client import Client
-    from vectormill.client.views.progress import Progress
+    from vectormill.client.progress import Progress
     from vectormill.corpus import read_docstrings
     from vectormill.embedded.running import find_running
 

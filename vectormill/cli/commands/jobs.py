@@ -117,7 +117,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from vectormill.cli.views.listing import print_listing
-    from vectormill.client.views.job_progress import count_ended
+    from vectormill.client.views import count_ended
 
     found = list(itertools.islice(client.jobs(state), limit))
     columns = ("id", "state", "collection", "items", "ended", "failed", "created")
@@ -152,8 +152,8 @@ def status(
     """Show a job's progress, or the workers with their rates, memory and bottleneck, and the schedules."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.summary import describe_missing_prompt
-    from vectormill.client.views.job_progress import look_at_job
-    from vectormill.client.views.progress import Progress
+    from vectormill.client.progress import Progress
+    from vectormill.client.views import look_at_job
 
     if job_id is None:
         if watch:

@@ -79,7 +79,7 @@ def reindex(
     """
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.run_progress import look_at_run
-    from vectormill.client.views.progress import Progress
+    from vectormill.client.progress import Progress
 
     with connected(api_url, data_dir) as client:
         run = client.reindex(
@@ -139,7 +139,7 @@ def show(
 ) -> None:
     """Show a run: its phase, its counts, and what each phase found."""
     from vectormill.cli.views.run_progress import look_at_run
-    from vectormill.client.views.progress import Progress
+    from vectormill.client.progress import Progress
 
     if watch:
         with Progress(look_at_run) as progress:

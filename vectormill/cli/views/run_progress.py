@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from vectormill.client.views.job_progress import count_ended, describe_counts
-from vectormill.client.views.look import Look
+from vectormill.client.views import Look, count_ended, describe_counts
 from vectormill.jobs.job import RUNNING
 
 # Shown of a run that has ended: its source was empty, or it had none to read.

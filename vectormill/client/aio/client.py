@@ -1,37 +1,14 @@
-"""AsyncClient: Vectormill's HTTP interface as a Python object with coroutines. Knows no route itself."""
+"""AsyncClient: Vectormill's HTTP interface as a Python object with coroutines."""
 
-from vectormill.client.aio.collections.collections import CollectionCalls
-from vectormill.client.aio.collections.exports import CollectionExportCalls
-from vectormill.client.aio.collections.generations import GenerationCalls
-from vectormill.client.aio.collections.indexes import IndexCalls
-from vectormill.client.aio.collections.items import ItemCalls
-from vectormill.client.aio.collections.runs import RunCalls
-from vectormill.client.aio.collections.schedules import ScheduleCalls
-from vectormill.client.aio.collections.searches import SearchCalls
-from vectormill.client.aio.collections.sources import SourceCalls
-from vectormill.client.aio.jobs.exports import JobExportCalls
-from vectormill.client.aio.jobs.jobs import JobCalls
-from vectormill.client.aio.service import ServiceCalls
-from vectormill.client.aio.texts import TextCalls
+from vectormill.client.aio.collections import CollectionCalls
+from vectormill.client.aio.jobs import JobCalls
+from vectormill.client.aio.searches import SearchCalls
+from vectormill.client.aio.sources import RunCalls, ScheduleCalls, SourceCalls
 from vectormill.client.aio.webhooks import WebhookCalls
+from vectormill.client.shapes import ModelBody, ModelList, Readiness, WorkerBody, WorkerList
 
 
-class AsyncClient(
-    CollectionCalls,
-    CollectionExportCalls,
-    GenerationCalls,
-    IndexCalls,
-    ItemCalls,
-    JobCalls,
-    JobExportCalls,
-    RunCalls,
-    ScheduleCalls,
-    SearchCalls,
-    ServiceCalls,
-    SourceCalls,
-    TextCalls,
-    WebhookCalls,
-):
+class AsyncClient(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, SourceCalls, WebhookCalls):
     """Speaks to one Vectormill API.
 
     `api_key` is what `vectormill keys create` printed; else that of VECTORMILL_API_KEY is sent, if there is one.
@@ -43,3 +20,15 @@ class AsyncClient(
     the API asks for in Retry-After, and all pauses of a call are `retry_seconds` at the most. `pause` is what waiting
     is done with.
     """
+
+    async def models(self) -> list[ModelBody]:
+        """Return every registered model, and how many workers serve it."""
+        return (await self.call(ModelList, "GET", "/v1/models"))["data"]
+
+    async def workers(self) -> list[WorkerBody]:
+        """Return every live worker, with what it reports of its devices, its plan and its speed."""
+        return (await self.call(WorkerList, "GET", "/v1/workers"))["data"]
+
+    async def readiness(self) -> Readiness:
+        """Return which parts of the service are reachable. Raise ApiFailure where it cannot work at all."""
+        return await self.call(Readiness, "GET", "/readyz")

@@ -4,15 +4,33 @@ NDJSON goes on behind the last line that came whole. Other formats cannot: witho
 it begins anew, and only in a path. A path gets the whole export or is left as it was.
 """
 
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeVar
 
+import msgspec
+
+from vectormill.client.aio import flow
 from vectormill.client.aio.transport import Transport
+from vectormill.client.frames import (
+    Matrix,
+    make_matrix,
+    make_pandas,
+    make_polars,
+    read_parquet,
+    require_library,
+)
 from vectormill.client.requests import given
 from vectormill.files.replacement import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
 
 NDJSON = "ndjson"
 # Headers of the answer that are asked for again when the export goes on, by the name of the parameter.
@@ -86,3 +104,58 @@ class ExportTransport(Transport):
                 export.answered[GENERATION_HEADER] = response.headers[GENERATION_HEADER]
             async for part in response.aiter_bytes():
                 yield part
+
+
+Row = TypeVar("Row")
+# From the name of a format to its export.
+Describe = Callable[[str], Awaitable[Export]]
+
+
+class Results(AsyncIterator[Row], Generic[Row]):
+    """Iterated once, in constant memory and in the order of the export; nothing is asked for before that.
+
+    Each `to_…` fetches all of it, by Parquet, whatever was iterated before.
+    """
+
+    def __init__(self, transport: ExportTransport, describe: Describe) -> None:
+        self._transport = transport
+        self._describe = describe
+        self._rows: AsyncIterator[Row] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Row:
+        if self._rows is None:
+            self._rows = self._read()
+        return await anext(self._rows)
+
+    async def to_arrow(self) -> "pyarrow.Table":
+        """Return all of it as a table of pyarrow; an embedding is a list of fixed size."""
+        require_library("pyarrow")
+        with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
+            path = Path(folder) / "results.parquet"
+            await self._transport.write_export(await self._describe("parquet"), path)
+            return read_parquet(path)
+
+    async def to_numpy(self) -> Matrix:
+        """Return keys, and the matrix [num_keys, width] of their vectors, or the scores [num_keys] of a job that
+        scores.
+        """
+        return make_matrix(await self.to_arrow())
+
+    async def to_pandas(self) -> "pandas.DataFrame":
+        """Return a row a key; an embedding is an array of NumPy."""
+        require_library("pandas")
+        return make_pandas(await self.to_arrow())
+
+    async def to_polars(self) -> "polars.DataFrame":
+        """Return a row a key; an embedding is an Array of fixed width."""
+        require_library("polars")
+        return make_polars(await self.to_arrow())
+
+    async def _read(self) -> AsyncIterator[Row]:
+        export = await self._describe(NDJSON)
+        async for line in flow.split_lines(self._transport.export_parts(export)):
+            row: Row = msgspec.json.decode(line)
+            yield row

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import httpx
 
-from vectormill.client.frames.items import Columns, read_items
+from vectormill.client.frames import Columns, read_items
 from vectormill.files.ndjson import ItemJson, encode_parts, make_compressor
 
 Http = httpx.AsyncClient

@@ -11,9 +11,11 @@ import msgspec
 
 from vectormill.client.aio import flow
 from vectormill.client.requests import (
+    DEFAULT_SECONDS,
     DEFAULT_URL,
     JSON_HEADERS,
     LONG_SILENCE_SECONDS,
+    Retries,
     describe_connection,
     explain,
     fill_path,
@@ -22,7 +24,6 @@ from vectormill.client.requests import (
     given,
     write_json,
 )
-from vectormill.client.retries import DEFAULT_SECONDS, Retries
 from vectormill.domain.errors import VectormillError
 from vectormill.operation import NO_CONTENT, Operation
 from vectormill.problems import ApiError, ApiUnreachable, read_problem

@@ -1,38 +1,15 @@
 # Made of the same file in `aio` by `python -m tools.client`: change that one.
-"""Client: Vectormill's HTTP interface as a Python object with coroutines. Knows no route itself."""
+"""Client: Vectormill's HTTP interface as a Python object with coroutines."""
 
-from vectormill.client.sync.collections.collections import CollectionCalls
-from vectormill.client.sync.collections.exports import CollectionExportCalls
-from vectormill.client.sync.collections.generations import GenerationCalls
-from vectormill.client.sync.collections.indexes import IndexCalls
-from vectormill.client.sync.collections.items import ItemCalls
-from vectormill.client.sync.collections.runs import RunCalls
-from vectormill.client.sync.collections.schedules import ScheduleCalls
-from vectormill.client.sync.collections.searches import SearchCalls
-from vectormill.client.sync.collections.sources import SourceCalls
-from vectormill.client.sync.jobs.exports import JobExportCalls
-from vectormill.client.sync.jobs.jobs import JobCalls
-from vectormill.client.sync.service import ServiceCalls
-from vectormill.client.sync.texts import TextCalls
+from vectormill.client.shapes import ModelBody, ModelList, Readiness, WorkerBody, WorkerList
+from vectormill.client.sync.collections import CollectionCalls
+from vectormill.client.sync.jobs import JobCalls
+from vectormill.client.sync.searches import SearchCalls
+from vectormill.client.sync.sources import RunCalls, ScheduleCalls, SourceCalls
 from vectormill.client.sync.webhooks import WebhookCalls
 
 
-class Client(
-    CollectionCalls,
-    CollectionExportCalls,
-    GenerationCalls,
-    IndexCalls,
-    ItemCalls,
-    JobCalls,
-    JobExportCalls,
-    RunCalls,
-    ScheduleCalls,
-    SearchCalls,
-    ServiceCalls,
-    SourceCalls,
-    TextCalls,
-    WebhookCalls,
-):
+class Client(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, SourceCalls, WebhookCalls):
     """Speaks to one Vectormill API.
 
     `api_key` is what `vectormill keys create` printed; else that of VECTORMILL_API_KEY is sent, if there is one.
@@ -44,3 +21,15 @@ class Client(
     the API asks for in Retry-After, and all pauses of a call are `retry_seconds` at the most. `pause` is what waiting
     is done with.
     """
+
+    def models(self) -> list[ModelBody]:
+        """Return every registered model, and how many workers serve it."""
+        return (self.call(ModelList, "GET", "/v1/models"))["data"]
+
+    def workers(self) -> list[WorkerBody]:
+        """Return every live worker, with what it reports of its devices, its plan and its speed."""
+        return (self.call(WorkerList, "GET", "/v1/workers"))["data"]
+
+    def readiness(self) -> Readiness:
+        """Return which parts of the service are reachable. Raise ApiFailure where it cannot work at all."""
+        return self.call(Readiness, "GET", "/readyz")

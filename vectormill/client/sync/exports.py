@@ -5,15 +5,33 @@ NDJSON goes on behind the last line that came whole. Other formats cannot: witho
 it begins anew, and only in a path. A path gets the whole export or is left as it was.
 """
 
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeVar
 
+import msgspec
+
+from vectormill.client.frames import (
+    Matrix,
+    make_matrix,
+    make_pandas,
+    make_polars,
+    read_parquet,
+    require_library,
+)
 from vectormill.client.requests import given
+from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.files.replacement import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
 
 NDJSON = "ndjson"
 # Headers of the answer that are asked for again when the export goes on, by the name of the parameter.
@@ -87,3 +105,58 @@ class ExportTransport(Transport):
                 export.answered[GENERATION_HEADER] = response.headers[GENERATION_HEADER]
             for part in response.iter_bytes():
                 yield part
+
+
+Row = TypeVar("Row")
+# From the name of a format to its export.
+Describe = Callable[[str], Export]
+
+
+class Results(Iterator[Row], Generic[Row]):
+    """Iterated once, in constant memory and in the order of the export; nothing is asked for before that.
+
+    Each `to_…` fetches all of it, by Parquet, whatever was iterated before.
+    """
+
+    def __init__(self, transport: ExportTransport, describe: Describe) -> None:
+        self._transport = transport
+        self._describe = describe
+        self._rows: Iterator[Row] | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Row:
+        if self._rows is None:
+            self._rows = self._read()
+        return next(self._rows)
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Return all of it as a table of pyarrow; an embedding is a list of fixed size."""
+        require_library("pyarrow")
+        with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
+            path = Path(folder) / "results.parquet"
+            self._transport.write_export(self._describe("parquet"), path)
+            return read_parquet(path)
+
+    def to_numpy(self) -> Matrix:
+        """Return keys, and the matrix [num_keys, width] of their vectors, or the scores [num_keys] of a job that
+        scores.
+        """
+        return make_matrix(self.to_arrow())
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a row a key; an embedding is an array of NumPy."""
+        require_library("pandas")
+        return make_pandas(self.to_arrow())
+
+    def to_polars(self) -> "polars.DataFrame":
+        """Return a row a key; an embedding is an Array of fixed width."""
+        require_library("polars")
+        return make_polars(self.to_arrow())
+
+    def _read(self) -> Iterator[Row]:
+        export = self._describe(NDJSON)
+        for line in flow.split_lines(self._transport.export_parts(export)):
+            row: Row = msgspec.json.decode(line)
+            yield row

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from vectormill.client.frames.items import Columns, read_items
+from vectormill.client.frames import Columns, read_items
 from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts
 from vectormill.files.ndjson import split_lines as split_lines
 

@@ -1,6 +1,6 @@
 """Progress: something that is watched, as a live bar on a terminal and as a plain line now and then elsewhere.
 
-Writes to stderr, so that stdout holds results only. What is shown of a job, a run or an index stands in a file of each.
+Writes to stderr, so that stdout holds results only.
 """
 
 import sys
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from vectormill.client.views.look import Look
+from vectormill.client.views import Look
 
 PLAIN_PAUSE_SECONDS: Final = 5.0
 

@@ -1,30 +1,35 @@
-# Made of the same file in `aio` by `python -m tools.client`: change that one.
-"""Jobs over HTTP: submit, look, wait and steer."""
+"""Jobs over HTTP: submit, look, wait, steer, and fetch their results as rows, files or tables."""
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Unpack
 
-from vectormill.client.events import EventReader
-from vectormill.client.frames.items import Columns
+from vectormill.client.aio import flow
+from vectormill.client.aio.exports import Export, ExportTransport, Results
+from vectormill.client.answers import EventReader
+from vectormill.client.frames import Columns
 from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_key_header, make_path
 from vectormill.client.shapes import ItemErrorBody, JobBody, TruncatedItemBody
-from vectormill.client.sync import flow
-from vectormill.client.sync.transport import Transport
-from vectormill.client.views.shown import showing
+from vectormill.client.shapes.rows import RecordRow, ScoreRow, VectorRow
+from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments
+from vectormill.domain.tasks.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
+from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 
+EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
-class JobCalls(Transport):
-    """Calls for jobs at work; their results are in `exports`."""
 
-    def submit(
+class JobCalls(ExportTransport):
+    """Calls for jobs and their results. `partial` includes those of a job that has not ended."""
+
+    async def submit(
         self,
-        items: Iterable[Any],
+        items: AsyncIterable[Any] | Iterable[Any],
         *,
         text: str | None = None,
         key: str | None = None,
@@ -60,7 +65,7 @@ class JobCalls(Transport):
         headers = NDJSON_HEADERS | make_key_header(idempotency_key)
         if gzip:
             headers["Content-Encoding"] = "gzip"
-        job = self.call(
+        job = await self.call(
             JobBody,
             "POST",
             "/v1/jobs",
@@ -70,17 +75,17 @@ class JobCalls(Transport):
             timeout=self.long_timeout,
             is_repeatable=flow.can_repeat(sent),
         )
-        return self.wait(job["id"], progress=True) if progress else job
+        return await self.wait(job["id"], progress=True) if progress else job
 
-    def job(self, job_id: str) -> JobBody:
+    async def job(self, job_id: str) -> JobBody:
         """Return the job as it stands now."""
-        return self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
+        return await self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
 
-    def jobs(self, state: str | None = None) -> Iterator[JobBody]:
+    def jobs(self, state: str | None = None) -> AsyncIterator[JobBody]:
         """Yield all jobs, newest first, page by page."""
         return self.pages(JobBody, "/v1/jobs", {"state": state})
 
-    def wait(
+    async def wait(
         self,
         job_id: str,
         on_poll: Callable[[JobBody], None] | None = None,
@@ -100,7 +105,7 @@ class JobCalls(Transport):
             if progress:
                 lookers.append(shown.enter_context(showing()))
             while True:
-                job = self.job(job_id)
+                job = await self.job(job_id)
                 for look in lookers:
                     look(job)
                 if job["state"] in TERMINAL_JOB_STATES:
@@ -109,9 +114,9 @@ class JobCalls(Transport):
                     raise WaitTimeout(
                         f"Job {job_id} is still {job['state']} after {timeout_seconds:g} s; it goes on."
                     )
-                self.pause_for(poll_seconds)
+                await self.pause_for(poll_seconds)
 
-    def events(self, job_id: str) -> Iterator[JobBody]:
+    async def events(self, job_id: str) -> AsyncIterator[JobBody]:
         """Yield the job now, and whenever it has moved, until it has ended; the API pushes them (Server-Sent
         Events).
 
@@ -126,8 +131,8 @@ class JobCalls(Transport):
                 f"{self.base_url} ended the events of job {job_id} before its end."
             )
             try:
-                with self.answered("GET", path, timeout=self.long_timeout) as response:
-                    for line in flow.split_lines(response.iter_bytes()):
+                async with self.answered("GET", path, timeout=self.long_timeout) as response:
+                    async for line in flow.split_lines(response.aiter_bytes()):
                         job = reader.read(line)
                         if job is not None and job != last:
                             last, pauses = job, self.retries.begin()
@@ -138,36 +143,86 @@ class JobCalls(Transport):
                 pause = pauses.before_next(lost) if self._has_answered else None
                 if pause is None:
                     raise lost
-                self.pause_for(pause)
+                await self.pause_for(pause)
 
-    def cancel(self, job_id: str) -> JobBody:
+    async def cancel(self, job_id: str) -> JobBody:
         """Stop it; what was committed until then stays."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "cancel"))
+        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "cancel"))
 
-    def pause(self, job_id: str) -> JobBody:
+    async def pause(self, job_id: str) -> JobBody:
         """Keep back what no worker holds yet; what a worker has is finished."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "pause"))
+        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "pause"))
 
-    def resume(self, job_id: str) -> JobBody:
+    async def resume(self, job_id: str) -> JobBody:
         """Let a paused job go on."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "resume"))
+        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "resume"))
 
-    def retry(self, job_id: str) -> JobBody:
+    async def retry(self, job_id: str) -> JobBody:
         """Encode the job's failed items again; the others stay as they are."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
+        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
 
-    def delete(self, job_id: str) -> None:
+    async def delete(self, job_id: str) -> None:
         """Remove an ended job with its texts, errors, and vectors that are in no collection; rows in collections
         stay.
 
         A job that has not ended is refused (ApiError 409): cancel it first.
         """
-        self.call(Json, "DELETE", make_path("/v1/jobs", job_id))
+        await self.call(Json, "DELETE", make_path("/v1/jobs", job_id))
 
-    def errors(self, job_id: str) -> Iterator[ItemErrorBody]:
+    def errors(self, job_id: str) -> AsyncIterator[ItemErrorBody]:
         """Yield every failed item as `{"key", "code", "detail"}`, page by page."""
         return self.pages(ItemErrorBody, make_path("/v1/jobs", job_id, "errors"), {})
 
-    def truncated(self, job_id: str) -> Iterator[TruncatedItemBody]:
+    def truncated(self, job_id: str) -> AsyncIterator[TruncatedItemBody]:
         """Yield every item that was cut because it was too long, as `{"key"}`, page by page."""
         return self.pages(TruncatedItemBody, make_path("/v1/jobs", job_id, "truncated"), {})
+
+    async def export(
+        self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
+    ) -> int:
+        """Streams the job's vectors into a file, or its other results, and returns the number of bytes.
+
+        A path gets the whole export or is left as it was; a file object gets what came until an error. A lost
+        connection is made again: NDJSON goes on behind the last line, another format begins anew, in a path alone.
+        """
+        described = await self._describe_export(job_id, None, format, partial)
+        return await self.write_export(described, target)
+
+    def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
+        """Return every vector as `{"key", "embedding"}`, in constant memory, or all as a table: `.to_numpy()` and
+        others.
+        """
+        return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
+
+    def scores(self, job_id: str, *, partial: bool = False) -> Results[ScoreRow]:
+        """Return every score as `{"key", "score", "label", "probabilities"}`."""
+        return self._results(job_id, RESULT_ROUTES[SCORE], partial)
+
+    def records(self, job_id: str, *, partial: bool = False) -> Results[RecordRow]:
+        """Return every record as `{"key", "output"}`."""
+        return self._results(job_id, RESULT_ROUTES[RECORD], partial)
+
+    def results(self, job_id: str, *, partial: bool = False) -> Results[dict[str, Any]]:
+        """Return every result of a job of whatever task, as a row of its kind."""
+        return self._results(job_id, None, partial)
+
+    def _results(self, job_id: str, route: str | None, partial: bool) -> Results[Any]:
+        async def describe(format: str) -> Export:
+            return await self._describe_export(job_id, route, format, partial)
+
+        return Results(self, describe)
+
+    async def _describe_export(self, job_id: str, route: str | None, format: str, partial: bool) -> Export:
+        found = route or await self._find_route(job_id)
+        return Export(
+            make_path("/v1/jobs", job_id, found),
+            given({"partial": True if partial else None}),
+            format,
+            broken=f"The export of job {job_id} broke off, and what came is not whole: the API ended, the connection "
+            "was lost, or the job was removed meanwhile. `vectormill status JOB` tells whether it is there still.",
+        )
+
+    async def _find_route(self, job_id: str) -> str:
+        """Return the route of the job's results; an API of a release without tasks has vectors only."""
+        job = await self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
+        return RESULT_ROUTES[TASKS[job["options"].get("task", EMBED)].result]

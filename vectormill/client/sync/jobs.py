@@ -1,29 +1,36 @@
-"""Jobs over HTTP: submit, look, wait and steer."""
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
+"""Jobs over HTTP: submit, look, wait, steer, and fetch their results as rows, files or tables."""
 
 import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Unpack
 
-from vectormill.client.aio import flow
-from vectormill.client.aio.transport import Transport
-from vectormill.client.events import EventReader
-from vectormill.client.frames.items import Columns
+from vectormill.client.answers import EventReader
+from vectormill.client.frames import Columns
 from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_key_header, make_path
 from vectormill.client.shapes import ItemErrorBody, JobBody, TruncatedItemBody
-from vectormill.client.views.shown import showing
+from vectormill.client.shapes.rows import RecordRow, ScoreRow, VectorRow
+from vectormill.client.sync import flow
+from vectormill.client.sync.exports import Export, ExportTransport, Results
+from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments
+from vectormill.domain.tasks.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
+from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 
+EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
-class JobCalls(Transport):
-    """Calls for jobs at work; their results are in `exports`."""
 
-    async def submit(
+class JobCalls(ExportTransport):
+    """Calls for jobs and their results. `partial` includes those of a job that has not ended."""
+
+    def submit(
         self,
-        items: AsyncIterable[Any] | Iterable[Any],
+        items: Iterable[Any],
         *,
         text: str | None = None,
         key: str | None = None,
@@ -59,7 +66,7 @@ class JobCalls(Transport):
         headers = NDJSON_HEADERS | make_key_header(idempotency_key)
         if gzip:
             headers["Content-Encoding"] = "gzip"
-        job = await self.call(
+        job = self.call(
             JobBody,
             "POST",
             "/v1/jobs",
@@ -69,17 +76,17 @@ class JobCalls(Transport):
             timeout=self.long_timeout,
             is_repeatable=flow.can_repeat(sent),
         )
-        return await self.wait(job["id"], progress=True) if progress else job
+        return self.wait(job["id"], progress=True) if progress else job
 
-    async def job(self, job_id: str) -> JobBody:
+    def job(self, job_id: str) -> JobBody:
         """Return the job as it stands now."""
-        return await self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
+        return self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
 
-    def jobs(self, state: str | None = None) -> AsyncIterator[JobBody]:
+    def jobs(self, state: str | None = None) -> Iterator[JobBody]:
         """Yield all jobs, newest first, page by page."""
         return self.pages(JobBody, "/v1/jobs", {"state": state})
 
-    async def wait(
+    def wait(
         self,
         job_id: str,
         on_poll: Callable[[JobBody], None] | None = None,
@@ -99,7 +106,7 @@ class JobCalls(Transport):
             if progress:
                 lookers.append(shown.enter_context(showing()))
             while True:
-                job = await self.job(job_id)
+                job = self.job(job_id)
                 for look in lookers:
                     look(job)
                 if job["state"] in TERMINAL_JOB_STATES:
@@ -108,9 +115,9 @@ class JobCalls(Transport):
                     raise WaitTimeout(
                         f"Job {job_id} is still {job['state']} after {timeout_seconds:g} s; it goes on."
                     )
-                await self.pause_for(poll_seconds)
+                self.pause_for(poll_seconds)
 
-    async def events(self, job_id: str) -> AsyncIterator[JobBody]:
+    def events(self, job_id: str) -> Iterator[JobBody]:
         """Yield the job now, and whenever it has moved, until it has ended; the API pushes them (Server-Sent
         Events).
 
@@ -125,8 +132,8 @@ class JobCalls(Transport):
                 f"{self.base_url} ended the events of job {job_id} before its end."
             )
             try:
-                async with self.answered("GET", path, timeout=self.long_timeout) as response:
-                    async for line in flow.split_lines(response.aiter_bytes()):
+                with self.answered("GET", path, timeout=self.long_timeout) as response:
+                    for line in flow.split_lines(response.iter_bytes()):
                         job = reader.read(line)
                         if job is not None and job != last:
                             last, pauses = job, self.retries.begin()
@@ -137,36 +144,86 @@ class JobCalls(Transport):
                 pause = pauses.before_next(lost) if self._has_answered else None
                 if pause is None:
                     raise lost
-                await self.pause_for(pause)
+                self.pause_for(pause)
 
-    async def cancel(self, job_id: str) -> JobBody:
+    def cancel(self, job_id: str) -> JobBody:
         """Stop it; what was committed until then stays."""
-        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "cancel"))
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "cancel"))
 
-    async def pause(self, job_id: str) -> JobBody:
+    def pause(self, job_id: str) -> JobBody:
         """Keep back what no worker holds yet; what a worker has is finished."""
-        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "pause"))
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "pause"))
 
-    async def resume(self, job_id: str) -> JobBody:
+    def resume(self, job_id: str) -> JobBody:
         """Let a paused job go on."""
-        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "resume"))
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "resume"))
 
-    async def retry(self, job_id: str) -> JobBody:
+    def retry(self, job_id: str) -> JobBody:
         """Encode the job's failed items again; the others stay as they are."""
-        return await self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
 
-    async def delete(self, job_id: str) -> None:
+    def delete(self, job_id: str) -> None:
         """Remove an ended job with its texts, errors, and vectors that are in no collection; rows in collections
         stay.
 
         A job that has not ended is refused (ApiError 409): cancel it first.
         """
-        await self.call(Json, "DELETE", make_path("/v1/jobs", job_id))
+        self.call(Json, "DELETE", make_path("/v1/jobs", job_id))
 
-    def errors(self, job_id: str) -> AsyncIterator[ItemErrorBody]:
+    def errors(self, job_id: str) -> Iterator[ItemErrorBody]:
         """Yield every failed item as `{"key", "code", "detail"}`, page by page."""
         return self.pages(ItemErrorBody, make_path("/v1/jobs", job_id, "errors"), {})
 
-    def truncated(self, job_id: str) -> AsyncIterator[TruncatedItemBody]:
+    def truncated(self, job_id: str) -> Iterator[TruncatedItemBody]:
         """Yield every item that was cut because it was too long, as `{"key"}`, page by page."""
         return self.pages(TruncatedItemBody, make_path("/v1/jobs", job_id, "truncated"), {})
+
+    def export(
+        self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
+    ) -> int:
+        """Streams the job's vectors into a file, or its other results, and returns the number of bytes.
+
+        A path gets the whole export or is left as it was; a file object gets what came until an error. A lost
+        connection is made again: NDJSON goes on behind the last line, another format begins anew, in a path alone.
+        """
+        described = self._describe_export(job_id, None, format, partial)
+        return self.write_export(described, target)
+
+    def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
+        """Return every vector as `{"key", "embedding"}`, in constant memory, or all as a table: `.to_numpy()` and
+        others.
+        """
+        return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
+
+    def scores(self, job_id: str, *, partial: bool = False) -> Results[ScoreRow]:
+        """Return every score as `{"key", "score", "label", "probabilities"}`."""
+        return self._results(job_id, RESULT_ROUTES[SCORE], partial)
+
+    def records(self, job_id: str, *, partial: bool = False) -> Results[RecordRow]:
+        """Return every record as `{"key", "output"}`."""
+        return self._results(job_id, RESULT_ROUTES[RECORD], partial)
+
+    def results(self, job_id: str, *, partial: bool = False) -> Results[dict[str, Any]]:
+        """Return every result of a job of whatever task, as a row of its kind."""
+        return self._results(job_id, None, partial)
+
+    def _results(self, job_id: str, route: str | None, partial: bool) -> Results[Any]:
+        def describe(format: str) -> Export:
+            return self._describe_export(job_id, route, format, partial)
+
+        return Results(self, describe)
+
+    def _describe_export(self, job_id: str, route: str | None, format: str, partial: bool) -> Export:
+        found = route or self._find_route(job_id)
+        return Export(
+            make_path("/v1/jobs", job_id, found),
+            given({"partial": True if partial else None}),
+            format,
+            broken=f"The export of job {job_id} broke off, and what came is not whole: the API ended, the connection "
+            "was lost, or the job was removed meanwhile. `vectormill status JOB` tells whether it is there still.",
+        )
+
+    def _find_route(self, job_id: str) -> str:
+        """Return the route of the job's results; an API of a release without tasks has vectors only."""
+        job = self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
+        return RESULT_ROUTES[TASKS[job["options"].get("task", EMBED)].result]

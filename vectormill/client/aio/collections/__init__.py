@@ -1,1 +1,0 @@
-"""Collections, and what fills them, searches them and keeps them fresh."""

@@ -1,1 +1,0 @@
-"""Jobs: at work, and what they made."""

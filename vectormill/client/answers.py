@@ -1,0 +1,91 @@
+"""Answers of the API as objects of Python: events, matches and arrays of embeddings. Asks nothing."""
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from vectormill.client.shapes import EmbeddingsAnswer, JobBody, MatchBody, SearchAnswer
+from vectormill.domain.errors import InvalidOption
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class EventReader:
+    """Reads server-sent events from one stream, whose lines end with \\n as our API writes them."""
+
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+
+    def read(self, line: bytes) -> JobBody | None:
+        """Return the job, when the line ends an event that tells of one. Comments keep the connection awake."""
+        line = line.removesuffix(b"\r")
+        if line:
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+            return None
+        if not self._data:
+            return None
+        data, self._data = b"\n".join(self._data), []
+        job: JobBody = msgspec.json.decode(data)
+        return job
+
+
+class Matches(list[MatchBody]):
+    """The matches of a search, best first, as `{"key", "score", "metadata"}` and what else was asked for.
+
+    `num_rows_read` is None when an index was used; without one every row is read, and this is about how many there are.
+    `next_offset` begins the next page, if there is one. `repeated_because` says why a search was repeated exactly after
+    its index had given too little.
+    """
+
+    num_rows_read: int | None = None
+    next_offset: int | None = None
+    repeated_because: str | None = None
+
+    @classmethod
+    def from_answer(cls, answer: SearchAnswer | dict[str, Any]) -> "Matches":
+        matches = cls(answer["data"])
+        matches.num_rows_read = answer.get("num_rows_read")
+        matches.next_offset = answer.get("next_offset")
+        matches.repeated_because = answer.get("repeated_because")
+        return matches
+
+
+# As many as POST /v1/embeddings takes.
+MAX_INPUTS: Final = 2_048
+
+
+def split_texts(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Split texts into lists of at most MAX_INPUTS. Raise InvalidOption for a single text, whose letters would be
+    texts.
+    """
+    if isinstance(texts, str):
+        raise InvalidOption("embed expects a list of texts; for one text use embed([text])[0].")
+    left = iter(texts)
+    while part := list(islice(left, MAX_INPUTS)):
+        yield part
+
+
+def read_embeddings(answer: EmbeddingsAnswer) -> "np.ndarray[Any, Any]":
+    """float32 [inputs, dimensions], in the order of the inputs."""
+    import numpy as np
+
+    rows = sorted(answer["data"], key=lambda each: each["index"])
+    encoded = b"".join(base64.b64decode(str(each["embedding"])) for each in rows)
+    return np.frombuffer(encoded, "<f4").reshape(len(rows), -1)
+
+
+def join_embeddings(
+    parts: Sequence["np.ndarray[Any, Any]"], dimensions: int | None
+) -> "np.ndarray[Any, Any]":
+    """Return one array that may be written to; of no texts it has no rows."""
+    import numpy as np
+
+    return np.concatenate(
+        [np.empty((0, parts[0].shape[1] if parts else dimensions or 0), np.float32), *parts]
+    )

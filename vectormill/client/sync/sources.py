@@ -1,0 +1,245 @@
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
+"""Where the rows of collections come from, over HTTP: sources, runs and schedules."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Unpack
+
+from vectormill.client.requests import NDJSON_HEADERS, Json, fill_path, given, make_key_header, make_path
+from vectormill.client.shapes import FollowingBody, PushBody, SourceBody, SourceCheckBody
+from vectormill.client.sync import flow
+from vectormill.client.sync.transport import Transport
+from vectormill.domain.encoding import OptionArguments
+from vectormill.files.ndjson import ItemJson
+from vectormill.problems import WaitTimeout
+from vectormill.runs import operations as run_operations
+from vectormill.runs.bodies import RunBody
+from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
+from vectormill.schedules import operations as schedule_operations
+from vectormill.schedules.bodies import ScheduleBody, ScheduleChange, ScheduledRunBody, ScheduleRequest
+
+
+class SourceCalls(Transport):
+    """Calls for sources: where the texts of collections come from."""
+
+    def set_source(
+        self,
+        collection: str,
+        kind: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        split: Mapping[str, Any] | None = None,
+        check: bool = True,
+    ) -> SourceBody:
+        """Set the collection's source, after a look at its first rows unless `check` is False.
+
+        `kind` is sql, files, tree, push or own_texts; its options, and `split`, are those of docs/SOURCES.md.
+        """
+        body = {"kind": kind, "options": dict(options or {}), "split": dict(split or {})}
+        path = make_path("/v1/collections", collection, "source")
+        parameters = {"check": "true" if check else "false"}
+        return self.call(SourceBody, "PUT", path, json=body, params=parameters, timeout=self.long_timeout)
+
+    def source(self, collection: str) -> SourceBody:
+        return self.call(SourceBody, "GET", make_path("/v1/collections", collection, "source"))
+
+    def check_source(self, collection: str) -> SourceCheckBody:
+        """Read the first rows of the source now: their number, three of them, and errors in single rows."""
+        path = make_path("/v1/collections", collection, "source", "check")
+        return self.call(SourceCheckBody, "POST", path, timeout=self.long_timeout)
+
+    def delete_source(self, collection: str) -> None:
+        """The collection follows nothing any more; its rows stay."""
+        self.call(Json, "DELETE", make_path("/v1/collections", collection, "source"))
+
+    def push(
+        self,
+        collection: str,
+        items: Iterable[ItemJson],
+        *,
+        complete: bool = False,
+        gzip: bool = False,
+        idempotency_key: str | None = None,
+    ) -> PushBody:
+        """Streams rows to a collection whose source is a push, and answers `{"run", "num_items", …}`.
+
+        `complete` says that these are all rows: those of the collection that are not among them are deleted. When
+        `items` can be iterated again, a lost connection is survived, as by `submit`.
+        """
+        headers = NDJSON_HEADERS | make_key_header(idempotency_key)
+        if gzip:
+            headers["Content-Encoding"] = "gzip"
+        return self.call(
+            PushBody,
+            "POST",
+            make_path("/v1/collections", collection, "push"),
+            params={"complete": "true" if complete else "false"},
+            headers=headers,
+            make_body=lambda: flow.encode_body(items, gzip=gzip),
+            timeout=self.long_timeout,
+            is_repeatable=flow.can_repeat(items),
+        )
+
+    def follow(
+        self, collection: str, *, table: str | None = None, key_column: str | None = None
+    ) -> FollowingBody:
+        """Note every change of the source's table from now on; without names, those of the query."""
+        path = make_path("/v1/collections", collection, "source", "follow")
+        return self.call(FollowingBody, "POST", path, json=given({"table": table, "key_column": key_column}))
+
+    def unfollow(self, collection: str) -> FollowingBody:
+        """Remove the triggers; rows of the collection stay."""
+        return self.call(
+            FollowingBody, "POST", make_path("/v1/collections", collection, "source", "unfollow")
+        )
+
+    def following(self, collection: str) -> FollowingBody:
+        """Return the table that it follows, and how many of its changes wait."""
+        return self.call(
+            FollowingBody, "GET", make_path("/v1/collections", collection, "source", "following")
+        )
+
+
+class RunCalls(Transport):
+    """Calls for runs: long work on collections."""
+
+    def reindex(
+        self,
+        collection: str,
+        *,
+        model: str | None = None,
+        priority: int | None = None,
+        confirm: bool = False,
+        max_change_share: float | None = None,
+        most_failed_share: float | None = None,
+        least_recall: float | None = None,
+        least_cosine: float | None = None,
+        canary_sample: int | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> RunBody:
+        """Start a run that makes the collection what its source is; only what differs is encoded.
+
+        Where `model` and `options` mean another vector space, a new generation is built beside the live one, and takes
+        its place when it is whole and has passed its canary. What they are and do: docs/CONFIGURATION.md; the limits:
+        docs/OPERATIONS.md.
+        """
+        wishes = {
+            "model": model,
+            "priority": priority,
+            "confirm": confirm or None,
+            "max_change_share": max_change_share,
+            "most_failed_share": most_failed_share,
+            "least_recall": least_recall,
+            "least_cosine": least_cosine,
+            "canary_sample": canary_sample,
+            **options,
+        }
+        return self.start_run(collection, "reindex", given(wishes))
+
+    def start_run(
+        self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
+    ) -> RunBody:
+        """Return a run of any kind: reindex, index or check."""
+        body = {"kind": kind, "options": options or {}}
+        return self.ask(run_operations.START, collection, body=body, headers=make_key_header(idempotency_key))
+
+    def run(self, run_id: str) -> RunBody:
+        """Return the run as it stands now."""
+        return self.ask(run_operations.SHOW, run_id)
+
+    def runs(self, collection: str | None = None) -> Iterator[RunBody]:
+        """Yield the runs of one collection, or of all, newest first, page by page."""
+        here = (
+            run_operations.LIST.path
+            if collection is None
+            else fill_path(run_operations.LIST_OF.path, collection)
+        )
+        return self.pages(RunBody, here, {})
+
+    def wait_run(
+        self,
+        run_id: str,
+        on_poll: Callable[[RunBody], None] | None = None,
+        *,
+        poll_seconds: float = 0.5,
+        timeout_seconds: float | None = None,
+    ) -> RunBody:
+        """Poll until the run ends or is held and return it; `on_poll` gets every answer, the last one too.
+
+        Raises WaitTimeout after `timeout_seconds`; the run itself goes on.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            run = self.run(run_id)
+            if on_poll is not None:
+                on_poll(run)
+            if run["state"] in (*TERMINAL_RUN_STATES, HELD):
+                return run
+            if deadline is not None and time.monotonic() >= deadline:
+                raise WaitTimeout(
+                    f"Run {run_id} is still {run['state']} after {timeout_seconds:g} s; it goes on."
+                )
+            self.pause_for(poll_seconds)
+
+    def cancel_run(self, run_id: str) -> RunBody:
+        """Stop it and the job that encodes for it; what it has written until then stays."""
+        return self.ask(run_operations.CANCEL, run_id)
+
+    def confirm_run(self, run_id: str) -> RunBody:
+        """Let a held run do what it was held for."""
+        return self.ask(run_operations.CONFIRM, run_id)
+
+
+class ScheduleCalls(Transport):
+    """When collections are re-indexed."""
+
+    def create_schedule(
+        self,
+        collection: str,
+        cron: str,
+        *,
+        timezone: str | None = None,
+        overlap: str | None = None,
+        name: str | None = None,
+    ) -> ScheduleBody:
+        """Re-index the collection at every due time from now on; called as the collection unless named.
+
+        `cron` has five fields, on the clock of `timezone` (UTC); `overlap` is skip or queue.
+        """
+        told = given({"timezone": timezone, "overlap": overlap, "name": name})
+        return self.ask(schedule_operations.CREATE, body=ScheduleRequest(collection, cron, **told))
+
+    def schedules(self) -> Iterator[ScheduleBody]:
+        """Yield every schedule, the oldest first, page by page."""
+        return self.pages(ScheduleBody, schedule_operations.LIST.path, {})
+
+    def schedule(self, name: str) -> ScheduleBody:
+        """Return one schedule."""
+        return self.ask(schedule_operations.SHOW, name)
+
+    def change_schedule(
+        self, name: str, *, cron: str | None = None, timezone: str | None = None, overlap: str | None = None
+    ) -> ScheduleBody:
+        """Change what is not None."""
+        told = given({"cron": cron, "timezone": timezone, "overlap": overlap})
+        return self.ask(schedule_operations.CHANGE, name, body=ScheduleChange(**told))
+
+    def pause_schedule(self, name: str) -> ScheduleBody:
+        """Let due times pass until it is resumed."""
+        return self.ask(schedule_operations.PAUSE, name)
+
+    def resume_schedule(self, name: str) -> ScheduleBody:
+        """End a pause; what fell due in it stays missed."""
+        return self.ask(schedule_operations.RESUME, name)
+
+    def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> ScheduledRunBody:
+        """Make a run now and return it as the history has it."""
+        return self.ask(schedule_operations.RUN, name, headers=make_key_header(idempotency_key))
+
+    def delete_schedule(self, name: str) -> None:
+        """Delete a schedule; its runs stay."""
+        self.ask(schedule_operations.DELETE, name)
+
+    def schedule_runs(self, name: str) -> Iterator[ScheduledRunBody]:
+        """Yield every run that it made, the newest first, skipped ones with their reason, page by page."""
+        return self.pages(ScheduledRunBody, fill_path(schedule_operations.HISTORY.path, name), {})

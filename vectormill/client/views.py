@@ -1,0 +1,120 @@
+"""Views: what is shown of something that is watched, and a bar of a job's progress in a notebook."""
+
+import html
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vectormill.jobs.job import PAUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The progress of something. `share`, 0 to 1, is the part of `stage` that is done, None where that is unknown.
+
+    `reason` is shown once, until it changes.
+    """
+
+    stage: str
+    counts: str = ""
+    share: float | None = None
+    reason: str | None = None
+
+    @property
+    def line(self) -> str:
+        return f"{self.stage}: {self.counts}" if self.counts else self.stage
+
+
+def look_at_job(job: Mapping[str, Any]) -> Look:
+    """Return a job's state, its counts, and what it waits for."""
+    num_items = job["num_items"]
+    share = count_ended(job) / num_items if num_items else None
+    return Look(job["state"], describe_counts(job), share, job.get("waiting_because"))
+
+
+def count_ended(job: Mapping[str, Any]) -> int:
+    """Return items that have a vector or an error."""
+    return int(job["num_done"]) + int(job["num_failed"])
+
+
+def describe_counts(job: Mapping[str, Any]) -> str:
+    """Return items, failures, rate and remaining time in one line."""
+    parts = [f"{count_ended(job):,} of {job['num_items']:,} items"]
+    if job["num_failed"]:
+        parts.append(f"{job['num_failed']:,} failed")
+    if job.get("num_retried_chunks"):
+        parts.append(f"{job['num_retried_chunks']:,} chunks retried")
+    if job.get("items_per_second") and job["state"] != PAUSED:  # a rate would look as if it went on
+        parts.append(f"{job['items_per_second']:,.0f}/s")
+    if job.get("eta_seconds"):
+        parts.append(f"{describe_seconds(job['eta_seconds'])} left")
+    return " · ".join(parts)
+
+
+def describe_seconds(seconds: float) -> str:
+    """12 s, 3:25 min, 4:05 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
+Show = Callable[[Mapping[str, Any]], None]
+
+
+@contextmanager
+def showing() -> Iterator[Show]:
+    """Call it with each answer of the API."""
+    if is_notebook():
+        yield NotebookBar()
+    elif sys.stderr.isatty():
+        from vectormill.client.progress import Progress  # rich takes a twentieth of a second
+
+        with Progress(look_at_job) as progress:
+            yield progress
+    else:
+        yield lambda job: None
+
+
+def is_notebook() -> bool:
+    """Return whether a Jupyter kernel runs this: it shows displayed objects and no terminal control characters."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class Handle(Protocol):
+    """The handle that IPython returns for something displayed, through which it is updated."""
+
+    def update(self, shown: Any, *, raw: bool) -> None: ...
+
+
+class NotebookBar:
+    """One line and a bar under the cell, written anew with each answer; no widget: it is saved with the page."""
+
+    def __init__(self) -> None:
+        self._handle: Handle | None = None
+
+    def __call__(self, job: Mapping[str, Any]) -> None:
+        shown = describe_look(look_at_job(job))
+        if self._handle is not None:
+            self._handle.update(shown, raw=True)
+            return
+        from IPython.display import display
+
+        self._handle = display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+
+def describe_look(look: Look) -> dict[str, str]:
+    """Return the view by media type: a bar in HTML, and a line of plain text."""
+    reason = f"<br><small>{html.escape(look.reason)}</small>" if look.reason else ""
+    share = "" if look.share is None else f' value="{look.share:.4f}"'
+    return {
+        "text/plain": look.line,
+        "text/html": f'<progress max="1"{share} style="width: 20em"></progress> '
+        f"{html.escape(look.stage)} {html.escape(look.counts)}{reason}",
+    }

@@ -1,1 +1,0 @@
-"""Progress views for a person who waits."""
