@@ -24,7 +24,8 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport
 from worker.encoder.forward_pass import DeviceLost
-from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL)

@@ -19,7 +19,7 @@ from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
 from worker.chunk.timesheet import Timesheet
-from worker.engine.engine import EncodeRequest, EncodeResult
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
 

@@ -9,7 +9,7 @@ from tests.obedient_engine import ObedientEngine
 from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import Query, name_space
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.engine.engine import EncodeRequest
+from worker.engine.request import EncodeRequest
 from worker.queries.listener import QueryEngine, QueryListener
 
 _CARD = Registry({}).card(DEFAULT_MODEL)

@@ -45,7 +45,7 @@ from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pe
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
 from vectormill.work.loop import Stopping
 from vectormill.work.work import Work
-from worker.engine.engine import EncodeRequest, EngineStopped
+from worker.engine.request import EncodeRequest, EngineStopped
 
 # A lease, or what has its methods, and the rest of the claim.
 Claimed = tuple[Any, Any]

@@ -26,7 +26,8 @@ from vectormill.models.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry, Settings
 from worker.devices.detect import detect_inventory
 from worker.devices.device import parse_devices
-from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.placement.strategies import PIPELINE, REPLICATE, STRATEGIES
 from worker.plan import plan_worker
 from worker.runner.starter import Sharing

@@ -17,7 +17,8 @@ from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry,
 from vectormill.settings import process_environment
 from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import device_environment, parse_devices
-from worker.engine.engine import EncodeRequest, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import SHARED

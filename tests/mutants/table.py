@@ -637,7 +637,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what comes behind a wrong answer to the known text is believed",
-        "worker/engine/canary.py",
+        "worker/engine/in_flight.py",
         "return bool(self.num_due or self.numbers or self.flaw)",
         "return bool(self.num_due or self.numbers)",
         (

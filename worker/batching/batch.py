@@ -1,11 +1,12 @@
-"""Batch: what goes into one forward pass, as named rows. Knows neither padding nor where its sequences came from.
+"""Batch: what goes into one forward pass, as named rows, and whose sequences these are. Knows no padding.
 
 An input is a row a sequence under a name. `TOKEN_INPUTS` have a value for each token, and encoders pad or pack all of
 them alike; others have one value a sequence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -92,3 +93,83 @@ class Batch:
     def num_padded_tokens(self) -> int:
         """Return the number of tokens that a kernel with padding computes."""
         return self.max_length * len(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """Tokenized texts as columns: row i of each is sequence i. No step here is taken a sequence.
+
+    A request's number grows with every request admitted, so that a smaller one is older; a position is the place of the
+    sequence in its request. A length is in tokens, as long as the sequence is computed when it is alone, and its cost
+    is that of a batch of it alone (`worker.batching.cost`).
+    """
+
+    requests: NDArray[np.int64]  # [n]
+    positions: NDArray[np.int32]  # [n]
+    lengths: NDArray[np.int32]  # [n]
+    costs: NDArray[np.float64]  # [n]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def max_length(self) -> int:
+        return int(self.lengths.max(initial=0))
+
+    @property
+    def cost_alone(self) -> float:
+        """Return the sum of the costs of the sequences, each alone."""
+        return float(self.costs.sum())
+
+    def take(self, rows: NDArray[np.int64]) -> "Sequences":
+        """Return a copy of these rows, in this order."""
+        return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
+
+    def part(self, start: int, end: int) -> "Sequences":
+        """Return the rows from `start` up to `end`; a view."""
+        rows = slice(start, end)
+        return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
+
+    def sorted_by_request(self) -> "Sequences":
+        """Return the rows with the oldest request first; rows of one request keep their order."""
+        if (self.requests[1:] >= self.requests[:-1]).all():
+            return self
+        return self.take(np.argsort(self.requests, kind="stable"))
+
+    def by_request(self) -> Iterator[tuple[int, slice]]:
+        """Yield the number of each request and the slice of its rows."""
+        bounds = [0, *(np.flatnonzero(np.diff(self.requests)) + 1).tolist(), len(self)]
+        for start, end in pairwise(bounds if len(self) else []):
+            yield int(self.requests[start]), slice(start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBatch:
+    """A batch, and whose sequences it is made of."""
+
+    sequences: Sequences
+    batch: Batch
+    is_urgent: bool = False
+    is_suspect: bool = False  # it was being encoded, and others beside it, when a runner died or fell sick
+    num_failures: int = 0  # of a single sequence, in runners that were sound
+    num_sickened: int = 0  # runners that were sound before it and, with nothing else at work, sick behind it
+
+    @property
+    def is_tried_alone(self) -> bool:
+        return self.is_suspect or self.num_failures > 0
+
+    @property
+    def length(self) -> int:
+        """Return the length in tokens to which a kernel that pads computes all sequences."""
+        return self.sequences.max_length
+
+    def halves(self) -> tuple["OwnedBatch", "OwnedBatch"]:
+        middle = len(self.sequences) // 2
+        return (
+            OwnedBatch(self.sequences.part(0, middle), self.batch.part(0, middle), self.is_urgent),
+            OwnedBatch(
+                self.sequences.part(middle, len(self.sequences)),
+                self.batch.part(middle, len(self.sequences)),
+                self.is_urgent,
+            ),
+        )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.batching.batch import Sequences
 from worker.batching.cost import BatchCost
-from worker.batching.sequences import Sequences
 
 # The largest cost of a batch whose longest sequence has that many tokens. Asked for every batch, so that it may be
 # tuned while the engine runs.

@@ -1,4 +1,4 @@
-"""SequencePool: the waiting sequences of all requests for one model, and the next batch of them.
+"""SequencePool: the waiting sequences of all requests for one model, which batch of them is next, and when.
 
 Knows nothing of devices, tokens or threads: whoever shares it holds a lock.
 
@@ -7,8 +7,12 @@ sequences nearest in length, of any request, first the shorter ones, then the lo
 finished first, its successors are encoded while it is written to the database, and a batch pads little, because it
 chooses among the sequences of all chunks in flight.
 
-Interactive requests lead before all others, in short batches. No step is taken a sequence: adding a request costs one
-for each of its lengths, and building a batch one for each length that it visits and each request that it takes from.
+Bulk waits until it can fill a batch, as long as the device has something to do. Interactive requests never wait, and
+lead before all others, in short batches. While they come, bulk batches are short too, because one of them is always
+being encoded when the next one comes.
+
+No step is taken a sequence: adding a request costs one for each of its lengths, and building a batch one for each
+length that it visits and each request that it takes from.
 """
 
 import math
@@ -21,13 +25,28 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from worker.batching.batch import Sequences
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.batching.limits import BatchLimits, BudgetSource, OpenBatch
-from worker.batching.sequences import Sequences
 
 # In a row, while bulk waits: then bulk leads once, so that a flood of interactive requests does not starve it. They
 # are short, so this costs an interactive request at most one bulk batch in the time of two.
 MAX_INTERACTIVE_IN_ROW: Final = 8
+# On a small CPU a full batch takes a quarter of a second. While interactive requests come, and this long after the last
+# one, the bulk batches that are at work take no longer than this, one behind or beside the other. Throughput hardly
+# falls: budgets of 768 to 2,048 tokens were equally fast there, and a GPU encodes its whole budget in less.
+INTERACTIVE_SECONDS: Final = 60.0
+SHORT_BULK_SECONDS: Final = 0.05
+# The last batches of a job are cut so that streams end together, but not to less than this part of a full one: batches
+# of 256 tokens were not as fast as those of 512 on every processor (docs/LOG.md).
+SMALLEST_LAST_SHARE: Final = 1 / 4
+# How much less a batch counts for the pace than the next one: about the last eight do.
+FADING: Final = 0.875
+# Before the runner is out of work: a batch is taken from the pool, sent and read in 1 to 2 ms.
+LEAD_SECONDS: Final = 0.003
+# A chunk of 512 short texts is tokenized in 5 to 10 ms, a request of one in less than 1 ms. To let a device stand still
+# for longer costs more than the batch after next, which would be fuller, could bring in again.
+TOKENIZING_SECONDS: Final = 0.005
 
 
 @dataclass(slots=True)
@@ -145,52 +164,83 @@ class WaitingSequences:
             del self._lines[length], self._lengths[bisect_left(self._lengths, length)]
 
 
+class Pace:
+    """A forecast of when the runner will be out of work. Whoever relies on it must be right, if slower, when it is
+    wrong.
+    """
+
+    def __init__(self) -> None:
+        # Sums over the last batches. Their sums, not the mean of their ratios: a tiny batch takes long for what it
+        # costs.
+        self._cost = 0.0
+        self._seconds = 0.0
+        self._cost_ahead = 0.0
+        self._free_at = -math.inf
+
+    @property
+    def free_at(self) -> float:
+        """Return when the runner will have encoded all that was sent; in the past when it is idle."""
+        return self._free_at
+
+    def cost_within(self, seconds: float) -> float:
+        """Return the cost that is encoded in this time; infinite until a batch has come back."""
+        return seconds / self._seconds_of(1) if self._seconds else math.inf
+
+    def note_sent(self, cost: float, now: float) -> None:
+        self._cost_ahead += cost
+        self._free_at = max(now, self._free_at) + self._seconds_of(cost)
+
+    def note_encoded(self, cost: float, seconds: float, now: float) -> None:
+        self._cost = FADING * self._cost + cost
+        self._seconds = FADING * self._seconds + seconds
+        self._cost_ahead = max(0.0, self._cost_ahead - cost)
+        self._free_at = now + self._seconds_of(self._cost_ahead)
+
+    def note_idle(self, now: float) -> None:
+        """Note that the runner has nothing: batches that failed or were lost are no longer ahead."""
+        self._cost_ahead = 0.0
+        self._free_at = min(self._free_at, now)
+
+    def _seconds_of(self, cost: float) -> float:
+        return cost * self._seconds / self._cost if self._cost else 0.0
+
+
 class SequencePool:
-    """Holds sequences until they are taken in batches, or removed with their request."""
+    """Holds sequences until they are taken in batches, or removed with their request.
+
+    `budget` is asked for the largest cost of every batch. `num_started` batches are with the device at a time,
+    `num_streams` of them side by side. `num_tokenizing` requests will soon add their sequences. `hold_end` is when
+    sequences that are held back will be sent, None if none are. All moments are on one clock that never goes back.
+    """
 
     def __init__(self, limits: BatchLimits, cost: BatchCost | None = None) -> None:
         self._limits = limits
-        self._cost: BatchCost = cost or PaddedCost()
-        self._budget: BudgetSource = lambda max_length: limits.max_batch_tokens
+        self.cost: BatchCost = cost or PaddedCost()
+        self.budget: BudgetSource = lambda max_length: limits.max_batch_tokens
+        self.num_started = 1
+        self.num_streams = 1
+        self.num_tokenizing = 0
+        self.interactive_at = -math.inf  # when the last interactive request came
+        self.hold_end: float | None = None
         self._interactive = WaitingSequences()
         self._bulk = WaitingSequences()
         self._num_interactive_in_row = 0
         self._bulk_cost = 0.0  # of all bulk that waits
         self._saved_padding = float(limits.max_saved_tokens)
+        self._pace = Pace()
+        self._held_since: float | None = None
 
     def __len__(self) -> int:
         return len(self._interactive) + len(self._bulk)
 
-    @property
-    def cost(self) -> BatchCost:
-        return self._cost
-
-    @cost.setter
-    def cost(self, cost: BatchCost) -> None:
-        """Set the cost model. The pool must be empty, since lengths and costs of what waits belong to the old one."""
-        self._cost = cost
-
-    @property
-    def budget(self) -> BudgetSource:
-        return self._budget
-
-    @budget.setter
-    def budget(self, budget: BudgetSource) -> None:
-        self._budget = budget
-
-    @property
-    def has_interactive(self) -> bool:
-        return bool(self._interactive)
-
-    @property
-    def bulk_cost(self) -> float:
-        """Return the cost of all bulk that waits."""
-        return self._bulk_cost
-
-    @property
-    def bulk_budget(self) -> float:
-        """Return what the next batch of bulk may cost; 0 where none waits."""
-        return float(self._budget(self._bulk.longest_of_oldest())) if self._bulk else 0.0
+    def begin(self, cost: BatchCost) -> list[tuple[int, NDArray[np.int32]]]:
+        """Change the cost model and forget the measured pace. Return what waited, to be added again: its lengths and
+        costs were those of the old one.
+        """
+        waiting = self.drain()
+        self.cost = cost
+        self._pace = Pace()
+        return waiting
 
     def can_fill_batch(self, max_bulk_cost: float = math.inf) -> bool:
         """Return True if the waiting bulk costs enough for a full batch, leaving differences in length aside."""
@@ -200,7 +250,7 @@ class SequencePool:
 
     def cost_of(self, batch: Sequences) -> float:
         """Return the cost of a batch that was taken."""
-        return self._cost.of_batch(len(batch), batch.max_length, batch.cost_alone)
+        return self.cost.of_batch(len(batch), batch.max_length, batch.cost_alone)
 
     def add(
         self,
@@ -222,18 +272,18 @@ class SequencePool:
             self._interactive.add(request, positions, lengths)
         else:
             self._bulk.add(request, positions, lengths)
-            self._bulk_cost += float(self._cost.of_sequences(lengths).sum())
+            self._bulk_cost += float(self.cost.of_sequences(lengths).sum())
 
     def _find_lengths(self, num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how long each is computed alone. Found once for each distinct number of tokens."""
         different, places = np.unique(num_tokens, return_inverse=True)
-        return np.array([self._cost.find_length(number) for number in different.tolist()], np.int64)[places]
+        return np.array([self.cost.find_length(number) for number in different.tolist()], np.int64)[places]
 
     def remove(self, request: int) -> None:
         """Remove what still waits of a request, if anything does."""
         self._interactive.remove(request)
         for length, count in self._bulk.remove(request).items():
-            self._bulk_cost -= count * self._cost.of_sequence(length)
+            self._bulk_cost -= count * self.cost.of_sequence(length)
 
     def drain(self) -> list[tuple[int, NDArray[np.int32]]]:
         """Remove everything, to be added again. Return requests with the positions that waited."""
@@ -241,18 +291,62 @@ class SequencePool:
         self._bulk_cost = 0.0
         return drained
 
+    def take(self, now: float, *, is_runner_idle: bool, only_urgent: bool = False) -> Sequences:
+        """Remove and return the batch that is to be sent now; empty when nothing waits, or until `hold_end`. With
+        `only_urgent` an interactive request leads it.
+        """
+        if only_urgent:
+            return self._sent(self.take_batch(only_urgent=True), now)
+        if is_runner_idle:
+            self._pace.note_idle(now)
+        is_interrupted = now - self.interactive_at < INTERACTIVE_SECONDS
+        short_seconds = SHORT_BULK_SECONDS / self.num_started
+        max_bulk_cost = self._pace.cost_within(short_seconds) if is_interrupted else math.inf
+        if self._interactive or self.can_fill_batch(max_bulk_cost) or not self._hold(now):
+            return self._sent(self.take_batch(min(max_bulk_cost, self._share_of_last())), now)
+        return OpenBatch(self._limits, self.cost, 0.0).close()
+
+    def note_encoded(self, batch: Sequences, seconds: float, now: float) -> None:
+        """Learn the pace from a batch that has come back."""
+        self._pace.note_encoded(self.cost_of(batch), seconds, now)
+
+    def _share_of_last(self) -> float:
+        """Return what a batch may cost when the remaining bulk fills less than one for each stream: an equal part."""
+        if self.num_streams == 1 or self.num_tokenizing:
+            return math.inf
+        budget = float(self.budget(self._bulk.longest_of_oldest())) if self._bulk else 0.0
+        if self._bulk_cost >= self.num_streams * budget:
+            return math.inf
+        return max(self._bulk_cost / self.num_streams, SMALLEST_LAST_SHARE * budget)
+
+    def _hold(self, now: float) -> bool:
+        """Return True if a batch that is not full is still held back."""
+        if not len(self):
+            self._held_since = self.hold_end = None
+            return False
+        self._held_since = now if self._held_since is None else self._held_since
+        end = find_hold_end(self._pace.free_at, self._held_since, is_tokenizing=self.num_tokenizing > 0)
+        self.hold_end = end if now < end else None
+        return now < end
+
+    def _sent(self, batch: Sequences, now: float) -> Sequences:
+        if len(batch):
+            self._held_since = self.hold_end = None
+            self._pace.note_sent(self.cost_of(batch), now)
+        return batch
+
     def take_batch(self, max_bulk_cost: float = math.inf, *, only_urgent: bool = False) -> Sequences:
         """Remove and return the next batch; empty when nothing waits. Bulk costs at most `max_bulk_cost`; with
         `only_urgent` an interactive request leads the batch or there is none.
         """
-        batch = OpenBatch(self._limits, self._cost, self._saved_padding)
+        batch = OpenBatch(self._limits, self.cost, self._saved_padding)
         may_be_urgent = only_urgent or not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW
         if self._interactive and may_be_urgent:
             self._num_interactive_in_row += 1
             anchor_length = self._interactive.longest_of_oldest()
             urgent, top_up = self._limits.urgent_share, self._limits.top_up_share
-            self._fill(batch, self._interactive, anchor_length, lambda length: urgent * self._budget(length))
-            self._fill(batch, self._bulk, anchor_length, lambda length: top_up * self._budget(length))
+            self._fill(batch, self._interactive, anchor_length, lambda length: urgent * self.budget(length))
+            self._fill(batch, self._bulk, anchor_length, lambda length: top_up * self.budget(length))
         elif not only_urgent:
             self._num_interactive_in_row = 0
             if self._bulk:
@@ -274,10 +368,21 @@ class SequencePool:
                 if fitting:
                     batch.append(waiting.take(other, fitting), other)
                     if waiting is self._bulk:
-                        self._bulk_cost -= fitting * self._cost.of_sequence(other)
+                        self._bulk_cost -= fitting * self.cost.of_sequence(other)
                 if fitting < num_waiting:
                     break
 
     def _bulk_budget(self, length: int, max_bulk_cost: float) -> float:
-        budget = self._budget(length)
+        budget = self.budget(length)
         return min(budget, max(max_bulk_cost, self._limits.shortest_bulk_share * budget))
+
+
+def find_hold_end(free_at: float, held_since: float, *, is_tokenizing: bool) -> float:
+    """Return the moment at which a batch is sent even if it is not full.
+
+    `free_at` is when the runner has nothing left to do, foreseen or past. Until shortly before, waiting costs nothing;
+    a little longer pays if texts are being tokenized, which are likely to fill it.
+    """
+    if is_tokenizing:
+        return max(free_at, held_since) + TOKENIZING_SECONDS
+    return free_at - LEAD_SECONDS

@@ -40,8 +40,8 @@ from worker.chunk.leases import ChunkLease, LeaseKeeper
 from worker.chunk.ledger import DONE, ChunkLedger
 from worker.chunk.quarantine import Quarantine
 from worker.chunk.timesheet import Timesheet
-from worker.engine.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.engine import Engine as EncodingEngine
+from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.identity import WorkerIdentity
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from worker.engine.places import CANCEL_POLL_SECONDS
-from worker.engine.request import EncodingCancelled
+from worker.engine.request import CANCEL_POLL_SECONDS, EncodingCancelled
 
 
 class Quarantine:

@@ -8,7 +8,8 @@ and encoded by one model process, while other threads tokenize or write to the d
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -26,14 +27,12 @@ from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
-from worker.engine.batch_bounds import find_batch_cost
-from worker.engine.canary import Canary
 from worker.engine.executor import Executor, ExecutorTimeouts
-from worker.engine.places import QUERY_PLACES, Places, choose_tokens_in_flight, wait_unless_cancelled
-from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.engine.in_flight import Canary
+from worker.engine.request import EncodeRequest, EncodeResult, wait_unless_cancelled
+from worker.engine.request_queue import QUERY_PLACES, Admission, RequestQueue, Ticket
 from worker.engine.reuse import Digests, VectorReuse
-from worker.engine.switchboard import Switchboard, Ticket
-from worker.engine.tuner import Tuner
+from worker.engine.tuner import Tuner, find_batch_cost
 from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
@@ -41,16 +40,13 @@ from worker.settings import WorkerSettings
 from worker.tasks.course import Course, WorkerTask
 from worker.tasks.finishing import find_finite, find_unique
 from worker.tasks.table import make_tasks
-from worker.tokens.tokenized import TokenizedTexts
 from worker.tokens.word_cache import WordTally
-
-__all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.backends.factory:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
-# By which a model process shows that it still encodes (worker.engine.canary).
+# By which a model process shows that it still encodes (worker.engine.in_flight).
 CANARY: Final = "A canary that still sings tells the miners that the air is good."
 
 
@@ -75,11 +71,11 @@ class Engine:
         self._card = card
         self._device = device
         self._tuner = Tuner(card, device, settings, sharing)
-        self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
         own = next(iter(self._tasks.values()))
-        self._switchboard = Switchboard(self._limits)
+        limits = BatchLimits(self._tuner.max_batch_tokens(1))
+        self._queue = RequestQueue(limits, self._tuner.max_batch_tokens)
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
         self._loaded: EncoderReport | None = None
@@ -111,24 +107,21 @@ class Engine:
                 settings.forward_timeout_seconds,
                 settings.max_runner_restarts,
             ),
-            self._switchboard,
+            self._queue,
             self._tuner,
             Canary(Batch(own.canary(CANARY)), own.find_flaw),
             self._adopt,
             display,
         )
-        self._num_started, self._pads = 1, True
-        # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
-        self._places = {
-            True: Places(settings.interactive_slots + QUERY_PLACES),
-            False: Places(settings.slots, lambda: self.max_tokens_in_flight),
+        self._admission = {  # by whether a request is interactive
+            True: Admission(settings.interactive_slots + QUERY_PLACES),
+            False: Admission(settings.slots, lambda: self.max_tokens_in_flight),
         }
         self._stage_seconds = {TOKENIZE: 0.0, COLLECT: 0.0}
         self._stage_lock = threading.Lock()
 
     def start(self) -> None:
         """Start and wait until the model is loaded. Raises ModelError."""
-        self._switchboard.set_budget(self._tuner.max_batch_tokens)
         self._executor.start()
 
     def _adopt(self, report: EncoderReport, memory: MemoryReport | None) -> bool:
@@ -144,8 +137,7 @@ class Engine:
                 raise ModelError(f"{self._card.name} was started again with results of another kind.")
         cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, memory, cost)
-        self._num_started, self._pads = report.num_started, cost.pads
-        return self._switchboard.adopt(cost, report.num_started, report.num_streams)
+        return self._queue.adopt(cost, report.num_started, report.num_streams)
 
     def stop(self) -> None:
         """End the model process. Waiting requests get EngineStopped."""
@@ -164,30 +156,33 @@ class Engine:
         task = self._find_task(request.spec)
         asked_at = time.perf_counter()
         num_tokens = TokenEstimate(request.spec).of_all(request.texts)
-        with self._places[request.interactive].hold(num_tokens, cancelled, self.is_healthy):
-            place_seconds = time.perf_counter() - asked_at
+        with self._admission[request.interactive].hold(num_tokens, cancelled, self.is_healthy):
+            dimension = self._card.dimension if self._gives_vectors else None
+            ticket = Ticket(dimension, is_interactive=request.interactive)
+            ticket.wait_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
-            with self._switchboard.expecting():
-                course, ticket = self._begin(task, request, unique)
-            ticket.wait_seconds += place_seconds
-            while True:
+            with self._tokenizing(ticket):
+                course = task.begin(request.spec, unique, request.max_text_chars)
+                ticket.lay(course.start(), course.prompt_length)
+            is_answered = False
+            while not is_answered:
                 self._run(ticket, cancelled)
-                with self._switchboard.expecting():
-                    following = self._go_on(course, ticket, request)
-                if following is None:
-                    return self._collect(course, ticket, places)
-                ticket = following
+                with self._tokenizing(ticket):
+                    following = course.take(ticket.join(), ticket.failures)
+                    is_answered = following is None
+                    if following is not None:
+                        ticket.lay(following, course.prompt_length)
+            return self._collect(course, ticket, places)
 
     @property
     def max_tokens_in_flight(self) -> int:
         """Return how many tokens of bulk this worker wants at once: waiting, tokenized and being computed."""
-        batch_tokens = self._tuner.largest_batch_tokens
-        return choose_tokens_in_flight(batch_tokens, self._num_started, pads=self._pads)
+        return self._tuner.max_tokens_in_flight
 
     @property
     def run_seconds(self) -> float:
         """Return how long the device has been computing since the start."""
-        return self._switchboard.tally.run_seconds
+        return self._queue.tally.run_seconds
 
     @property
     def runner_pid(self) -> int | None:
@@ -196,7 +191,7 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return what runs here, why, and how fast; a JSON object for the workers table."""
-        tally, loaded = self._switchboard.tally, self._executor.report
+        tally, loaded = self._queue.tally, self._executor.report
         choices = asdict(loaded) if loaded else {}
         return {
             "model": self._card.name,
@@ -243,35 +238,15 @@ class Engine:
             )
         return self._tasks[spec.task]
 
-    def _begin(
-        self, task: WorkerTask, request: EncodeRequest, texts: Sequence[bytes]
-    ) -> tuple[Course, Ticket]:
-        """Begin the task with these texts. Return its course and the ticket of the first sequences."""
+    @contextmanager
+    def _tokenizing(self, ticket: Ticket) -> Iterator[None]:
+        """Count the time in the block, and have batches that are not full wait for what comes of it."""
         start = time.perf_counter()
-        course = task.begin(request.spec, texts, request.max_text_chars)
-        ticket = self._make_ticket(course, course.start(), request)
-        ticket.tokenize_seconds = time.perf_counter() - start
-        self._count_stage(TOKENIZE, ticket.tokenize_seconds)
-        return course, ticket
-
-    def _go_on(self, course: Course, done: Ticket, request: EncodeRequest) -> Ticket | None:
-        """Return the ticket of the next sequences, after the results of the last ones; None when the course is done."""
-        start = time.perf_counter()
-        sequences = course.take(done.results.join(), done.failures)
-        if sequences is None:
-            return None
-        ticket = self._make_ticket(course, sequences, request)
-        ticket.count_in(done)
+        with self._queue.expecting():
+            yield
         seconds = time.perf_counter() - start
         ticket.tokenize_seconds += seconds
         self._count_stage(TOKENIZE, seconds)
-        return ticket
-
-    def _make_ticket(self, course: Course, sequences: TokenizedTexts, request: EncodeRequest) -> Ticket:
-        dimension = self._card.dimension if self._gives_vectors else None
-        ticket = Ticket.for_texts(sequences, dimension, course.prompt_length, request.interactive)
-        ticket.failures.update(sequences.failures)
-        return ticket
 
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
         """Take over vectors that were computed lately, and compute the rest."""
@@ -280,9 +255,9 @@ class Engine:
         digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.prompt_length)
         known, vectors = self._reuse.find(digests)
         ticket.take_over(known, vectors)
-        self._switchboard.add(ticket)
+        self._queue.add(ticket)
         self._executor.wake()
-        wait_unless_cancelled(ticket.done, cancelled, lambda: self._switchboard.withdraw(ticket))
+        wait_unless_cancelled(ticket.done, cancelled, lambda: self._queue.withdraw(ticket))
         if ticket.error is not None:
             raise ticket.error
         computing = ticket.run_seconds - run_before
@@ -291,7 +266,7 @@ class Engine:
 
     def _keep(self, ticket: Ticket, digests: Digests) -> None:
         """Keep the newly computed vectors under their digests for later requests. Failures are not kept."""
-        vectors = ticket.results.vectors
+        vectors = ticket.vectors
         if vectors is None or not len(digests):
             return
         is_sound = find_finite(vectors)

@@ -19,9 +19,8 @@ from typing import Final
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.encoder import EncoderReport
-from worker.engine.canary import Canary
-from worker.engine.in_flight import InFlight
-from worker.engine.switchboard import Switchboard
+from worker.engine.in_flight import Canary, InFlight
+from worker.engine.request_queue import RequestQueue
 from worker.engine.tuner import Tuner
 from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
@@ -65,7 +64,7 @@ class Executor:
         self,
         starter: RunnerStarter,
         timeouts: ExecutorTimeouts,
-        source: Switchboard,
+        queue: RequestQueue,
         tuner: Tuner,
         canary: Canary,
         on_loaded: OnLoaded,
@@ -74,8 +73,8 @@ class Executor:
         self._starter = starter
         self._name = starter.order.card.name
         self._timeouts = timeouts
-        self._source = source
-        self._in_flight = InFlight(source, tuner, canary, starter.order.card.dimension)
+        self._queue = queue
+        self._in_flight = InFlight(queue, tuner, canary, starter.order.card.dimension)
         self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
@@ -140,7 +139,7 @@ class Executor:
         finally:
             # A chunk that waits is handed back meanwhile: a process that hangs in a driver takes half a minute to
             # give up.
-            self._source.close(self.reason)
+            self._queue.close(self.reason)
             if self._runner is not None:
                 self._runner.stop()
             self._settled.set()

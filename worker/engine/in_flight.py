@@ -3,19 +3,28 @@
 Those that are with the runner, those that are to be sent again, those that failed alone and wait for the canary's
 verdict. Decides what the runner gets next, and who is to blame when a batch fails or a process is lost. Starts, sends
 and ends nothing.
+
+The canary is a text whose answer is known since its process was loaded, and by which the process shows that it is
+sound. After a batch failed, nobody knows whether a text was to blame or the process is sick: after an exhaustion
+openvino fails with every batch or takes one's shapes for another's, and oneDNN makes no kernel any more. So nothing is
+believed, of the failure and of what comes behind it, before every stream has encoded the canary again.
 """
 
 import math
 import time
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch, OwnedBatch
 from worker.encoder.encoder import EncoderReport
-from worker.engine.canary import Canary, CanaryCheck, FailedSequence, find_misfit
-from worker.engine.switchboard import Switchboard
+from worker.engine.request_queue import RequestQueue
 from worker.engine.tuner import Tuner
-from worker.engine.work import OwnedBatch
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import (
     BATCHES_AHEAD,
@@ -35,6 +44,87 @@ SICKENED_BY_ONE: Final = 2
 # The share of a device's memory in use before its process was killed: by whoever guards memory before the kernel has
 # to.
 NEARLY_ALL_MEMORY: Final = 0.95
+# A process that can make no new kernel still has those for shapes that it has seen, so that each batch is of another
+# shape: one row more. By then there are too many shapes for a library to keep them all.
+MOST_ROWS: Final = 64
+# Canaries beyond those of the streams, from a process behind a sick one.
+NUM_MORE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A batch of one row, and a function that finds what is wrong with its answers.
+
+    `find_flaw(results, expected)` compares rows with the values that a canary was answered with before. The task knows
+    which differences matter.
+    """
+
+    batch: Batch
+    find_flaw: Callable[[Ragged, NDArray[Any]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSequence:
+    """A work of one sequence that failed, and the item error that it would be."""
+
+    work: OwnedBatch
+    code: str
+    reason: str
+
+
+@dataclass(slots=True)
+class CanaryCheck:
+    """The canaries of one process, and the outcomes that are withheld until every stream has answered.
+
+    `flaw` says what was wrong with an answer, and nothing of this process is to be believed any more then.
+    """
+
+    canary: Canary
+    num_due: int = 0  # batches that are still to be sent
+    numbers: set[int] = field(default_factory=set)  # of those that are with the process
+    flaw: str = ""
+    failed: list[FailedSequence] = field(default_factory=list)
+    withheld: list[tuple[OwnedBatch, Encoded]] = field(default_factory=list)  # came of a process in doubt
+    _expected: NDArray[Any] | None = None
+    _num_rows: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return True until every stream has answered correctly. A flaw keeps it open until the process is gone."""
+        return bool(self.num_due or self.numbers or self.flaw)
+
+    def begin(self, num_streams: int, *, is_in_doubt: bool) -> None:
+        """Start the check of a newly loaded process. Its first answer is what the others are compared with. After a
+        sick process more canaries are sent, so that a text is not blamed for what happens without it.
+        """
+        self._expected, self._num_rows, self.flaw = None, 0, ""
+        self.numbers.clear()
+        self.num_due = 1 + num_streams + NUM_MORE * is_in_doubt
+
+    def doubt(self, num_streams: int) -> None:
+        """Start a check after a failed batch. Canaries already on their way may have been encoded before it."""
+        self.num_due = num_streams
+
+    def next_batch(self, number: int) -> Batch:
+        self.num_due -= 1
+        self.numbers.add(number)
+        self._num_rows = self._num_rows % MOST_ROWS + 1
+        return self.canary.batch.take(np.zeros(self._num_rows, dtype=np.int64))
+
+    def hear(self, number: int, results: Ragged) -> None:
+        self.numbers.discard(number)  # of one text, as often as the batch has it
+        if self._expected is None:
+            self._expected = results.row(0).copy()
+        self.flaw = self.flaw or self.canary.find_flaw(results, self._expected)
+
+    def hear_failure(self, number: int, reason: str) -> None:
+        self.numbers.discard(number)
+        self.flaw = self.flaw or reason
+
+    def end(self) -> None:
+        """End without a verdict, because the process is gone."""
+        self.num_due, self.flaw = 0, ""
+        self.numbers.clear()
 
 
 class InFlight:
@@ -43,8 +133,8 @@ class InFlight:
     `canary` is a batch that the model encodes without trouble; `dimension` is that of its vectors, if it gives any.
     """
 
-    def __init__(self, source: Switchboard, tuner: Tuner, canary: Canary, dimension: int) -> None:
-        self._source = source
+    def __init__(self, queue: RequestQueue, tuner: Tuner, canary: Canary, dimension: int) -> None:
+        self._queue = queue
         self._tuner = tuner
         self.check = CanaryCheck(canary)
         self._model_dimension = dimension
@@ -69,7 +159,7 @@ class InFlight:
         self._last_seconds = math.inf
         self._dimension = self._model_dimension if report.gives_vectors else None
         if is_another:
-            self._source.take_back([work for work in self._returned if not work.is_tried_alone])
+            self._queue.take_back([work for work in self._returned if not work.is_tried_alone])
             self._returned = [work for work in self._returned if work.is_tried_alone]
         self.check.begin(self._num_streams, is_in_doubt=self.is_sickness)
 
@@ -112,11 +202,11 @@ class InFlight:
             return None
         if self._returned and (self.has_room or self._returned[0].is_urgent):
             return self._returned.pop(0)
-        return self._source.next_work(is_runner_idle=not self.outstanding, only_urgent=not self.has_room)
+        return self._queue.next_work(is_runner_idle=not self.outstanding, only_urgent=not self.has_room)
 
     def ask_again_at(self) -> float:
         """Return when a batch that is held back will be sent, full or not."""
-        moment = self._source.ask_again_at() if self.has_room else None
+        moment = self._queue.ask_again_at() if self.has_room else None
         return math.inf if moment is None else moment
 
     def find_deadline(self, seconds: float) -> float:
@@ -178,7 +268,7 @@ class InFlight:
         """Fail a text that failed often enough in a sound runner, or try it again."""
         work = replace(failed.work, num_failures=failed.work.num_failures + 1)
         if work.num_failures >= FAILURES_OF_ONE:
-            self._source.fail_work(work, failed.code, failed.reason)
+            self._queue.fail_work(work, failed.code, failed.reason)
         else:
             self._return(work)
 
@@ -186,7 +276,7 @@ class InFlight:
         self.num_lost_in_row = 0
         self.memory = message.memory or self.memory
         self._tuner.observe_encoded(work, message.seconds, message.memory)
-        self._source.deliver(work, message.results, message.seconds, message.collate_seconds)
+        self._queue.deliver(work, message.results, message.seconds, message.collate_seconds)
 
     def _end(self, number: int) -> OwnedBatch:
         self.started.pop(number, None)
@@ -247,7 +337,7 @@ class InFlight:
     def _suspect(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
         """Blame a single batch; try each of several alone, since nobody knows which it was."""
         if len(works) == 1:
-            self._source.lose_work(works[0], str(loss))
+            self._queue.lose_work(works[0], str(loss))
         else:
             self._suspects += [replace(work, is_suspect=True) for work in works]
         return False
@@ -269,6 +359,22 @@ class InFlight:
         for work, reason in ((each.work, each.reason) for each in failed):
             num_sickened = work.num_sickened + work.is_suspect
             if num_sickened >= SICKENED_BY_ONE:
-                self._source.lose_work(work, f"it could not encode a known text behind them ({reason})")
+                self._queue.lose_work(work, f"it could not encode a known text behind them ({reason})")
             else:
                 self._suspects.append(replace(work, is_suspect=True, num_sickened=num_sickened))
+
+
+def find_misfit(results: Ragged, dimension: int | None) -> str:
+    """Return why rows that should be vectors of this dimension are not; empty if they are, or no dimension is given."""
+    if dimension is None:
+        return ""
+    if results.values.dtype != np.float32:
+        return f"its results are of {results.values.dtype}, not vectors of float32"
+    lengths = results.lengths
+    if (lengths == dimension).all():
+        return ""
+    other = int(lengths[lengths != dimension][0])
+    return (
+        f"its results have {other} values, and vectors of this model have {dimension}; an encoder of other results "
+        "says so in its report (gives_vectors)"
+    )

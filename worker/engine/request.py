@@ -1,7 +1,9 @@
-"""The requests to an engine, its results and its errors."""
+"""A request to the engine, its result and its errors, and waiting that can be cancelled."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,8 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ChunkError
 from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
+
+CANCEL_POLL_SECONDS: Final = 0.1
 
 
 class EncodingCancelled(ChunkError):
@@ -65,3 +69,13 @@ class EncodeResult:
     def vectors(self) -> NDArray[np.float32]:
         """Return a view [n, spec.dimensions]. Raises ValueError if the results are not vectors."""
         return self.results.matrix
+
+
+def wait_unless_cancelled(
+    event: threading.Event, cancelled: threading.Event, give_up: Callable[[], object]
+) -> None:
+    """Wait for the event. If the request is cancelled first, call `give_up` and raise EncodingCancelled."""
+    while not event.wait(CANCEL_POLL_SECONDS):
+        if cancelled.is_set():
+            give_up()
+            raise EncodingCancelled

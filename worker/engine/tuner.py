@@ -1,25 +1,47 @@
-"""Tuner: tells the TokenBudget what batches cost and how full the devices are. Knows no texts and no chunks.
+"""Tuner: how large batches may be, from what the model's files say, what batches took and how full the devices are.
 
-`max_batch_tokens` and the observing are called from the executor's thread; `describe` from any.
+It tells the TokenBudget, which decides. Knows no texts and no chunks. `max_batch_tokens` and the observing are called
+from the executor's thread; `describe` from any.
 """
 
 import logging
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+from vectormill.domain.errors import ModelError
+from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
 from vectormill.models.model_card import ModelCard
-from worker.batching.budget import SMALLEST_TOKENS, TokenBudget
-from worker.batching.cost import BatchCost, PaddedCost
-from worker.devices.device import Device
+from worker.batching.batch import OwnedBatch
+from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
+from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost, find_quadratic_length
+from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderReport, find_changes
-from worker.engine.batch_bounds import bound_batches, count_batch_parts, foresee_footprint, make_rules
-from worker.engine.replica_memory import ReplicaMemory
-from worker.engine.work import OwnedBatch
+from worker.placement.placement import Replica
+from worker.placement.sizes.footprint import VALUE_BYTES, Footprint, make_footprint
+from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import FULLY_SHARDED
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
+
+# Where tuning starts: a GPU needs far more to do at once than a CPU, which keeps the memory of the largest batch it was
+# tried with for a while, a batch for each of its streams.
+CPU_BATCH_TOKENS: Final = 1024
+ACCELERATOR_BATCH_TOKENS: Final = 32768
+# Full batches of a device that are kept in flight for each that it works at: four that it computes or finds waiting,
+# and as many in chunks that are dispatched, claimed, tokenized and committed meanwhile.
+BATCHES_IN_FLIGHT: Final = 8
+# Where padding is computed, batches are full only if there are so many to choose like lengths from: of paragraphs with
+# 8,192 tokens in a batch they are full by 0.27 with 16 batches in flight, by 0.44 with 32.
+PADDED_BATCHES_IN_FLIGHT: Final = 32
+# However small batches are: one chunk that is encoded, one that is committed and one that comes.
+LEAST_TOKENS_IN_FLIGHT: Final = 3 * LARGEST_CHUNK_TOKENS
+_MOST_TOKENS_IN_FLIGHT: Final = (1 << 31) - 1  # an integer of Postgres
+
+NO_MEMORY: Final = MemoryReport(0, 0, 0, 0.0)
 
 
 class Tuner:
@@ -32,13 +54,22 @@ class Tuner:
         settings: WorkerSettings,
         sharing: Sharing | None = None,
     ) -> None:
+        """Begin with the size that the user gave, which is not tuned, or with one that is."""
         self._card = card
         self._device = device
-        self._replica = None if sharing is None else sharing.replica
-        self._memory = ReplicaMemory(device, sharing)
-        self._budget = TokenBudget(make_rules(settings, device))
+        self._sharing = sharing
+        start_tokens = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
+        self._budget = TokenBudget(
+            BudgetRules(
+                settings.max_batch_tokens or start_tokens,
+                is_tuned=settings.max_batch_tokens is None,
+                high_watermark=settings.memory_high_watermark,
+                low_watermark=settings.memory_low_watermark,
+            )
+        )
         self._cost: BatchCost = PaddedCost()
         self._report: EncoderReport | None = None
+        self._memory: MemoryReport | None = None  # the newest
         self.num_out_of_memory = 0
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, cost: BatchCost) -> None:
@@ -48,24 +79,26 @@ class Tuner:
         """
         if self._report is not None and find_changes(self._report, report):
             self._budget.begin()
-        self._cost, self._report, self._memory.report = cost, report, memory
+        self._cost, self._report, self._memory = cost, report, memory
         self._bound(report)
 
     def _bound(self, report: EncoderReport) -> None:
         """Limit batches to the memory that is free below the high watermark once the weights are loaded."""
         self._budget.forget_bound()
         footprint = foresee_footprint(self._card, report)
-        if footprint is None or self._memory.report is None:
+        if footprint is None or self._memory is None:
             return
         high_watermark = self._budget.rules.high_watermark
-        free_bytes = self._memory.count_free_bytes(high_watermark)
-        self._budget.largest_batch_tokens = bound_batches(
-            footprint, free_bytes, count_batch_parts(self._replica)
+        # On the device that has least; negative if more is in use.
+        free_bytes = min(
+            int((high_watermark - used) * device.memory_bytes) for device, used in self._used_shares()
         )
+        num_parts = count_batch_parts(None if self._sharing is None else self._sharing.replica)
+        self._budget.largest_batch_tokens = bound_batches(footprint, free_bytes, num_parts)
         if free_bytes <= 0:
             logger.warning(
                 "%s is in use before the first batch, above the high watermark of %.0f %%; batches have %d tokens.",
-                self._memory.fullest,
+                self._fullest,
                 100 * high_watermark,
                 SMALLEST_TOKENS,
             )
@@ -80,13 +113,19 @@ class Tuner:
         sizes: list[int] = [budget["max_batch_tokens"] for budget in self._budget.describe().values()]
         return max(sizes)
 
+    @property
+    def max_tokens_in_flight(self) -> int:
+        """Return how many tokens of bulk the worker wants at once: waiting, tokenized and being computed."""
+        num_started = 1 if self._report is None else self._report.num_started
+        return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=self._cost.pads)
+
     def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
         if memory is not None:
-            self._memory.report = memory
+            self._memory = memory
             if self._budget.observe_memory(memory.used_share):
                 logger.warning(
                     "%s is in use, more than the high watermark of %.0f %%: batches shrink.",
-                    self._memory.fullest,
+                    self._fullest,
                     100 * self._budget.rules.high_watermark,
                 )
         if not work.is_urgent:  # an urgent batch is short on purpose
@@ -125,15 +164,104 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def describe(self) -> dict[str, Any]:
-        """Return budgets and memory for the worker's report."""
-        return {
+        """Return budgets and memory for the worker's report, memory for each rank too where devices share the model."""
+        memory = self._memory or NO_MEMORY
+        described = {
             "max_batch_tokens": self.largest_batch_tokens,
             "budgets": self._budget.describe(),
-            **self._memory.describe(),
+            **_describe_memory(memory),
             "num_out_of_memory": self.num_out_of_memory,
             "num_budget_shrinks": self._budget.num_shrunk,
         }
+        if self._sharing is not None:
+            ranks = zip(self._sharing.devices, memory.ranks, strict=False)  # none before the model is loaded
+            described["memory_of_ranks"] = [
+                {"device": device.name, **_describe_memory(rank)} for device, rank in ranks
+            ]
+        return described
+
+    def _used_shares(self) -> list[tuple[Device, float]]:
+        """Return the used share of each device of the replica; of the first alone if no rank has reported."""
+        memory = self._memory or NO_MEMORY
+        if self._sharing is None or not memory.ranks:
+            return [(self._device, memory.used_share)]
+        shares = [rank.used_share for rank in memory.ranks]
+        return list(zip(self._sharing.devices, shares, strict=True))
+
+    @property
+    def _fullest(self) -> str:
+        """Return a phrase such as "95 % of the memory of cuda:0"."""
+        device, used_share = max(self._used_shares(), key=lambda used: used[1])
+        return f"{100 * used_share:.0f} % of the memory of {device.name}"
 
     def _count_cost(self, work: OwnedBatch) -> int:
         """Return the cost of the batch as the pool counts it, so that a full one is recognized."""
         return math.floor(self._cost.of_batch(len(work.batch), work.length, work.sequences.cost_alone))
+
+
+def _describe_memory(memory: MemoryReport) -> dict[str, Any]:
+    return {
+        "memory_bytes": memory.process_bytes,
+        "peak_memory_bytes": memory.peak_process_bytes,
+        "device_memory_bytes": memory.device_bytes,
+        "memory_used_share": memory.used_share,
+    }
+
+
+def choose_tokens_in_flight(batch_tokens: int, num_started: int, *, pads: bool) -> int:
+    """Return how many tokens a worker wants dispatched, given the batches its device works at and their size."""
+    num_batches = PADDED_BATCHES_IN_FLIGHT if pads else BATCHES_IN_FLIGHT
+    wanted = max(num_batches * num_started * batch_tokens, LEAST_TOKENS_IN_FLIGHT)
+    return min(wanted, _MOST_TOKENS_IN_FLIGHT)
+
+
+def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | None:
+    """Return the memory that batches will need; None if the model's files do not tell its sizes. Then only exhaustion
+    and watermarks bound its batches.
+    """
+    precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
+    try:
+        return make_footprint(read_model_shape(card), precision, report.attention)
+    except ModelError as error:
+        logger.warning("The size of batches is found by trying: %s", error)
+        return None
+
+
+def bound_batches(footprint: Footprint, free_bytes: int, num_parts: int) -> Callable[[int], int]:
+    """Return a function from a length to the most tokens that fit, in `num_parts` parts of a batch."""
+
+    def largest_batch_tokens(length: int) -> int:
+        return max(SMALLEST_TOKENS, num_parts * footprint.largest_batch_tokens(free_bytes, length))
+
+    return largest_batch_tokens
+
+
+def count_batch_parts(replica: Replica | None) -> int:
+    """Return the number of parts of a batch, one at a time or one for each device."""
+    if replica is None:
+        return 1
+    return len(replica.devices) if replica.strategy == FULLY_SHARDED else replica.micro_batches
+
+
+def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
+    """Return the cost model of this encoder. Attention counts as linear if the model does not tell its sizes."""
+    try:
+        shape = read_model_shape(card)
+    except ModelError as error:
+        logger.warning("Long sequences are counted like short ones: %s", error)
+        quadratic_length, holds_squares = math.inf, False
+    else:
+        holds_squares = shape.num_relative_positions > 0
+        quadratic_length = find_quadratic_length(
+            shape.hidden_size,
+            shape.num_heads * shape.head_size,
+            shape.num_key_value_heads * shape.head_size,
+            shape.intermediate_size,
+            is_gated=shape.is_gated,
+            has_relative_scores=holds_squares,
+        )
+    if report.is_packed:
+        return PackedCost(quadratic_length)
+    longest = report.longest_bucket
+    buckets = None if longest is None else LengthBuckets(longest)
+    return PaddedCost(quadratic_length, buckets, holds_squares=holds_squares)

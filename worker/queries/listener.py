@@ -26,8 +26,8 @@ from vectormill.broker.query_messages import (
 )
 from vectormill.domain.errors import ChunkError
 from vectormill.tracing import NOTHING, Note, span
-from worker.engine.engine import EncodeRequest, EncodeResult
-from worker.engine.places import QUERY_PLACES
+from worker.engine.request import EncodeRequest, EncodeResult
+from worker.engine.request_queue import QUERY_PLACES
 
 logger = logging.getLogger(__name__)
 

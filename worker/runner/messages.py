@@ -15,7 +15,7 @@ URGENT_BATCHES_AHEAD: Final = 2
 # A device that queues is given the next batch while it has one, since it waits for some milliseconds between two, until
 # we have launched its kernels; not behind a batch longer than this, since an urgent one would wait for both.
 LONGEST_QUEUED_SECONDS: Final = 0.2
-# Numbers of canaries: for each stream one, and these when a process was loaded (worker.engine.canary).
+# Numbers of canaries: for each stream one, and these when a process was loaded (worker.engine.in_flight).
 CANARIES_AHEAD: Final = 5
 
 

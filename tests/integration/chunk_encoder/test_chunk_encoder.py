@@ -26,7 +26,7 @@ from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
 from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet
-from worker.engine.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.identity import WorkerIdentity
 
 

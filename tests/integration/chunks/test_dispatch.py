@@ -32,7 +32,7 @@ from vectormill.workers.workers import (
     count_backlog,
     list_signs_of_life,
 )
-from worker.engine.places import choose_tokens_in_flight
+from worker.engine.tuner import choose_tokens_in_flight
 
 # Of a chunk of four texts of make_items, estimated.
 TOKENS = 4 * 4

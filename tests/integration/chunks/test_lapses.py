@@ -19,7 +19,7 @@ from vectormill.jobs.chunks.rescue import rescue_expired_chunks
 from vectormill.jobs.jobs import find_job
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import MAX_LAPSED
-from worker.engine.engine import EncodeRequest, RunnerDied
+from worker.engine.request import EncodeRequest, RunnerDied
 
 CHUNK = text("SELECT state, attempt, lost, lapsed, lease_until FROM vectormill.chunks ORDER BY id LIMIT 1")
 

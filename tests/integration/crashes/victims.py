@@ -32,7 +32,7 @@ from vectormill.db.session import make_engine
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.settings import Settings
 from worker.app import consume
-from worker.engine.engine import EncodeRequest, EncodeResult
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
 PATIENCE_SECONDS: Final = 60.0

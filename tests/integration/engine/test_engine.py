@@ -13,7 +13,8 @@ from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry,
 from worker.batching.cost import LengthBuckets
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)

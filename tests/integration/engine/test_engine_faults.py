@@ -33,7 +33,8 @@ from vectormill.jobs.item import (
 )
 from vectormill.jobs.waiting import ServingWorker
 from vectormill.models.registry import DEFAULT_MODEL
-from worker.engine.engine import EncodingCancelled, Engine, EngineStopped, RunnerDied
+from worker.engine.engine import Engine
+from worker.engine.request import EncodingCancelled, EngineStopped, RunnerDied
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import DirectEncoder, Encoder, EncoderOrder, EncoderReport
-from worker.engine.engine import DEFAULT_FACTORY, EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import DEFAULT_FACTORY, Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
 pytestmark = [

@@ -12,7 +12,8 @@ from tests.two_inputs import TypedTokenizer, answer, type_of, weigh
 from vectormill.domain.encoding import PASSAGES
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import EMPTY_TEXT, ENCODING_FAILED, NON_FINITE_VECTOR
-from worker.engine.engine import EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeResult
 from worker.tokens.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(CARD.path, lowercase=CARD.lowercase)

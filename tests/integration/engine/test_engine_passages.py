@@ -16,7 +16,8 @@ from vectormill.jobs.item import TOO_MANY_TOKENS
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.tail

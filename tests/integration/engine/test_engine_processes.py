@@ -19,7 +19,8 @@ from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import EncoderOrder
-from worker.engine.engine import EncodeRequest, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest
 from worker.runner import runner as runner_module
 from worker.runner.messages import Encode, Encoded, Load, Loaded, Started
 from worker.runner.runner import Runner, RunnerLost

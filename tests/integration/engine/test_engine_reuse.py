@@ -18,7 +18,8 @@ from tests.waiting import wait_for
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine.engine import EncodingCancelled, Engine, RunnerDied
+from worker.engine.engine import Engine
+from worker.engine.request import EncodingCancelled, RunnerDied
 from worker.engine.reuse import VectorReuse
 from worker.settings import WorkerSettings
 
@@ -57,7 +58,7 @@ def test_a_text_that_is_being_encoded_for_another_chunk_is_encoded_for_both(
         first = threads.submit(engine.encode, request([SHARED, "its own text"]), cancelled)
         wait_for(lambda: engine._executor._in_flight.started)
         second = threads.submit(encode, engine, [SHARED])
-        wait_for(lambda: len(engine._switchboard._tickets) == 2)
+        wait_for(lambda: len(engine._queue._tickets) == 2)
         cancelled.set()
         assert isinstance(first.exception(), EncodingCancelled)
         held.unlink()

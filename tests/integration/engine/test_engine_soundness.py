@@ -14,7 +14,8 @@ from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import ENCODING_FAILED
 from worker.batching.cost import LengthBuckets, PaddedCost
-from worker.engine.engine import Engine, EngineStopped, RunnerDied
+from worker.engine.engine import Engine
+from worker.engine.request import EngineStopped, RunnerDied
 
 TEXTS = [f"text number {i} " + "and more " * (i % 7) for i in range(60)]
 FACTORIES = "tests.sick_encoders:"
@@ -101,7 +102,7 @@ def test_a_process_that_is_started_again_as_another_encoder_gets_batches_that_ar
 ) -> None:
     engine = make_engine(FACTORIES + "load_changed")
     engine.start()
-    assert engine._switchboard._pool.cost.pads is False
+    assert engine._queue._pool.cost.pads is False
     assert engine.report()["changes_at_restart"] == ()
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     with ThreadPoolExecutor(1) as threads:
@@ -111,9 +112,9 @@ def test_a_process_that_is_started_again_as_another_encoder_gets_batches_that_ar
         wait_for(lambda: engine.report()["num_restarts"] == 1)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
         assert not future.result().failures
-    assert isinstance(engine._switchboard._pool.cost, PaddedCost)
-    assert engine._switchboard._pool.cost.buckets == LengthBuckets(64)
-    assert engine._switchboard._feed.num_started == 2
+    assert isinstance(engine._queue._pool.cost, PaddedCost)
+    assert engine._queue._pool.cost.buckets == LengthBuckets(64)
+    assert engine._queue._pool.num_started == 2
     changes = engine.report()["changes_at_restart"]
     assert "attention was packed (varlen) and is padded (sdpa)" in changes
     assert "num_streams was 1 and is 2" in changes

@@ -22,7 +22,7 @@ def test_two_batches_are_encoded_side_by_side_and_each_text_gets_its_own_vector(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine = start_two_streams(make_engine)
-    assert engine._switchboard._feed.num_streams == 2, "the last batches of a job are cut for as many"
+    assert engine._queue._pool.num_streams == 2, "the last batches of a job are cut for as many"
     hold = tmp_path / HANG_WHILE_FILE_EXISTS
     hold.touch()
     with ThreadPoolExecutor(3) as threads:

@@ -11,8 +11,8 @@ import pytest
 from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, request, runner_pids
 from tests.waiting import wait_for
 from vectormill.ragged import Ragged
-from worker.engine.engine import EncodingCancelled, RunnerDied
-from worker.engine.work import OwnedBatch
+from worker.batching.batch import OwnedBatch
+from worker.engine.request import EncodingCancelled, RunnerDied
 
 
 def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
@@ -44,13 +44,13 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
     engine = make_engine(max_batch_tokens=16)
     engine.start()
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
-    deliver, order = engine._switchboard.deliver, []
+    deliver, order = engine._queue.deliver, []
 
     def record(work: OwnedBatch, results: Ragged, *seconds: float) -> None:
         order.append(names[int(work.sequences.requests[0])])
         deliver(work, results, *seconds)
 
-    engine._switchboard.deliver = record  # type: ignore[method-assign, assignment]
+    engine._queue.deliver = record  # type: ignore[method-assign, assignment]
     names = ["first", "second", "question"]
     with ThreadPoolExecutor(3) as threads:
         for count, name in enumerate(names, start=1):

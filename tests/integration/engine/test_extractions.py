@@ -16,7 +16,8 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import make_spec
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory
-from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.placement.strategies import PIPELINE
 from worker.plan import plan_machine
 from worker.runner.starter import Sharing

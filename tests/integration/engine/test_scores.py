@@ -16,7 +16,8 @@ from vectormill.domain.errors import InvalidOption, ModelError
 from vectormill.jobs.pair import join_pair
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import make_spec
-from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.tail

@@ -15,7 +15,7 @@ from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
-from worker.engine.engine import EncodeRequest
+from worker.engine.request import EncodeRequest
 
 WRONG = "vmk_wrong"
 

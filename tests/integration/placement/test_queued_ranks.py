@@ -20,7 +20,8 @@ from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry,
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.engine import engine as engine_module
-from worker.engine.engine import EncodeRequest, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR

@@ -19,7 +19,8 @@ from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
-from worker.engine.engine import EncodeRequest, Engine, RunnerDied
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, RunnerDied
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR

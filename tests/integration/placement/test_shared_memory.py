@@ -19,7 +19,8 @@ from vectormill.models.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
-from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import TENSOR

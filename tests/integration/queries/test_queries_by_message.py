@@ -27,7 +27,7 @@ from vectormill.broker.query_messages import Query, Taken, queue_key, write_mess
 from vectormill.collections.collections import find_generation
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.processes.lifetimes import free_port
-from worker.engine.engine import EncodeRequest, RunnerDied
+from worker.engine.request import EncodeRequest, RunnerDied
 
 SEARCH = "/v1/collections/docs/search"
 SECRET = "what nobody but the worker shall read"

@@ -32,8 +32,8 @@ from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.jobs.jobs import retry_job
 from vectormill.models.specs import MODEL_KINDS
 from vectormill.ragged import Ragged
-from worker.engine.engine import EncodeRequest, EncodeResult
 from worker.engine.engine import Engine as EncodingEngine
+from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
 CHUNK_ITEMS = 5

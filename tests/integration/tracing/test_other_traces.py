@@ -23,7 +23,7 @@ from vectormill.broker.query_messages import queue_key
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.tracing import begin_tracing, end_tracing
-from worker.engine.engine import EncodeRequest
+from worker.engine.request import EncodeRequest
 
 TRACES = [f"4bf92f3577b34da6a3ce929d0e0e473{number}" for number in range(3)]
 PARENT = "00f067aa0ba902b7"

@@ -9,12 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
-from worker.batching.batch import Batch
-from worker.batching.sequences import Sequences
+from worker.batching.batch import Batch, OwnedBatch, Sequences
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.engine.canary import Canary
-from worker.engine.in_flight import FAILURES_OF_ONE, InFlight
-from worker.engine.work import OwnedBatch
+from worker.engine.in_flight import FAILURES_OF_ONE, Canary, InFlight
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost

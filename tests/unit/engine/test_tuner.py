@@ -5,14 +5,23 @@ import logging
 import numpy as np
 import pytest
 
+from tests.models import read_card
+from tests.rexuninlu import GOLDEN
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.batching.batch import Batch
+from worker.batching.batch import Batch, OwnedBatch, Sequences
 from worker.batching.cost import PackedCost, PaddedCost
-from worker.batching.sequences import Sequences
+from worker.batching.limits import BatchLimits
+from worker.batching.pool import SequencePool
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.engine.tuner import Tuner
-from worker.engine.work import OwnedBatch
+from worker.engine.tuner import (
+    LEAST_TOKENS_IN_FLIGHT,
+    Tuner,
+    bound_batches,
+    choose_tokens_in_flight,
+    find_batch_cost,
+    foresee_footprint,
+)
 from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.memory import MemoryReport, join_reports
@@ -155,3 +164,36 @@ def test_batches_of_a_shared_model_obey_its_fullest_device(
     described = tuner.describe()
     assert [rank["device"] for rank in described["memory_of_ranks"]] == ["cuda:0", "cuda:1"]
     assert described["memory_used_share"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "num_started", "pads", "wanted"),
+    [
+        (1024, 2, True, LEAST_TOKENS_IN_FLIGHT),  # a CPU: chunks to claim, encode and commit side by side
+        (32_768, 1, False, 8 * 32_768),
+        (32_768, 2, False, 16 * 32_768),  # one computed, one queued behind it
+        (32_768, 1, True, 32 * 32_768),  # to choose like lengths from
+        (1 << 20, 1 << 10, True, (1 << 31) - 1),  # Postgres keeps it in an integer
+    ],
+)
+def test_a_worker_asks_for_full_batches(batch_tokens: int, num_started: int, pads: bool, wanted: int) -> None:
+    assert choose_tokens_in_flight(batch_tokens, num_started, pads=pads) == wanted
+
+
+def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() -> None:
+    card, loaded = read_card(GOLDEN / "model"), report(attention="padded (disentangled, by sequence)")
+    cost = find_batch_cost(card, loaded)
+    assert isinstance(cost, PaddedCost)
+    assert cost.holds_squares
+    footprint = foresee_footprint(card, loaded)
+    assert footprint is not None
+    free_bytes = 1 << 30
+    pool = SequencePool(BatchLimits(1024), cost)
+    pool.budget = bound_batches(footprint, free_bytes, 1)
+    for length in (64, 512):
+        pool.add(length, [length] * 100_000)
+        batch = pool.take_batch()
+        pool.remove(length)
+        assert footprint.predict_batch_bytes(len(batch), length) <= free_bytes
+        # Of each two tokens the number of their distance, the mask and the logit, for all sequences together.
+        assert len(batch) * length**2 * (8 + 1 + 4) <= free_bytes

@@ -7,7 +7,7 @@ from tests.protocol import SPEC
 from tests.rexuninlu import CPU, GOLDEN, Case, find_case, load
 from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
-from worker.engine.switchboard import Switchboard, Ticket
+from worker.engine.request_queue import RequestQueue, Ticket
 from worker.tasks.extract.layout import IS_BLANK
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.task import Extract, ExtractCourse
@@ -25,13 +25,14 @@ def answer(course: ExtractCourse, asked: TokenizedTexts) -> TokenizedTexts | Non
     return course.take(compute_cells(load("model"), Batch(asked.inputs), CPU), {})
 
 
-def add(board: Switchboard, asked: TokenizedTexts) -> Ticket:
-    ticket = Ticket.for_texts(asked, None, 0, is_interactive=False)
+def add(board: RequestQueue, asked: TokenizedTexts) -> Ticket:
+    ticket = Ticket(None, is_interactive=False)
+    ticket.lay(asked, 0)
     board.add(ticket)
     return ticket
 
 
-def take_all(board: Switchboard) -> list[set[int]]:
+def take_all(board: RequestQueue) -> list[set[int]]:
     """The requests of each batch."""
     batches = []
     while (work := board.next_work(is_runner_idle=True)) is not None:
@@ -44,7 +45,7 @@ def test_a_level_shares_a_batch_with_what_other_requests_ask_first() -> None:
     ahead, behind = begin(find_case("ee_sport")), begin(find_case("ee_biz"))
     below = answer(ahead, ahead.start())
     assert below is not None
-    board = Switchboard(BatchLimits(4096))
+    board = RequestQueue(BatchLimits(4096))
     tickets = [add(board, below), add(board, behind.start())]
     assert {ticket.number for ticket in tickets} in take_all(board)
 
@@ -54,7 +55,7 @@ def test_a_text_that_is_asked_again_whatever_the_signs_shares_a_batch_with_one_t
     blank = answer(again, again.start())
     assert blank is not None
     assert blank.inputs[IS_BLANK].covered.all()
-    board = Switchboard(BatchLimits(4096))
+    board = RequestQueue(BatchLimits(4096))
     add(board, blank)
     add(board, first.start())
     work = board.next_work(is_runner_idle=True)
@@ -65,7 +66,7 @@ def test_a_text_that_is_asked_again_whatever_the_signs_shares_a_batch_with_one_t
 
 def test_requests_near_their_end_leave_no_sequence_alone_while_others_wait() -> None:
     """Of ten requests each on another level, with a sequence or two each."""
-    board = Switchboard(BatchLimits(4096))
+    board = RequestQueue(BatchLimits(4096))
     for number in range(10):
         course = begin(find_case(("ee_sport", "ee_biz")[number % 2]))
         asked: TokenizedTexts | None = course.start()

@@ -1,17 +1,19 @@
 """Requests are taken apart into batches, and every vector comes back to the text it belongs to."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vectormill.ragged import Ragged
-from worker.batching.batch import Batch
+from worker.batching.batch import Batch, OwnedBatch
 from worker.batching.cost import PaddedCost
 from worker.batching.limits import BatchLimits
-from worker.engine.switchboard import Switchboard, Ticket
-from worker.engine.work import OwnedBatch
+from worker.engine.request import EncodingCancelled, EngineStopped
+from worker.engine.request_queue import Admission, RequestQueue, Ticket
 from worker.tokens.tokenized import TokenizedTexts
 
 
@@ -31,11 +33,13 @@ def encode(batch: Batch) -> Ragged:
 
 
 def ticket_of(rows: list[list[int]], *, prompt_length: int = 0, is_interactive: bool = False) -> Ticket:
-    return Ticket.for_texts(tokenized(rows), 4, prompt_length, is_interactive)
+    ticket = Ticket(4, is_interactive=is_interactive)
+    ticket.lay(tokenized(rows), prompt_length)
+    return ticket
 
 
-def next_work(switchboard: Switchboard) -> OwnedBatch | None:
-    return switchboard.next_work(is_runner_idle=True)
+def next_work(queue: RequestQueue) -> OwnedBatch | None:
+    return queue.next_work(is_runner_idle=True)
 
 
 ROWS = st.lists(st.lists(st.integers(1, 10_000), max_size=30), max_size=20)
@@ -45,63 +49,63 @@ ROWS = st.lists(st.lists(st.integers(1, 10_000), max_size=30), max_size=20)
 def test_every_text_gets_its_own_vector(
     requests: list[tuple[list[list[int]], int, bool]], halve: bool
 ) -> None:
-    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
     tickets = [
         ticket_of(rows, prompt_length=prompt_length, is_interactive=is_interactive)
         for rows, prompt_length, is_interactive in requests
     ]
     for ticket in tickets:
-        switchboard.add(ticket)
+        queue.add(ticket)
     num_computed = 0
-    while work := next_work(switchboard):
+    while work := next_work(queue):
         for part in work.halves() if halve and len(work.sequences) > 1 else (work,):
             num_computed += part.batch.num_padded_tokens
-            switchboard.deliver(part, encode(part.batch), 1.0)
+            queue.deliver(part, encode(part.batch), 1.0)
     for ticket, (rows, prompt_length, _) in zip(tickets, requests, strict=True):
         assert ticket.done.is_set()
         expected = [
             [sum(row), row[-1], len(row), min(prompt_length, len(row))] if row else [0] * 4 for row in rows
         ]
-        assert ticket.results.join().matrix.tolist() == expected
+        assert ticket.join().matrix.tolist() == expected
     num_tokens = sum(len(row) for rows, *_ in requests for row in rows)
     assert num_tokens + sum(ticket.num_padding_tokens for ticket in tickets) == num_computed
-    assert switchboard.tally.num_tokens == num_tokens
+    assert queue.tally.num_tokens == num_tokens
 
 
 def test_the_last_sequences_are_shared_out_among_the_streams_of_the_encoder_that_was_adopted() -> None:
-    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
-    switchboard.adopt(PaddedCost(), 4, 4)
-    switchboard.add(ticket_of([[1] * 8] * 16))
-    batches = [work for _ in range(4) if (work := next_work(switchboard))]
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
+    queue.adopt(PaddedCost(), 4, 4)
+    queue.add(ticket_of([[1] * 8] * 16))
+    batches = [work for _ in range(4) if (work := next_work(queue))]
     assert [len(work.sequences) for work in batches[:2]] == [4, 3], "quarters of what waits"
-    switchboard.adopt(PaddedCost(), 1)
-    switchboard.add(ticket_of([[1] * 8] * 16))
-    work = next_work(switchboard)
+    queue.adopt(PaddedCost(), 1)
+    queue.add(ticket_of([[1] * 8] * 16))
+    work = next_work(queue)
     assert work is not None
     assert len(work.sequences) == 8
 
 
 def test_what_is_being_encoded_of_a_withdrawn_request_is_dropped_and_its_company_is_not() -> None:
-    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
     gone, stays = ticket_of([[1, 2, 3]]), ticket_of([[4, 5, 6]])
-    switchboard.add(gone)
-    switchboard.add(stays)
-    work = next_work(switchboard)
+    queue.add(gone)
+    queue.add(stays)
+    work = next_work(queue)
     assert work is not None
     assert len(work.sequences) == 2
-    switchboard.withdraw(gone)
-    switchboard.deliver(work, encode(work.batch), 1.0)
+    queue.withdraw(gone)
+    queue.deliver(work, encode(work.batch), 1.0)
     assert stays.done.is_set()
-    assert stays.results.join().matrix.tolist() == [[15, 6, 3, 0]]
-    assert not gone.results.join().matrix.any()
+    assert stays.join().matrix.tolist() == [[15, 6, 3, 0]]
+    assert not gone.join().matrix.any()
 
 
 def test_a_batch_is_urgent_if_an_interactive_request_is_in_it() -> None:
-    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
-    switchboard.add(ticket_of([[1, 2, 3]] * 20))
-    switchboard.add(ticket_of([[1, 2]], is_interactive=True))
-    assert [work.is_urgent for work in iter(lambda: next_work(switchboard), None)] == [True, False]
-    assert switchboard.next_work(is_runner_idle=True, only_urgent=True) is None
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
+    queue.add(ticket_of([[1, 2, 3]] * 20))
+    queue.add(ticket_of([[1, 2]], is_interactive=True))
+    assert [work.is_urgent for work in iter(lambda: next_work(queue), None)] == [True, False]
+    assert queue.next_work(is_runner_idle=True, only_urgent=True) is None
 
 
 @given(st.lists(st.lists(st.integers(1, 10_000), max_size=30), min_size=1, max_size=20), st.data())
@@ -122,32 +126,57 @@ def test_results_of_any_length_and_named_inputs_go_with_their_text(
     def answer(ids: list[int], kinds: list[int]) -> list[int]:
         return [one * kind % 256 for one, kind in zip(ids, kinds, strict=True)][: ids[-1] % 7]
 
-    ticket = Ticket.for_texts(texts, None, 0, is_interactive=False)
-    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
-    switchboard.add(ticket)
-    while work := next_work(switchboard):
+    ticket = Ticket(None, is_interactive=False)
+    ticket.lay(texts, 0)
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
+    queue.add(ticket)
+    while work := next_work(queue):
         ids, kinds = (work.batch.inputs[name] for name in ("input_ids", "token_type_ids"))
         answers = [answer(ids.row(i).tolist(), kinds.row(i).tolist()) for i in range(len(work.batch))]
         results = Ragged.from_rows([np.array(each, np.uint8) for each in answers], np.uint8)
-        switchboard.deliver(work, results, 1.0)
+        queue.deliver(work, results, 1.0)
         results.values[:] = 0  # whoever computed them uses the memory again
     expected = [answer(*both) if both[0] else [] for both in zip(rows, types, strict=True)]
-    joined = ticket.results.join()
+    joined = ticket.join()
     assert len(joined) == len(rows)
     if any(rows):
-        assert ticket.results.vectors is None
+        assert ticket.vectors is None
         assert [joined.row(index).tolist() for index in range(len(rows))] == expected
 
 
 def test_vectors_that_are_known_are_not_computed_and_stand_in_their_rows() -> None:
-    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
     ticket = ticket_of([[], [1, 2, 3], [4, 5], [6]])
     ticket.take_over(np.array([0, 2]), np.array([[1, 1, 1, 1], [3, 3, 3, 3]], np.float32))
-    switchboard.add(ticket)
-    work = next_work(switchboard)
+    queue.add(ticket)
+    work = next_work(queue)
     assert work is not None
     assert work.batch.input_ids.tolist() == [4, 5]
-    switchboard.deliver(work, encode(work.batch), 1.0)
+    queue.deliver(work, encode(work.batch), 1.0)
     assert ticket.done.is_set()
     assert ticket.num_reused == 2
-    assert ticket.results.join().matrix.tolist() == [[0] * 4, [1] * 4, [9, 5, 2, 0], [3] * 4]
+    assert ticket.join().matrix.tolist() == [[0] * 4, [1] * 4, [9, 5, 2, 0], [3] * 4]
+
+
+def test_requests_are_admitted_until_those_inside_have_the_tokens_or_the_places() -> None:
+    never, admission = threading.Event(), Admission(2, lambda: 100)
+    cancelled = threading.Event()
+    cancelled.set()
+    with admission.hold(1000, never, lambda: True):  # of any size, or it would never come in
+        with pytest.raises(EncodingCancelled), admission.hold(1, cancelled, lambda: True):
+            pass
+        with pytest.raises(EngineStopped), admission.hold(1, never, lambda: False):
+            pass
+    with admission.hold(1, never, lambda: True), admission.hold(1, never, lambda: True):
+        with pytest.raises(EncodingCancelled), admission.hold(0, cancelled, lambda: True):
+            pass
+        waiting = threading.Thread(target=lambda: enter(admission))
+        waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert admission.num_free == 2
+
+
+def enter(admission: Admission) -> None:
+    with admission.hold(5, threading.Event(), lambda: True):
+        pass

@@ -1,14 +1,16 @@
-"""Switchboard: takes the requests' sequences apart into batches and brings the results back. Threads meet here.
+"""RequestQueue: lays the sequences of all requests into batches, and the results where they belong. Threads meet here.
 
-Callers add tickets and wait for them; the executor's thread takes work and delivers outcomes. Knows nothing of
-processes, texts or specs.
+Callers add tickets and wait for them; the executor's thread takes batches and delivers what came of them. Knows
+nothing of processes, texts or specs.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,68 +18,91 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ChunkError
 from vectormill.jobs.item import ITEM_ERROR_CODES, ItemFailure
 from vectormill.ragged import Ragged
-from worker.batching.batch import PROMPT_LENGTH, Batch
+from worker.batching.batch import PROMPT_LENGTH, Batch, OwnedBatch, Sequences
 from worker.batching.cost import BatchCost
-from worker.batching.feed import Feed
 from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
-from worker.batching.sequences import Sequences
-from worker.engine.request import EngineStopped, RunnerDied
-from worker.engine.result_rows import ResultRows
-from worker.engine.work import OwnedBatch
+from worker.engine.request import CANCEL_POLL_SECONDS, EncodingCancelled, EngineStopped, RunnerDied
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
+# Admitted beside interactive chunks: queries, which come by messages with many texts each.
+QUERY_PLACES: Final = 3
 
-@dataclass(slots=True, eq=False)
+
+class Admission:
+    """Admits so many requests at once, until those inside have `max_tokens`; the last one may exceed it, so that one of
+    any size comes in. Those outside wait, with their texts not yet tokenized. Thread-safe.
+    """
+
+    def __init__(self, num_requests: int, max_tokens: Callable[[], int] = lambda: sys.maxsize) -> None:
+        self._max_tokens = max_tokens
+        self._changed = threading.Condition()
+        self._num_tokens = 0
+        self.num_free = num_requests
+
+    @contextmanager
+    def hold(
+        self, num_tokens: int, cancelled: threading.Event, is_running: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Wait for a place and hold it while the block runs. Raises EncodingCancelled or EngineStopped meanwhile."""
+        with self._changed:
+            while not self._changed.wait_for(self._has_room, CANCEL_POLL_SECONDS):
+                if cancelled.is_set():
+                    raise EncodingCancelled
+                if not is_running():
+                    raise EngineStopped
+            self.num_free -= 1
+            self._num_tokens += num_tokens
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.num_free += 1
+                self._num_tokens -= num_tokens
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self.num_free > 0 and self._num_tokens < self._max_tokens()
+
+
 class Ticket:
-    """One request while it is being encoded. Written by the executor's thread until `done` is set."""
+    """One request while it is encoded: the sequences that its task asks for now, their results, and what it took.
 
-    texts: TokenizedTexts
-    prompt_length: int
-    is_interactive: bool
-    results: ResultRows
-    positions: NDArray[
-        np.int64
-    ]  # the texts that are to be computed; a sequence's position is an index of this
-    lengths: NDArray[np.int64]  # of these
-    num_waiting: int
-    number: int = -1
-    failures: dict[int, ItemFailure] = field(default_factory=dict)
-    num_padding_tokens: int = 0
-    tokenize_seconds: float = 0.0
-    run_seconds: float = 0.0
-    collate_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    num_reused: int = 0
-    error: ChunkError | None = None
-    done: threading.Event = field(default_factory=threading.Event)
+    Written by the executor's thread from `add` until `done` is set, else by the request's own. `dimension` is that of
+    the vectors; None where the model gives bytes, scores or weights of words instead, which are kept as they come,
+    equally long or not. What comes does not decide it, or a row as long as a vector by chance would be taken for one.
+    """
 
-    @classmethod
-    def for_texts(
-        cls, texts: TokenizedTexts, dimension: int | None, prompt_length: int, is_interactive: bool
-    ) -> "Ticket":
-        """Make the ticket of all texts that have tokens. Without a `dimension` rows have any length."""
-        lengths = texts.lengths
-        positions = np.flatnonzero(lengths)
-        results = ResultRows(len(texts), dimension)
-        return cls(
-            texts, prompt_length, is_interactive, results, positions, lengths[positions], len(positions)
-        )
+    def __init__(self, dimension: int | None, *, is_interactive: bool) -> None:
+        self.is_interactive = is_interactive
+        self.number = -1
+        self.done = threading.Event()
+        self.error: ChunkError | None = None
+        self.tokenize_seconds = self.wait_seconds = self.collate_seconds = self.run_seconds = 0.0
+        self.num_padding_tokens = 0
+        self.num_reused = 0
+        self._dimension = dimension
 
-    def count_in(self, earlier: "Ticket") -> None:
-        """Add the times and counts of an earlier ticket of the same request."""
-        self.num_padding_tokens += earlier.num_padding_tokens
-        self.tokenize_seconds += earlier.tokenize_seconds
-        self.run_seconds += earlier.run_seconds
-        self.collate_seconds += earlier.collate_seconds
-        self.wait_seconds += earlier.wait_seconds
-        self.num_reused += earlier.num_reused
+    def lay(self, texts: TokenizedTexts, prompt_length: int) -> None:
+        """Take the sequences that are to be encoded next. Those without tokens are not."""
+        self.texts = texts
+        self.prompt_length = prompt_length
+        self.positions = np.flatnonzero(texts.lengths)  # of a sequence of this ticket: its text
+        self.lengths = texts.lengths[self.positions]
+        self.num_waiting = len(self.positions)
+        self.failures: dict[int, ItemFailure] = dict(texts.failures)
+        self.vectors: NDArray[np.float32] | None = None  # [texts, dimension]; zeros where nothing was put
+        if self._dimension is not None:
+            self.vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)
+        self._parts: list[tuple[NDArray[np.int64], Ragged]] = []
+        self.done.clear()
 
     def take_over(self, places: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         """Fill in vectors [n, dim] that are already known, so that those texts are not encoded. Call before `add`."""
         if not len(places):
             return
-        self.results.put_vectors(self.positions[places], vectors)
+        assert self.vectors is not None
+        self.vectors[self.positions[places]] = vectors
         self.positions = np.delete(self.positions, places)
         self.lengths = np.delete(self.lengths, places)
         self.num_waiting = len(self.positions)
@@ -87,6 +112,27 @@ class Ticket:
         """Return the inputs of these sequences."""
         rows = self.positions[places]
         return {name: values.take(rows) for name, values in self.texts.inputs.items()}
+
+    def put(self, places: NDArray[np.int32], results: Ragged) -> None:
+        """Copy the results of these sequences."""
+        rows = self.positions[places]
+        if self.vectors is not None:
+            self.vectors[rows] = results.matrix
+        else:
+            values = results.covered.copy()
+            self._parts.append((rows, Ragged(values, results.offsets - results.offsets[0])))
+
+    def join(self) -> Ragged:
+        """Return the results of all texts in order. A row that was not filled is zeros, or empty if not of vectors."""
+        if self.vectors is not None:
+            return Ragged.from_matrix(self.vectors)
+        lengths = np.zeros(len(self.texts), dtype=np.int64)
+        if not self._parts:
+            return Ragged.from_lengths(np.zeros(0, np.uint8), lengths)
+        rows = np.concatenate([rows for rows, _ in self._parts])
+        joined = Ragged.join([part for _, part in self._parts])
+        lengths[rows] = joined.lengths
+        return Ragged.from_lengths(joined.take(np.argsort(rows, kind="stable")).values, lengths)
 
 
 @dataclass(slots=True)
@@ -101,18 +147,23 @@ class Tally:
     run_seconds: float = 0.0
 
 
-class Switchboard:
-    """Lays the sequences of all tickets into batches, and their results where they belong.
+class RequestQueue:
+    """The queue before the device. `next_work` may hold a batch back, hoping for more to fill it; `ask_again_at`, a
+    moment of time.monotonic, is when it will not any more.
 
-    Callers add tickets from any thread. `next_work` may hold a batch back, hoping for more to fill it;
-    `ask_again_at`, a moment of time.monotonic, is when it will not any more.
+    `budget` is asked for the largest cost of every batch, under the lock, so it must answer at once.
     """
 
-    def __init__(self, limits: BatchLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: BatchLimits,
+        budget: BudgetSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._pool = SequencePool(limits)
-        self._feed = Feed(self._pool)
+        self._pool.budget = budget or self._pool.budget
         self._tickets: dict[int, Ticket] = {}
         self._next_number = 0
         self._closed_because: str | None = None
@@ -124,33 +175,25 @@ class Switchboard:
         `num_started` batches are with the device at a time, `num_streams` of them side by side.
         """
         with self._lock:
-            self._feed.num_started, self._feed.num_streams = num_started, num_streams
+            self._pool.num_started, self._pool.num_streams = num_started, num_streams
             if cost == self._pool.cost:
                 return False
-            waiting = self._pool.drain()
-            self._pool.cost = cost
-            self._feed.forget_pace()
-            self._put_back(waiting)
+            self._put_back(self._pool.begin(cost))
             return True
-
-    def set_budget(self, budget: BudgetSource) -> None:
-        """Set the source of budgets. It is asked for every batch under the lock, so it must answer at once."""
-        with self._lock:
-            self._pool.budget = budget
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
         """Announce sequences that are being tokenized in the block: a batch that is not full may wait for them."""
         with self._lock:
-            self._feed.num_tokenizing += 1
+            self._pool.num_tokenizing += 1
         try:
             yield
         finally:
             with self._lock:
-                self._feed.num_tokenizing -= 1
+                self._pool.num_tokenizing -= 1
 
     def add(self, ticket: Ticket) -> None:
-        """Queue the ticket's sequences. Raises EngineStopped once the switchboard is closed."""
+        """Queue the ticket's sequences. Raises EngineStopped once the queue is closed."""
         with self._lock:
             if self._closed_because is not None:
                 raise EngineStopped(f"The engine does not run: {self._closed_because}.")
@@ -161,7 +204,7 @@ class Switchboard:
                 return
             self._tickets[ticket.number] = ticket
             if ticket.is_interactive:
-                self._feed.note_interactive(self._clock())
+                self._pool.interactive_at = self._clock()
             self._pool.add(ticket.number, ticket.lengths, is_interactive=ticket.is_interactive)
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -173,11 +216,11 @@ class Switchboard:
     def next_work(self, *, is_runner_idle: bool, only_urgent: bool = False) -> OwnedBatch | None:
         """Return the next batch, led by an interactive request if there is one, or only such a one."""
         with self._lock:
-            sequences = self._feed.take(self._clock(), is_runner_idle=is_runner_idle, only_urgent=only_urgent)
+            sequences = self._pool.take(self._clock(), is_runner_idle=is_runner_idle, only_urgent=only_urgent)
             return self._make_work(sequences)
 
     def ask_again_at(self) -> float | None:
-        return self._feed.hold_end
+        return self._pool.hold_end
 
     def _make_work(self, sequences: Sequences) -> OwnedBatch | None:
         if not len(sequences):
@@ -224,11 +267,10 @@ class Switchboard:
         for request, rows in runs:
             ticket = self._tickets.get(request)
             if ticket is not None:
-                places = ticket.positions[work.sequences.positions[rows]]
-                ticket.results.put(places, results.part(rows.start, rows.stop))
+                ticket.put(work.sequences.positions[rows], results.part(rows.start, rows.stop))
         with self._lock:
             pads = self._pool.cost.pads
-            self._feed.note_encoded(work.sequences, seconds, self._clock())
+            self._pool.note_encoded(work.sequences, seconds, self._clock())
             self.tally.num_batches += 1
             self.tally.num_sequences += len(work.sequences)
             self.tally.num_tokens += num_tokens
@@ -247,7 +289,7 @@ class Switchboard:
                 self._count_down(ticket, num_own)
 
     def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
-        """Fail the one sequence of this work, on which the model raised. `code` is that of an item error."""
+        """Fail the one sequence of this batch, on which the model raised. `code` is that of an item error."""
         with self._lock:
             for request, rows in work.sequences.by_request():
                 ticket = self._tickets.get(request)
