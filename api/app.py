@@ -22,7 +22,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.items import DeleteRequest, PutRequest
-from api.bodies.sources.sources import SourceRequest
 from api.console.console import Console
 from api.console.guard import ConsoleGuard
 from api.console.routes import CONSOLE_ROUTERS
@@ -44,10 +43,23 @@ from api.openai.tei import EmbedRequest, PredictRequest, RankRequest, Similarity
 from api.problems import MEDIA_TYPE, register_handlers
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
-from api.routes import batches, events, files, health, jobs, models, reranking, results, vectors, webhooks
+from api.routes import (
+    batches,
+    events,
+    files,
+    health,
+    jobs,
+    models,
+    reranking,
+    results,
+    runs,
+    schedules,
+    sources,
+    vectors,
+    webhooks,
+)
 from api.routes.collections import collections, exports, generations, indexes, items, searches
 from api.routes.openai import embeddings, others
-from api.routes.sources import following, runs, schedules, sources
 from api.schemas import ProblemBody
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
@@ -142,7 +154,6 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         events,
         collections,
         exports,
-        following,
         generations,
         items,
         schedules,
@@ -287,7 +298,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 SearchQuery,
                 PutRequest,
                 DeleteRequest,
-                SourceRequest,
                 CollectionRequest,
                 CollectionChange,
                 BatchRequest,

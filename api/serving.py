@@ -4,8 +4,8 @@ the types of that operation alone; parameters of path, query and header are the 
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
@@ -24,10 +24,13 @@ WRITER: Final = msgspec.json.Encoder()
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], Handler]:
+def serve(
+    router: APIRouter, operation: Operation[Any], content: Mapping[str, Any] | None = None
+) -> Callable[[Handler], Handler]:
     """Make the decorated function the route of the operation.
 
-    It runs in a thread. An argument `body` is the decoded body, and what it returns is the answer.
+    It runs in a thread, a coroutine on the event loop. An argument `body` is the decoded body, and what it returns is
+    the answer. `content` describes the body, by media type, where the function reads it itself.
     """
 
     def register(handler: Handler) -> Handler:
@@ -37,7 +40,7 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
             methods=[operation.method],
             status_code=operation.status,
             response_model=None,
-            openapi_extra=describe_operation(operation),
+            openapi_extra=describe_operation(operation, content),
         )
         return handler
 
@@ -52,16 +55,23 @@ def make_endpoint(operation: Operation[Any], handler: Callable[..., Any]) -> Cal
         reader = Depends(make_reader(operation.body))
         parameters["body"] = parameters["body"].replace(annotation=Annotated[operation.body, reader])
 
-    @functools.wraps(handler)
-    def endpoint(**arguments: Any) -> Response:
-        answer = handler(**arguments)
+    def respond(answer: Any) -> Response:
         if operation.status == NO_CONTENT:
             return Response(status_code=NO_CONTENT)
         headers = {} if operation.location is None else {"Location": operation.location.format_map(answer)}
         return Response(WRITER.encode(answer), operation.status, headers, JSON_TYPE)
 
-    endpoint.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
-    return endpoint
+    @functools.wraps(handler)
+    def endpoint(**arguments: Any) -> Response:
+        return respond(handler(**arguments))
+
+    @functools.wraps(handler)
+    async def endpoint_on_loop(**arguments: Any) -> Response:
+        return respond(await handler(**arguments))
+
+    chosen: Any = endpoint_on_loop if inspect.iscoroutinefunction(handler) else endpoint
+    chosen.__signature__ = signature.replace(parameters=list(parameters.values()))
+    return cast("Callable[..., Response]", chosen)
 
 
 def make_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
@@ -78,17 +88,18 @@ def make_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
     return read
 
 
-def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
+def describe_operation(operation: Operation[Any], content: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what the OpenAPI document says of the body and the answer."""
     described: dict[str, Any] = {}
+    if content is not None:
+        described["requestBody"] = {"required": True, "content": dict(content)}
     if operation.body is not None:
-        content = {"schema": refer_to(operation.body)} | (
-            {"example": operation.example} if operation.example else {}
-        )
-        described["requestBody"] = {"required": True, "content": {JSON_TYPE: content}}
+        example = {"example": operation.example} if operation.example else {}
+        content = {JSON_TYPE: {"schema": refer_to(operation.body)} | example}
+        described["requestBody"] = {"required": True, "content": content}
     if operation.status != NO_CONTENT:
-        content = {"schema": refer_to(operation.answer)}
-        described["responses"] = {str(operation.status): {"content": {JSON_TYPE: content}}}
+        answer = {JSON_TYPE: {"schema": refer_to(operation.answer)}}
+        described["responses"] = {str(operation.status): {"content": answer}}
     return described
 
 

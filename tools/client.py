@@ -43,7 +43,6 @@ ROOTS: Final = {
     "collections": ("CollectionBody", "CollectionDetail", "RollbackAnswer"),
     "items": ("PutAnswer", "ItemAnswer", "DeleteAnswer"),
     "searches": ("MatchBody", "SearchAnswer", "ManySearchesAnswer", "RerankAnswer", "EmbeddingsAnswer"),
-    "sources": ("SourceBody", "SourceCheckBody", "PushBody", "FollowingBody"),
     "service": ("ModelBody", "ModelList", "WorkerBody", "WorkerList", "Readiness"),
 }
 # Types of features that define their bodies themselves (decision 0050), by module.
@@ -56,6 +55,13 @@ DEFINED: Final = {
     ),
     "vectormill.runs.bodies": ("EncodingBody", "RunBody"),
     "vectormill.schedules.bodies": ("ScheduleBody", "ScheduledRunBody"),
+    "vectormill.sources.bodies": (
+        "FollowingBody",
+        "PushBody",
+        "SourceBody",
+        "SourceCheckBody",
+        "SourceRowBody",
+    ),
     "vectormill.webhooks.bodies": ("WebhookBody", "NewWebhookBody", "DeliveryBody", "ReplayedBody"),
 }
 PLACE: Final = "vectormill/client/shapes"

@@ -53,7 +53,7 @@ def one_of(values: tuple[str | None, ...]) -> Meta:
     return Meta(extra_json_schema={"type": "string", "enum": list(values)})
 
 
-def describe(kind: type[Answer], thing: object, **others: Any) -> Answer:
+def describe(kind: type[Answer], thing: object, /, **others: Any) -> Answer:
     """Return an answer of this kind: the attributes of the thing that are called as its fields, and these others."""
     names = kind.__annotations__
     told = {name: others[name] if name in others else tell_value(getattr(thing, name)) for name in names}

@@ -6,11 +6,13 @@ from vectormill.collections.indexes.operations import OPERATIONS as INDEX_OPERAT
 from vectormill.operation import Operation
 from vectormill.runs.operations import OPERATIONS as RUN_OPERATIONS
 from vectormill.schedules.operations import OPERATIONS as SCHEDULE_OPERATIONS
+from vectormill.sources.operations import OPERATIONS as SOURCE_OPERATIONS
 from vectormill.webhooks.operations import OPERATIONS as WEBHOOK_OPERATIONS
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     *INDEX_OPERATIONS,
     *RUN_OPERATIONS,
     *SCHEDULE_OPERATIONS,
+    *SOURCE_OPERATIONS,
     *WEBHOOK_OPERATIONS,
 )

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.routing import compile_path
 
 from api.door.item_path import ITEM_PATH
-from vectormill.keys.api_key import ADMIN, READ, SOURCES, WRITE
+from vectormill.keys.api_key import ADMIN, READ, WRITE
 from vectormill.operations import OPERATIONS
 
 METRICS_PATH: Final = "/metrics"
@@ -53,11 +53,6 @@ RULES: Final = (
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
     Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
-    # A source has the server read what it can reach: files, databases.
-    Rule(("PUT", "DELETE"), "/v1/collections/{name}/source", SOURCES),
-    # Or makes triggers on a table of somebody's.
-    Rule(("POST",), "/v1/collections/{name}/source/{wish}", SOURCES),
-    Rule(("POST",), "/v1/collections/{name}/push", WRITE),
     Rule(("POST",), "/v1/collections", WRITE),
     Rule(("PATCH", "DELETE"), "/v1/collections/{name}", WRITE),
     Rule(("POST",), "/v1/jobs", WRITE),

@@ -479,8 +479,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an API that others reach reads local files",
-        "api/routes/sources/sources.py",
-        "    refuse_local(parse_options(source), resources.settings)\n",
+        "api/routes/sources.py",
+        "    refuse_local(parse_options(source), settings)\n",
         "",
         (
             "tests/integration/api/collections/test_api_sources.py::"

@@ -5,6 +5,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import msgspec
+
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.jobs.pair import split_pair
@@ -25,7 +27,7 @@ class ShownRow:
 
     key: str
     text: str
-    metadata: str
+    metadata: dict[str, Any] | None
     text_pair: str | None = None
 
 
@@ -77,7 +79,8 @@ def check_source(source: Source, place: SourcePlace) -> SourceReport:
 
 def show(item: Item) -> ShownRow:
     text, pair = split_pair(item.text)
-    return ShownRow(item.key, _cut(text), item.metadata.decode(), None if pair is None else _cut(pair))
+    metadata = msgspec.json.decode(item.metadata) if item.metadata else None
+    return ShownRow(item.key, _cut(text), metadata, None if pair is None else _cut(pair))
 
 
 def _cut(encoded: bytes) -> str:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from api.dependencies import ResourcesDependency
 from api.problems import Problem
-from api.routes.sources.runs import RunId
+from api.routes.runs import RunId
 from vectormill.runs.runs import cancel_run, confirm_run
 
 router = APIRouter(include_in_schema=False)

@@ -14,7 +14,7 @@ from api.console.facts.schedules import ListedSchedule, count_changes, describe_
 from api.console.live import LiveStream, Rendered
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import Resources, ResourcesDependency
-from api.routes.sources.schedules import ScheduleName
+from api.routes.schedules import ScheduleName
 from vectormill.domain.errors import ScheduleNotFound
 from vectormill.schedules.due_times import run_schedule_now
 from vectormill.schedules.schedule import Schedule, ScheduleCounts, ScheduledRun

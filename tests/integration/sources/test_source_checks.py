@@ -35,7 +35,7 @@ def test_three_rows_are_shown_with_their_texts_cut_and_the_rows_counted(engine: 
     source = Source(SQL, {"query": query, "key": "id", "text": "body", "metadata": ["odd"]})
     report = check_source(source, place(engine))
     assert [(row.key, len(row.text), row.metadata) for row in report.rows] == [
-        ("1", 200, '{"odd":1}'), ("2", 200, '{"odd":0}'), ("3", 200, '{"odd":1}')
+        ("1", 200, {"odd": 1}), ("2", 200, {"odd": 0}), ("3", 200, {"odd": 1})
     ]  # fmt: skip
     assert 10_000 <= report.num_sampled < 20_000
     assert report.num_rows == 50_000

@@ -121,13 +121,9 @@ class Transport:
         """Return the answer to an operation on the path that has these places, in their order."""
         if body is not None:
             request["json"] = msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body
-        return await self.call(
-            operation.answer,
-            operation.method,
-            fill_path(operation.path, *places),
-            is_repeatable=operation.is_repeatable,
-            **request,
-        )
+        request.setdefault("is_repeatable", operation.is_repeatable)
+        path = fill_path(operation.path, *places)
+        return await self.call(operation.answer, operation.method, path, **request)
 
     async def pages(
         self, record: type[Answer], path: str, parameters: Mapping[str, Any]

@@ -34,16 +34,10 @@ from vectormill.client.shapes.service import (
     WorkerBody,
     WorkerList,
 )
-from vectormill.client.shapes.sources import (
-    FollowingBody,
-    PushBody,
-    SourceBody,
-    SourceCheckBody,
-    SourceRowBody,
-)
 from vectormill.collections.indexes.bodies import BuildProgressBody, IndexBody, IndexPlanBody, OneIndexBody
 from vectormill.runs.bodies import EncodingBody, RunBody
 from vectormill.schedules.bodies import ScheduleBody, ScheduledRunBody
+from vectormill.sources.bodies import FollowingBody, PushBody, SourceBody, SourceCheckBody, SourceRowBody
 from vectormill.webhooks.bodies import DeliveryBody, NewWebhookBody, ReplayedBody, WebhookBody
 
 __all__ = [

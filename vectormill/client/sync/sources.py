@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
-from vectormill.client.requests import NDJSON_HEADERS, Json, fill_path, given, make_key_header, make_path
-from vectormill.client.shapes import FollowingBody, PushBody, SourceBody, SourceCheckBody
+from vectormill.client.requests import NDJSON_HEADERS, Json, fill_path, given, make_key_header
 from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.domain.encoding import OptionArguments
@@ -17,6 +16,8 @@ from vectormill.runs.bodies import RunBody
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 from vectormill.schedules import operations as schedule_operations
 from vectormill.schedules.bodies import ScheduleBody, ScheduleChange, ScheduledRunBody, ScheduleRequest
+from vectormill.sources import operations as source_operations
+from vectormill.sources.bodies import FollowingBody, FollowRequest, PushBody, SourceBody, SourceCheckBody
 
 
 class SourceCalls(Transport):
@@ -36,21 +37,21 @@ class SourceCalls(Transport):
         `kind` is sql, files, tree, push or own_texts; its options, and `split`, are those of docs/SOURCES.md.
         """
         body = {"kind": kind, "options": dict(options or {}), "split": dict(split or {})}
-        path = make_path("/v1/collections", collection, "source")
         parameters = {"check": "true" if check else "false"}
-        return self.call(SourceBody, "PUT", path, json=body, params=parameters, timeout=self.long_timeout)
+        return self.ask(
+            source_operations.SET, collection, body=body, params=parameters, timeout=self.long_timeout
+        )
 
     def source(self, collection: str) -> SourceBody:
-        return self.call(SourceBody, "GET", make_path("/v1/collections", collection, "source"))
+        return self.ask(source_operations.SHOW, collection)
 
     def check_source(self, collection: str) -> SourceCheckBody:
         """Read the first rows of the source now: their number, three of them, and errors in single rows."""
-        path = make_path("/v1/collections", collection, "source", "check")
-        return self.call(SourceCheckBody, "POST", path, timeout=self.long_timeout)
+        return self.ask(source_operations.CHECK, collection, timeout=self.long_timeout)
 
     def delete_source(self, collection: str) -> None:
         """The collection follows nothing any more; its rows stay."""
-        self.call(Json, "DELETE", make_path("/v1/collections", collection, "source"))
+        self.ask(source_operations.DELETE, collection)
 
     def push(
         self,
@@ -69,10 +70,9 @@ class SourceCalls(Transport):
         headers = NDJSON_HEADERS | make_key_header(idempotency_key)
         if gzip:
             headers["Content-Encoding"] = "gzip"
-        return self.call(
-            PushBody,
-            "POST",
-            make_path("/v1/collections", collection, "push"),
+        return self.ask(
+            source_operations.PUSH,
+            collection,
             params={"complete": "true" if complete else "false"},
             headers=headers,
             make_body=lambda: flow.encode_body(items, gzip=gzip),
@@ -84,20 +84,15 @@ class SourceCalls(Transport):
         self, collection: str, *, table: str | None = None, key_column: str | None = None
     ) -> FollowingBody:
         """Note every change of the source's table from now on; without names, those of the query."""
-        path = make_path("/v1/collections", collection, "source", "follow")
-        return self.call(FollowingBody, "POST", path, json=given({"table": table, "key_column": key_column}))
+        return self.ask(source_operations.FOLLOW, collection, body=FollowRequest(table, key_column))
 
     def unfollow(self, collection: str) -> FollowingBody:
         """Remove the triggers; rows of the collection stay."""
-        return self.call(
-            FollowingBody, "POST", make_path("/v1/collections", collection, "source", "unfollow")
-        )
+        return self.ask(source_operations.UNFOLLOW, collection)
 
     def following(self, collection: str) -> FollowingBody:
         """Return the table that it follows, and how many of its changes wait."""
-        return self.call(
-            FollowingBody, "GET", make_path("/v1/collections", collection, "source", "following")
-        )
+        return self.ask(source_operations.FOLLOWING, collection)
 
 
 class RunCalls(Transport):

@@ -47,7 +47,7 @@ def test_what_cannot_be_followed_is_a_problem(engine: Engine, http: httpx.Client
     assert_problem(http.post(path, json={"table": "nothing"}), 422, "invalid-option", "no table 'nothing'")
     assert_problem(http.post(path, json={"table": "a\x00"}), 422, "invalid-option", "is no name")
     assert_problem(http.post(path, json={"key_column": "x"}), 422, "invalid-option", "no column 'x'")
-    assert_problem(http.post(path, json={"tables": "x"}), 422, "invalid-request", "/tables")
+    assert_problem(http.post(path, json={"tables": "x"}), 422, "invalid-request", "unknown field `tables`")
     assert_problem(http.get("/v1/collections/none/source/following"), 404, "collection-not-found")
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM vectormill.sources"))
@@ -57,7 +57,7 @@ def test_what_cannot_be_followed_is_a_problem(engine: Engine, http: httpx.Client
 def test_a_table_that_a_long_transaction_holds_is_not_waited_for_long(
     engine: Engine, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.routes.sources.following.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("api.routes.sources.PATIENCE_SECONDS", 0.2)
     with engine.connect() as writing:
         writing.execute(text("INSERT INTO papers VALUES (1, 'one')"))
         answer = http.post("/v1/collections/docs/source/follow", json={})

@@ -91,7 +91,7 @@ def test_a_source_is_looked_at_kept_shown_and_deleted(client: Client, engine: En
         ({"kind": "tree", "options": {"folder": "/\ud800"}}, "invalid-option", "surrogate"),
         ({"kind": "tree", "options": {"folder": "docs"}}, "source-failed", "relative path"),
         ({"kind": "push", "split": {"by": "words"}}, "invalid-option", "split, by"),
-        ({"kind": "ldap"}, "invalid-request", "Invalid enum value"),
+        ({"kind": "ldap"}, "invalid-option", "there are sql, files, tree, push, own_texts"),
     ],
 )
 def test_a_source_that_cannot_serve_is_refused_and_not_kept(

@@ -1,1 +1,0 @@
-"""Request and answer bodies of sources and of runs."""

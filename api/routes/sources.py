@@ -1,0 +1,253 @@
+"""Sources over HTTP: set, look, check and delete that of a collection, follow its table, and push rows to one."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.door.media_types import read_media_type, unsupported_media_type
+from api.intake.idempotency import IdempotencyKey
+from api.intake.intake import Intake
+from api.intake.requests import ItemBody, UnreadableItem
+from api.intake.requests import encode_metadata as check_values
+from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
+from api.problems import Place, Problem
+from api.serving import refer_to, serve
+from api.streams.ndjson import ItemReader
+from vectormill.addresses import is_loopback_host
+from vectormill.collections.collections import find_generation
+from vectormill.db.short_locks import act_in_short_locks
+from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.jobs.item import Item
+from vectormill.settings import Settings
+from vectormill.sources import operations
+from vectormill.sources.bodies import (
+    FollowingBody,
+    FollowRequest,
+    PushBody,
+    SourceBody,
+    SourceCheckBody,
+    SourceRequest,
+    describe_check,
+    describe_following,
+    describe_source,
+)
+from vectormill.sources.checking import SourceReport, check_source
+from vectormill.sources.fitting import refuse_unfit, takes_pairs
+from vectormill.sources.followed_tables import find_following, follow_table, unfollow_table
+from vectormill.sources.kinds.files import is_local
+from vectormill.sources.options import FileOptions, Options, TreeOptions, parse_options, parse_split
+from vectormill.sources.pushes import PushWriter
+from vectormill.sources.reader import SourcePlace
+from vectormill.sources.rows import encode_metadata
+from vectormill.sources.source import Source
+from vectormill.sources.sources import delete_source, find_source, save_source
+
+router = APIRouter(tags=["sources"])
+
+# A request does not wait longer for the transactions that write a table that is to be followed.
+PATIENCE_SECONDS: Final = 10.0
+PUSHED_ROWS: Final[dict[str, Any]] = {
+    "application/x-ndjson": {
+        "schema": refer_to(ItemBody),
+        "example": '{"key": "a", "text": "A text."}\n{"key": "b", "text": "Another.", "metadata": {"p": 2}}\n',
+    }
+}
+
+
+class SourceParameters(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    check: bool = Field(default=True, description="Read a little of the source before it is kept.")
+
+
+class PushParameters(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    complete: bool = Field(
+        default=False, description="These are all rows: rows that are not among them are deleted."
+    )
+
+
+@serve(router, operations.SET)
+async def put_source(
+    name: CollectionName,
+    resources: ResourcesDependency,
+    body: SourceRequest,
+    wanted: Annotated[SourceParameters, Query()],
+) -> SourceBody:
+    """Sets where the texts of a collection come from, after a look at the first rows. Nothing is read into it yet."""
+    source = make_source(body, resources.settings)
+
+    def save() -> SourceBody:
+        report = look(source, name, resources) if wanted.check else None
+        with resources.engine.begin() as connection:
+            refuse_unfit(source, find_generation(connection, name).spec)
+            return describe_source(save_source(connection, name, source), report)
+
+    with resources.gates.uploads.enter():
+        return await run_in_threadpool(save)
+
+
+def make_source(body: SourceRequest, settings: Settings) -> Source:
+    """Return the source that the body describes, checked but not read. Raise InvalidOption."""
+    for values in (body.options, body.split):
+        try:
+            check_values(values)
+        except UnreadableItem as error:
+            raise InvalidOption(f"The source cannot be kept: {error.reason}.") from error
+    source = Source(body.kind, body.options, body.split)
+    refuse_local(parse_options(source), settings)
+    parse_split(source)
+    return source
+
+
+def refuse_local(options: Options, settings: Settings) -> None:
+    """Raise InvalidOption for files of the server's own machine, unless a folder is set apart for them.
+
+    Only where nobody but this machine can connect do the server's files belong to whoever asks.
+    """
+    if settings.source_root is not None or is_loopback_host(settings.api_host):
+        return
+    if isinstance(options, TreeOptions) or (
+        isinstance(options, FileOptions) and any(map(is_local, options.files))
+    ):
+        raise InvalidOption(
+            "This API reads no files of its own machine for a source: set VECTORMILL_SOURCE_ROOT to the folder in "
+            "which they lie, for `vectormill api` and `vectormill indexer`, or name files of a store such as s3://."
+        )
+
+
+def look(source: Source, name: str, resources: Resources) -> SourceReport:
+    """Read the first rows. Raise Problem, with the source's own words, if it cannot be read as it says."""
+    place = SourcePlace(resources.engine, resources.settings, resources.registry, collection=name)
+    try:
+        return check_source(source, place)
+    except SourceFailed as error:
+        detail = str(error)
+        raise Problem(422, SourceFailed.code, detail, errors=[Place(detail, pointer="/options")]) from None
+
+
+@serve(router, operations.SHOW)
+def get_source(name: CollectionName, resources: ResourcesDependency) -> SourceBody:
+    """Describe where the texts of the collection come from."""
+    with resources.engine.connect() as connection:
+        return describe_source(find_source(connection, name))
+
+
+@serve(router, operations.DELETE)
+def remove_source(name: CollectionName, resources: ResourcesDependency) -> None:
+    """The collection follows nothing any more; its rows stay."""
+    with resources.engine.begin() as connection:
+        delete_source(connection, name)
+
+
+@serve(router, operations.CHECK)
+def post_check(name: CollectionName, resources: ResourcesDependency) -> SourceCheckBody:
+    """Reads the first rows of the source as it is kept; changes nothing."""
+    with resources.engine.connect() as connection:
+        saved = find_source(connection, name)
+    return describe_check(look(saved.source, name, resources))
+
+
+@serve(router, operations.FOLLOWING)
+def get_following(name: CollectionName, resources: ResourcesDependency) -> FollowingBody:
+    """The table that the collection follows, and what of it waits."""
+    with resources.engine.connect() as connection:
+        return describe_following(name, find_following(connection, name))
+
+
+@serve(router, operations.FOLLOW)
+def post_follow(name: CollectionName, body: FollowRequest, resources: ResourcesDependency) -> FollowingBody:
+    """Encode what changes in the table of the collection's SQL source within seconds.
+
+    From now on: what changed before, a re-index brings. Its key is read from the query where that names a column.
+    """
+    for value in (body.table, body.key_column):
+        if value is not None and not value.isprintable():
+            raise InvalidOption(f"{value!r} is no name: it has characters that none has.")
+
+    def follow(connection: Connection) -> object:
+        return follow_table(connection, name, table=body.table, key_column=body.key_column)
+
+    return change_following(resources, name, follow)
+
+
+@serve(router, operations.UNFOLLOW)
+def post_unfollow(name: CollectionName, resources: ResourcesDependency) -> FollowingBody:
+    """Remove the triggers, and what waits of their changes. Rows of the collection stay."""
+    return change_following(resources, name, lambda connection: unfollow_table(connection, name))
+
+
+def change_following(resources: Resources, name: str, act: Callable[[Connection], object]) -> FollowingBody:
+    act_in_short_locks(resources.engine, act, patience_seconds=PATIENCE_SECONDS)
+    with resources.engine.connect() as connection:
+        return describe_following(name, find_following(connection, name))
+
+
+@serve(router, operations.PUSH, PUSHED_ROWS)
+async def post_push(
+    request: Request,
+    name: CollectionName,
+    resources: ResourcesDependency,
+    wanted: Annotated[PushParameters, Query()],
+    idempotency_key: IdempotencyKey,
+) -> PushBody:
+    """Takes rows as a stream of NDJSON (gzip accepted) for a run that follows them. All of them, or none.
+
+    They are parsed and written in threads, block by block. Leaving early, for an error or because the client left,
+    fails the run and removes what was written.
+    """
+    media_type = read_media_type(request)
+    if media_type not in NDJSON_TYPES:
+        raise unsupported_media_type(media_type, NDJSON_TYPES[0])
+    settings = resources.settings
+    reader = ItemReader(
+        max_line_bytes=settings.max_line_bytes,
+        max_key_bytes=settings.max_key_bytes,
+        reads_pairs=await run_in_threadpool(find_whether_pairs, name, resources),
+    )
+    inflater = make_inflater(request, settings)
+    intake = Intake(settings)
+
+    def store(block: bytes) -> None:
+        for piece in inflater.feed(block) if inflater else (block,):
+            intake.take_bytes(len(piece))
+            write(writer, reader.read(piece), intake)
+
+    def store_rest() -> UUID:
+        if inflater:
+            inflater.finish()
+        write(writer, reader.finish(), intake)
+        return writer.finish()
+
+    options: dict[str, object] = {"is_complete": wanted.complete}
+    writer = PushWriter(resources.engine, name, options, idempotency_key=idempotency_key)
+    with resources.gates.uploads.enter():
+        async with contextmanager_in_threadpool(writer):
+            await run_in_threadpool(intake.look, resources.engine)
+            async for block in read_blocks(request):
+                await run_in_threadpool(store, block)
+            run = await run_in_threadpool(store_rest)
+    return PushBody(run=str(run), collection=name, num_items=writer.num_items, is_complete=wanted.complete)
+
+
+def find_whether_pairs(name: str, resources: Resources) -> bool:
+    """Return whether pushed rows may have a second text. Raise CollectionNotFound and SourceNotFound."""
+    with resources.engine.connect() as connection:
+        source = find_source(connection, name).source
+        return takes_pairs(source, find_generation(connection, name).spec)
+
+
+def write(writer: PushWriter, items: Sequence[Item], intake: Intake) -> None:
+    """Write rows with the keys of metadata in order, as other sources have them: equal metadata are equal bytes."""
+    intake.take_items(len(items))
+    for item in items:
+        if item.metadata:
+            item = Item(item.key, item.text, encode_metadata(item.metadata))
+        writer.add(item)

@@ -1,1 +1,0 @@
-"""Routes of sources, runs and schedules."""
