@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import LAST_TOKEN, MEAN, ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from vectormill.models.weight_files import find_weights
+from vectormill.models.weights import find_weights
 from worker.tokens.tokenizer import Tokenizer
 
 # That of the packaged tokenizer, which all of them are given.

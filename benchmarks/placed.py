@@ -23,10 +23,10 @@ from worker.batching.batch import Batch
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport
 from worker.encoder.switches import NONE
+from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import Replica
 from worker.placement.replicas import Needs, ReplicaBuilder
-from worker.placement.sizes.model_shape import read_model_shape
-from worker.placement.sizes.room import GIB, Room
+from worker.placement.room import GIB, Room
 from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
 from worker.runner.runner import RunnerLost
 from worker.runner.starter import RunnerStarter, Sharing

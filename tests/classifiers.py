@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tests.models import DEVICE, TEXTS, TOKENIZER_FILES, packaged_model
 from tests.processors import without_bf16
 from vectormill.models.model_card import ModelCard
-from worker.backends.factory import load_encoder
 from worker.batching.batch import Batch
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.masks import CAUSAL
 from worker.model.network import list_token_inputs

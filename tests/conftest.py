@@ -12,8 +12,8 @@ from hypothesis import settings
 from tests.completeness import Completeness
 from worker.devices.detect import PROCESSOR_FEATURES, detect_inventory
 from worker.devices.device import split_processor
-from worker.encoder.backends import AUTO
 from worker.encoder.choice import choose_precision
+from worker.encoder.encoder import AUTO
 
 # Whatever else is set for the machine: a deadline an example would be a timed test, which fails where others work.
 settings.register_profile("untimed", parent=settings.default, deadline=None)

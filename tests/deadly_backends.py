@@ -6,7 +6,6 @@ import time
 from typing import NoReturn
 
 from tests.faulty_engine import FaultyEncoder
-from worker.backends import factory
 from worker.encoder import backends
 from worker.encoder.backends import Backend
 from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport
@@ -48,7 +47,7 @@ def _load(order: EncoderOrder, *loaders: str) -> object:
     """Load with a table of these backends, named after what they do."""
     table = {name: Backend(name, "numpy", f"tests.deadly_backends:{name}", True) for name in loaders}
     vars(backends)["BACKENDS"] = table
-    return factory.load_encoder(order)
+    return backends.load_encoder(order)
 
 
 def load_after_a_signal(order: EncoderOrder) -> object:

@@ -22,8 +22,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport
-from worker.encoder.forward_pass import DeviceLost
+from worker.encoder.encoder import Choice, DeviceLost, DirectEncoder, EncoderOrder, EncoderReport
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings

@@ -19,10 +19,10 @@ from vectormill.domain.errors import UnsupportedModel
 from vectormill.models.model_card import POOLING_NAMES, ModelCard, parse_pooling
 from vectormill.models.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
-from worker.backends.factory import load_encoder
 from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, split_processor
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.tasks.finishing import finish_vectors
 from worker.tokens.tokenizer import Tokenizer

@@ -17,11 +17,10 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 from worker.tasks.extract.extraction import Extraction, Prompts
-from worker.tasks.extract.layout import IS_BLANK
+from worker.tasks.extract.model.config import read_switches
 from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_places, find_wanted, gather_cells
 from worker.tasks.extract.model.network import RexNetwork, load_network
-from worker.tasks.extract.model.switches import read_switches
-from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
+from worker.tasks.extract.prompts import IS_BLANK, PromptTokenizer
 
 GOLDEN: Final = Path(__file__).parent / "data" / "rexuninlu"
 CPU: Final = torch.device("cpu")

@@ -40,12 +40,12 @@ from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet
 from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
-from worker.encoder.allocator import keep_large_blocks_apart
+from worker.encoder.memory import keep_large_blocks_apart
 from worker.ended_worker import EndedWorker, release_chunks_of
 from worker.engine.engine import Engine
 from worker.identity import FailureNotice, WorkerIdentity, take_name
 from worker.loading import LoadingDisplay
-from worker.placement.assignment import Assignment, read_assignment
+from worker.placement.placement import Assignment, read_assignment
 from worker.queries.listener import QueryListener
 from worker.report import ReportMaker, WorkerReport
 from worker.runner.starter import Sharing

@@ -19,8 +19,7 @@ from vectormill.settings import Settings, process_environment
 from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
 from worker.ended_worker import EndedWorker
-from worker.placement.assignment import Assignment, write_assignment
-from worker.placement.explain.picture import draw_placement, part_json
+from worker.placement.placement import Assignment, draw_placement, part_json, write_assignment
 from worker.placement.together import Planned
 from worker.plan import plan_machine
 from worker.runner.kernel_kills import count_kernel_kills

@@ -5,19 +5,23 @@ from dataclasses import replace
 
 from vectormill.models.model_card import ModelCard
 from worker.devices.device import CUDA, Device, Inventory, parse_devices
-from worker.encoder.backends import AUTO
-from worker.encoder.choice import choose_precision
+from worker.encoder.choice import (
+    EXTRACTION_PRECISIONS,
+    PACKED,
+    AttentionShape,
+    choose_extraction_precision,
+    choose_precision,
+    find_obstacle,
+)
+from worker.encoder.encoder import AUTO
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
-from worker.model.architectures import PACKED, AttentionShape, find_obstacle
 from worker.parallel.layouts import LAYOUTS
-from worker.placement.explain.reasons import PRECISIONS
+from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import Placement
 from worker.placement.planner import PlanSettings
-from worker.placement.sizes.model_shape import ModelShape, has_weights, read_model_shape
+from worker.placement.reasons import PRECISIONS
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
-from worker.tasks.extract.precision import PRECISIONS as EXTRACTION_PRECISIONS
-from worker.tasks.extract.precision import choose_extraction_precision
 
 
 def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
@@ -86,6 +90,6 @@ def find_shape(card: ModelCard) -> ModelShape:
     """Return the model's shape from the headers of its weights, or from its configuration without weights."""
     if has_weights(card):
         return read_model_shape(card)
-    from worker.parallel.filling.skeleton import list_shapes  # torch, which takes seconds to import
+    from worker.parallel.filling import list_shapes  # torch, which takes seconds to import
 
     return read_model_shape(card, list_shapes(card))

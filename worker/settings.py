@@ -8,10 +8,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
-from worker.encoder.backends import AUTO, BACKENDS
+from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import PRECISIONS
+from worker.encoder.encoder import AUTO
 from worker.encoder.switches import parse_switches
-from worker.placement.sizes.room import MEMORY_SHARE
+from worker.placement.room import MEMORY_SHARE
 from worker.placement.strategies import STRATEGIES
 
 

@@ -17,8 +17,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
 from worker.encoder.choice import FP32
-from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport
-from worker.encoder.forward_pass import ForwardPass
+from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
 from worker.runner.memory import read_peak_bytes
 
 ALONE_FACTORY: Final = "benchmarks.children.gauged:load_alone"
@@ -122,8 +121,8 @@ def _import_all(order: EncoderOrder) -> None:
     import torch
 
     from worker.model.torch_encoder import DTYPES
-    from worker.parallel.filling.skeleton import build_skeleton
-    from worker.parallel.meeting import PROCESS_GROUPS, join_process_group
+    from worker.parallel.filling import build_skeleton
+    from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
 
     build_skeleton(order.card, DTYPES[FP32])
     if order.device.kind == CUDA:
@@ -136,7 +135,7 @@ def _import_all(order: EncoderOrder) -> None:
 
 def load_alone(order: EncoderOrder) -> GaugedEncoder:
     """The encoder that a worker would load on one device."""
-    from worker.backends.factory import load_encoder
+    from worker.encoder.backends import load_encoder
 
     return GaugedEncoder(order, load_encoder)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("alembic", "api", "indexer", "scheduler", "vectormill", "worker")
 # Where a runner looks for the function that loads its encoder, the encoder's types and the engine; oldest places first.
-FACTORIES: Final = ("worker/backends/factory.py", "worker/model/factory.py")
+FACTORIES: Final = ("worker/encoder/backends.py", "worker/model/factory.py")
 ENCODERS: Final = ("worker.model.encoder", "worker.encoder.encoder")
 FACTORY: Final = (
     '"""Loads nothing."""\nfrom benchmarks.children.null_device import load_encoder as load_encoder\n'

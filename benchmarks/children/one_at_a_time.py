@@ -18,11 +18,10 @@ from benchmarks.children.serving import ChildOrder, Encoded, serve
 from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.tasks.extract.extraction import Extraction
+from worker.tasks.extract.extraction import Extraction, name_inputs
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import RexNetwork, load_network
-from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
-from worker.tasks.extract.task import lay_out
+from worker.tasks.extract.prompts import PromptTokenizer
 
 CPU = torch.device("cpu")
 ENCODER = "encoder"
@@ -48,7 +47,7 @@ class OneAtATime:
             extraction = Extraction(self._tokenizer, SCHEMAS[number], [text])
             prompts = extraction.start()
             while prompts is not None:
-                batch = Batch(lay_out(prompts).inputs)
+                batch = Batch(name_inputs(prompts).inputs)
                 num_tokens += batch.num_tokens
                 rows = [
                     compute_cells(self._network, batch.part(place, place + 1), CPU)

@@ -27,8 +27,8 @@ from benchmarks.turns import FAILURES, find_last_line
 from vectormill.models.model_card import ModelCard, read_model_card
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, parse_devices
-from worker.encoder.backends import AUTO
-from worker.encoder.choice import FP32, choose_precision
+from worker.encoder.choice import FP32, PACKED, choose_precision
+from worker.encoder.encoder import AUTO
 from worker.encoder.switches import (
     DEFAULTS_PATH,
     SWITCHES,
@@ -37,7 +37,6 @@ from worker.encoder.switches import (
     choose_switches,
     is_package_installed,
 )  # fmt: skip
-from worker.model.architectures import PACKED
 from worker.placement.strategies import PIPELINE, REPLICATE, TENSOR
 from worker.runner.starter import Sharing
 

@@ -14,7 +14,7 @@ from tests.acceptance.producer import Promise, assert_kept, load, promise
 from tests.architecture.sources import ROOT
 from tests.former import extract_release
 from tests.waiting import wait_for
-from worker.placement.assignment import read_assignment
+from worker.placement.placement import read_assignment
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

@@ -110,7 +110,7 @@ def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: s
 def test_a_model_process_holds_only_what_its_backend_needs(
     module: str, absent: set[str], reason: str
 ) -> None:
-    assert not find_loaded_modules(f"import {module}, worker.backends.factory") & absent, reason
+    assert not find_loaded_modules(f"import {module}, worker.encoder.backends") & absent, reason
 
 
 def test_a_model_process_of_torch_loads_its_compiler_when_somebody_compiles_and_not_before() -> None:

@@ -16,14 +16,14 @@ from tests.contract.rank_program import DEVICE, batches, stage_layers
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import read_model_card
 from worker.encoder import switches
+from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.switches import PACKED_RANKS, SwitchDefaults
-from worker.model.architectures import PACKED, PADDED
-from worker.model.packed.attention import Kernel, exact_kernel
+from worker.model.packed import Kernel, exact_kernel
+from worker.parallel import rank_switches as choice
 from worker.parallel import shard_encoder
-from worker.parallel.forms import choice
 from worker.parallel.shard_encoder import ShardEncoder
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 
 STRATEGIES: Final = (TENSOR, PIPELINE, FULLY_SHARDED)

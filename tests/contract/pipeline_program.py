@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.waiting import wait_for
-from worker.parallel.meeting import join_process_group
 from worker.parallel.pipeline import PipelineStage
-from worker.placement.rank import Rank
+from worker.parallel.rendezvous import join_process_group
+from worker.placement.placement import Rank
 from worker.placement.strategies import PIPELINE
 
 SHAPE: Final = (4, 16, 32)  # hidden states [n, length, hidden size] of a micro-batch

@@ -18,12 +18,12 @@ from tests.contract.waits import RefusesWaiting
 from vectormill.models.model_card import ModelCard, read_model_card
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
+from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.model.architectures import PACKED, PADDED
-from worker.model.packed.attention import make_attention
-from worker.parallel.forms.probe import set_attention
+from worker.model.packed import make_attention
+from worker.parallel.rank_switches import set_attention
 from worker.parallel.shard_encoder import ShardEncoder, load_shard
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, SHARED, TENSOR
 
 NUM_LAYERS: Final = 4

@@ -23,11 +23,11 @@ from tests.classifiers import (
 from tests.models import read_card
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import HEAD_POOLING
-from worker.model.classifiers.heads import HEADS, load_head
+from worker.model.classifiers import HEADS, load_head
 from worker.model.network import load_transformer
-from worker.parallel.filling.skeleton import build_skeleton, fill
+from worker.parallel.filling import build_skeleton, fill
 from worker.parallel.layouts import LAYOUTS, find_layout
-from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.model_shape import read_model_shape
 from worker.tokens.tokenizer import Tokenizer
 
 CASES = [

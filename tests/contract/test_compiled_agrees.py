@@ -17,14 +17,21 @@ from tests.compiled import IGNORES_TORCHS_WARNING, NEEDS_COMPILER, fresh_compile
 from tests.contract.packed_models import MODELS, make_transformer
 from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
+from worker.encoder.choice import read_attention_shape
 from worker.encoder.switches import SwitchChoice
-from worker.model.architectures import read_attention_shape
-from worker.model.packed.attention import EXACT, OPAQUE, VARLEN, exact_kernel
-from worker.model.packed.network import PackedNetwork, compute_probes, packed_states
-from worker.model.packed.packing import pack_batch
-from worker.model.switched import compilation
-from worker.model.switched.compilation import MOST_GRAPHS, compile_layers, count_graphs, forget_graphs
-from worker.model.switched.switching import Step, Undo, apply_switches
+from worker.model import compilation
+from worker.model.compilation import MOST_GRAPHS, compile_layers, count_graphs, forget_graphs
+from worker.model.packed import (
+    EXACT,
+    OPAQUE,
+    VARLEN,
+    PackedNetwork,
+    compute_probes,
+    exact_kernel,
+    pack_batch,
+    packed_states,
+)
+from worker.model.switching import Step, Undo, apply_switches
 
 pytestmark = [IGNORES_TORCHS_WARNING, pytest.mark.tail]
 

@@ -17,15 +17,13 @@ from tests.rexuninlu import GOLDEN, extract_of, find_case, load
 from vectormill.models.model_card import ModelCard, read_model_card
 from worker.batching.batch import TYPE_SEGMENTS, Batch
 from worker.devices.device import CPU, CUDA, Device
+from worker.encoder.choice import PACKABLE, UNPACKABLE, WAITLESS, read_attention_shape
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
 from worker.model import cuda_pass
-from worker.model.architectures import PACKABLE, UNPACKABLE, WAITLESS, read_attention_shape
 from worker.model.masks import find_attention_mask
 from worker.model.network import EncoderNetwork
-from worker.model.packed.attention import make_attention
-from worker.model.packed.network import PackedNetwork
-from worker.model.packed.packing import pack_batch
+from worker.model.packed import PackedNetwork, make_attention, pack_batch
 from worker.model.torch_encoder import TorchEncoder
 from worker.tasks.extract.model.head import find_cells, find_places, find_wanted, pad_inputs
 from worker.tasks.extract.model.network import load_network

@@ -7,7 +7,7 @@ import pytest
 
 from tests.models import TinyModels
 from vectormill.models.model_card import read_model_card
-from worker.placement.sizes.model_shape import has_weights
+from worker.placement.model_shape import has_weights
 from worker.plan import find_shape
 
 

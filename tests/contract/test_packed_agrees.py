@@ -14,11 +14,19 @@ from transformers import AttentionInterface
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
-from worker.model.architectures import PACKABLE, read_attention_shape
-from worker.model.packed import network as packed_network
-from worker.model.packed.attention import EXACT, VARLEN, exact_kernel, make_attention
-from worker.model.packed.network import PackedNetwork, PackingFailed, make_probes, pack_network
-from worker.model.packed.packing import pack_batch
+from worker.encoder.choice import PACKABLE, read_attention_shape
+from worker.model import packed as packed_network
+from worker.model.packed import (
+    EXACT,
+    VARLEN,
+    PackedNetwork,
+    PackingFailed,
+    exact_kernel,
+    make_attention,
+    make_probes,
+    pack_batch,
+    pack_network,
+)
 
 SEQUENCES = make_sequences()
 CPU = torch.device("cpu")

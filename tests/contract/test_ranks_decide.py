@@ -12,7 +12,7 @@ from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.contract.rank_program import DEVICE, NUM_LAYERS
 from tests.contract.ranks import run_ranks
 from worker.devices.device import device_environment
-from worker.parallel.meeting import find_first_objection
+from worker.parallel.rendezvous import find_first_objection
 from worker.runner.starter import LOOPBACK
 
 pytestmark = pytest.mark.tail

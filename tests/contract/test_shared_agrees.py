@@ -33,13 +33,13 @@ from tests.rexuninlu import GOLDEN, describe, list_sequences, read_records, summ
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import read_model_card
 from vectormill.ragged import Ragged
-from worker.backends.factory import load_encoder
 from worker.devices.device import CPU, Device, device_environment
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.parallel.layouts import find_layout
+from worker.parallel.shard import apply_tensor_parallel
 from worker.parallel.shard_encoder import load_shard
-from worker.parallel.tensor_parallel import apply_tensor_parallel
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.starter import LOOPBACK
 

@@ -16,18 +16,24 @@ from tests.contract.packed_models import MODELS, make_sequences, make_transforme
 from tests.models import DEVICE
 from vectormill.domain.errors import ModelError
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.backends.factory import load_encoder
 from worker.batching.batch import Batch
+from worker.encoder.backends import load_encoder
+from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.switches import SwitchChoice
+from worker.model import packed as packed_attention
 from worker.model import torch_encoder
-from worker.model.architectures import read_attention_shape
-from worker.model.packed import attention as packed_attention
-from worker.model.packed.attention import DIRECT, EXACT, direct_kernel, exact_kernel
-from worker.model.packed.network import PackedNetwork, compute_probes, packed_states
-from worker.model.packed.packing import pack_batch
-from worker.model.switched.fused_projections import FusedProjections, split_projections
-from worker.model.switched.switching import STEPS, Step, apply_switches
+from worker.model.packed import (
+    DIRECT,
+    EXACT,
+    PackedNetwork,
+    compute_probes,
+    direct_kernel,
+    exact_kernel,
+    pack_batch,
+    packed_states,
+)
+from worker.model.switching import STEPS, FusedProjections, Step, apply_switches, split_projections
 
 pytestmark = pytest.mark.tail
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from worker.model.packed.attention import direct_kernel, varlen_kernel
+from worker.model.packed import direct_kernel, varlen_kernel
 
 pytestmark = pytest.mark.tail
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from worker.backends.factory import load_encoder
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
 
 # all-MiniLM-L6-v2 has 45 MB of weights, and needs about 8 kB a token.

@@ -19,8 +19,8 @@ from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import device_environment, parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
+from worker.placement.model_shape import read_model_shape
 from worker.placement.planner import PlanSettings, plan_placement
-from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import SHARED
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
@@ -75,7 +75,7 @@ def smallest_cosine(found: NDArray[np.float32], expected: NDArray[np.float32]) -
         pytest.param("cuda", "fp32", 0.9999, marks=NEEDS_GPU),
         pytest.param("cuda", "auto", 0.999, marks=NEEDS_GPU),
         pytest.param("cuda", "fp16", 0.999, marks=NEEDS_GPU),
-        # What rounding alone leaves, and a little less (worker/model/weights/rounding.py).
+        # What rounding alone leaves, and a little less (vectormill/models/rounding.py).
         pytest.param("cuda", "int8", 0.998, marks=NEEDS_GPU),
     ],
 )

@@ -20,14 +20,12 @@ from torch.nn.functional import cosine_similarity
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from tests.gpu.devices import DEVICES, NEEDS_GPU, find_device
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.backends.factory import load_encoder
 from worker.batching.batch import Batch
+from worker.encoder.backends import load_encoder
+from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.model.architectures import read_attention_shape
 from worker.model.cuda_pass import CudaPass
-from worker.model.packed.attention import EXACT, VARLEN, exact_kernel, varlen_kernel
-from worker.model.packed.network import PackedNetwork
-from worker.model.packed.packing import pack_batch
+from worker.model.packed import EXACT, VARLEN, PackedNetwork, exact_kernel, pack_batch, varlen_kernel
 
 CARD = Registry({}).card(DEFAULT_MODEL)
 LENGTHS = (1, 300, 17, 64, 128, 1000, 2)
@@ -184,7 +182,7 @@ LOSE_DEVICE = """
 import os
 import numpy as np, torch
 from worker.model.cuda_pass import CudaPass
-from worker.encoder.forward_pass import DeviceLost
+from worker.encoder.encoder import DeviceLost
 
 table = torch.zeros(4, 4, device="cuda")
 forward_pass = CudaPass([np.array([4000])], lambda ids: table[ids], torch.device("cuda:0"), torch.cuda.Stream())

@@ -29,10 +29,10 @@ import numpy as np
 from tests.contract.rank_program import batches
 from tests.gpu.devices import find_device
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.backends.factory import load_encoder
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import EncoderOrder
 from worker.parallel.shard_encoder import load_shard
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 
 kind, strategy, switches, folder = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
 card, device = Registry({}).card(DEFAULT_MODEL, weights=True), find_device(kind)

@@ -21,16 +21,22 @@ from tests.compiled import IGNORES_TORCHS_WARNING, NEEDS_COMPILER, fresh_compile
 from tests.contract.packed_models import MODELS, make_transformer
 from tests.gpu.devices import NEEDS_GPU, find_device
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.backends.factory import load_encoder
 from worker.batching.batch import Batch
+from worker.encoder.backends import load_encoder
+from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.switches import SWITCHES, SwitchChoice
-from worker.model.architectures import read_attention_shape
-from worker.model.packed.attention import DIRECT, EXACT, VARLEN, direct_kernel, exact_kernel
-from worker.model.packed.network import PackedNetwork, compute_probes
-from worker.model.switched.compilation import count_graphs
-from worker.model.switched.scaled_products import multiply_restored, multiply_scaled, scale_rows
-from worker.model.switched.switching import apply_switches
+from worker.model.compilation import count_graphs
+from worker.model.packed import (
+    DIRECT,
+    EXACT,
+    VARLEN,
+    PackedNetwork,
+    compute_probes,
+    direct_kernel,
+    exact_kernel,
+)
+from worker.model.switching import apply_switches, multiply_restored, multiply_scaled, scale_rows
 
 pytestmark = IGNORES_TORCHS_WARNING
 

@@ -16,8 +16,8 @@ from vectormill.models.specs import (
     TaskRow,
     choose_max_tokens,
 )
-from worker.tasks.course import WorkerTask
 from worker.tasks.table import TASKS_OF_KIND
+from worker.tasks.task import WorkerTask
 from worker.tokens.tokenizer import Tokenizer
 
 TAG = "tag"

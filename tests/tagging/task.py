@@ -14,9 +14,8 @@ from vectormill.domain.encoding import TRUNCATE, EncodingSpec
 from vectormill.jobs.item import ITEM_ERROR_CODES, TOO_MANY_TOKENS, ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
-from worker.tasks.course import Finished
-from worker.tasks.finishing import fail_unless, find_finite_rows, read_texts
-from worker.tasks.likeness import find_changed
+from worker.tasks.finishing import fail_unless, find_changed, find_finite_rows, read_texts
+from worker.tasks.task import Finished
 from worker.tokens.tokenized import TokenizedTexts
 
 OUTSIDE = "O"

@@ -24,13 +24,13 @@ from vectormill.models.embedders import (
     tell_prompts,
 )
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
-from vectormill.models.weight_files import (
+from vectormill.models.weights import (
+    count_parameters,
     find_tensor_names,
     find_weights,
     fingerprint_directory,
     list_weights,
 )
-from vectormill.models.weight_headers import count_parameters
 
 CLS: Final = "cls"
 MEAN: Final = "mean"

@@ -18,7 +18,7 @@ from vectormill.domain.encoding import PASSAGES, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.specs import list_own_options, make_spec
-from vectormill.models.weight_files import TORCH_WEIGHTS
+from vectormill.models.weights import TORCH_WEIGHTS
 from vectormill.settings import ModelEntry
 
 __all__ = [

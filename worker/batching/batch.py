@@ -16,7 +16,7 @@ from vectormill.ragged import Ragged
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
 POSITION_IDS: Final = "position_ids"
-# Of worker.tasks.extract.layout: which path of a hint, and which type below it, a token is part of; 0 for none.
+# Of worker.tasks.extract.prompts: which path of a hint, and which type below it, a token is part of; 0 for none.
 PREFIX_BLOCKS: Final = "prefix_blocks"
 TYPE_SEGMENTS: Final = "type_segments"
 # How many leading tokens some models leave out of the pooling. Left out itself where it is 0 for all.

@@ -7,8 +7,7 @@ from itertools import combinations, pairwise
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
-from worker.devices.device import CUDA, Device, Inventory
-from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS, Links
+from worker.devices.device import CUDA, MEMORY, NVLINK, PCIE, SOCKETS, Device, Inventory, Links
 
 NVLINK_PAIRS: Final = "nvlink-pairs"
 DESCRIBED_LINKS: Final = (NVLINK, NVLINK_PAIRS, PCIE, SOCKETS)

@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-from worker.devices.device import CPU, CUDA, MPS, VISIBLE_DEVICES, Device, Inventory
+from worker.devices.device import CPU, CUDA, MEMORY, MPS, PCIE, VISIBLE_DEVICES, Device, Inventory, Links
 from worker.devices.kfd import (
     TOPOLOGY,
     find_amd_links,
@@ -19,7 +19,6 @@ from worker.devices.kfd import (
     list_amd_gpus,
     select_visible_amd,
 )
-from worker.devices.links import MEMORY, PCIE, Links
 from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_links, read_use, select_visible
 
 CGROUP: Final = Path("/sys/fs/cgroup")

@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
-from worker.devices.links import NVLINK, PCIE, SOCKETS
+from worker.devices.device import NVLINK, PCIE, SOCKETS
 
 logger = logging.getLogger(__name__)
 

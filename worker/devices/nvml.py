@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final, Protocol
 
-from worker.devices.links import NVLINK, PCIE, SOCKETS
+from worker.devices.device import NVLINK, PCIE, SOCKETS
 
 logger = logging.getLogger(__name__)
 

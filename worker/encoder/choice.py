@@ -1,11 +1,11 @@
-"""Chooses the precision of a device, with a reason. Pure: asks neither the machine nor a framework."""
+"""Choose the precision and the attention of a model on a device, with a reason. Imports no framework."""
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from worker.devices.device import CPU, CUDA, Device
-from worker.encoder.backends import AUTO
-from worker.encoder.encoder import Choice
+from worker.encoder.encoder import AUTO, Choice
 
 FP32: Final = "fp32"
 FP16: Final = "fp16"
@@ -46,3 +46,135 @@ def find_arithmetic(precision: str, device: Device) -> str:
     if device.has_bf16:
         return BF16
     return FP16 if device.kind == CUDA else FP32
+
+
+EXTRACTION_PRECISIONS: Final = (FP32, BF16)
+
+
+def choose_extraction_precision(wanted: str, device: Device) -> Choice:
+    """Choose fp32 unless bf16 is asked for. Raises ModelError for others."""
+    if wanted == AUTO:
+        return Choice(FP32, "the sign of a number decides whether a span is found")
+    chosen = choose_precision(wanted, device)
+    if chosen.value not in EXTRACTION_PRECISIONS:
+        raise ModelError(
+            f"Extraction computes in {' or '.join(EXTRACTION_PRECISIONS)}, not in {chosen.value}."
+        )
+    return chosen
+
+
+PACKED: Final = "packed"
+PADDED: Final = "padded"
+
+FROM_ZERO: Final = "from zero"
+# RoBERTa counts from its padding token's id + 1, and gives a padding token that a text itself contains no number.
+BEHIND_PADDING: Final = "behind the padding id"
+
+# model_type of a transformers configuration -> how position_ids run within a sequence.
+PACKABLE: Final[dict[str, str]] = {
+    # Learned positions, every token sees every other.
+    "albert": FROM_ZERO,
+    "bert": FROM_ZERO,
+    "distilbert": FROM_ZERO,
+    "electra": FROM_ZERO,
+    "camembert": BEHIND_PADDING,
+    "roberta": BEHIND_PADDING,
+    "xlm-roberta": BEHIND_PADDING,
+    # Rotary positions, every token sees every other; ModernBERT in local windows on most layers.
+    "eurobert": FROM_ZERO,
+    "gte": FROM_ZERO,
+    "jina_embeddings_v3": FROM_ZERO,
+    "modernbert": FROM_ZERO,
+    "nomic_bert": FROM_ZERO,
+    # Rotary positions, grouped key heads, windows where the configuration has them; causal unless it says
+    # `is_causal: false`.
+    "llama": FROM_ZERO,
+    "mistral": FROM_ZERO,
+    "qwen2": FROM_ZERO,
+    "qwen3": FROM_ZERO,
+}
+
+_RELATIVE: Final = "it adds a relative position bias to the scores, which the packed kernel cannot"
+_SPARSE: Final = "its sparse attention is not the kernel's"
+UNPACKABLE: Final[dict[str, str]] = {
+    "deberta": "its disentangled attention adds scores of positions, which the packed kernel cannot",
+    "deberta-v2": "its disentangled attention adds scores of positions, which the packed kernel cannot",
+    "mpnet": _RELATIVE,
+    "t5": _RELATIVE,
+    "mt5": _RELATIVE,
+    "umt5": _RELATIVE,
+    "xlnet": _RELATIVE,
+    "big_bird": _SPARSE,
+    "longformer": _SPARSE,
+}
+
+# Those in which no forward pass asks the device anything, packed or padded, so that the next may be queued behind it
+# (tests/contract/test_no_waiting.py). The first DeBERTa does, for the scale of its scores in every layer, and the
+# second copies a number from the host for its relative positions.
+WAITLESS: Final = frozenset(PACKABLE) | {"mpnet"}
+
+LARGEST_HEAD_DIM: Final = 256
+HEAD_DIM_STEP: Final = 8
+SMALLEST_CAPABILITY: Final = 80  # Ampere; the kernel is FlashAttention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes in a transformer's configuration that matter to kernels."""
+
+    model_type: str
+    head_dim: int
+    padding_id: int
+    hidden_size: int = 0
+
+    @property
+    def positions(self) -> str:
+        return PACKABLE[self.model_type]
+
+
+def read_attention_shape(config: Any) -> AttentionShape:
+    """Read the shape from a transformers configuration, whose attribute names all architectures share."""
+    num_heads = getattr(config, "num_attention_heads", None) or 1
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
+    padding_id = getattr(config, "pad_token_id", None)
+    hidden_size = int(getattr(config, "hidden_size", 0))
+    return AttentionShape(config.model_type, head_dim, 0 if padding_id is None else padding_id, hidden_size)
+
+
+def choose_attention(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:
+    """Choose packed or padded attention. Raises ModelError when packed is asked for and is not exact or cannot run."""
+    if wanted == PADDED:
+        return Choice(PADDED, "asked for")
+    obstacle = find_obstacle(shape, device, precision)
+    if wanted == PACKED:
+        if obstacle:
+            raise ModelError(f"Packed attention cannot be used, because {obstacle}; use padded or auto.")
+        return Choice(PACKED, "asked for")
+    assert wanted == AUTO
+    if device.kind == CPU:
+        return Choice(PADDED, "a processor has no packed kernel, and batches of like lengths pad little")
+    if obstacle:
+        return Choice(PADDED, obstacle)
+    return Choice(PACKED, "no padding is computed")
+
+
+def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
+    """Return why a model cannot be packed there, as the rest of a sentence behind "because"; empty when it can."""
+    if shape.model_type in UNPACKABLE:
+        return UNPACKABLE[shape.model_type]
+    if shape.model_type not in PACKABLE:
+        return f"the architecture {shape.model_type!r} is not one that was compared with padding"
+    if device.kind == CPU:
+        return ""  # computed one sequence at a time, in any precision and head size
+    if device.kind != CUDA:
+        return f"{device.kind} has no packed kernel"
+    if precision == FP32:
+        return "the packed kernel computes in 16 bit only, and the precision is fp32"
+    if shape.head_dim % HEAD_DIM_STEP or shape.head_dim > LARGEST_HEAD_DIM:
+        return f"the packed kernel takes heads of 8, 16, … 256 dimensions, and these have {shape.head_dim}"
+    capability = device.compute_capability
+    if capability is not None and capability < SMALLEST_CAPABILITY:
+        return (
+            f"the packed kernel needs compute capability 8.0, and {device.description} has {capability / 10}"
+        )
+    return ""

@@ -1,18 +1,49 @@
-"""Encoder: the contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
+"""The contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import Device
-from worker.encoder.forward_pass import Deferred, ForwardPass
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
+
+
+class DeviceLost(Exception):
+    """The device can compute nothing more in this process, which has to end; the batch may be to blame or not."""
+
+
+class ForwardPass(Protocol):
+    """One batch on its way: prepared, then started, then computed. Each step raises whatever the framework raises."""
+
+    def start(self) -> None:
+        """Queue the batch on a device that computes by itself, without waiting. Elsewhere do nothing."""
+        ...
+
+    def results(self) -> Ragged:
+        """Return the results as Encoder.encode does. Waits for the device, or computes them here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A forward pass of a processor: whoever asks for the results computes them."""
+
+    compute: Callable[[], Ragged]
+
+    def start(self) -> None:
+        pass
+
+    def results(self) -> Ragged:
+        return self.compute()
+
+
+AUTO: Final = "auto"
 
 # Called while weights are read, with the bytes read so far and those to be read.
 OnRead = Callable[[int, int], None]
@@ -135,7 +166,7 @@ class Encoder(Protocol):
         """Return the results, a row a sequence. Vectors are float32 rows of card.dimension: pooled and passed through
         Dense modules, not normalized and not cut.
 
-        Raises whatever the framework raises: worker.encoder.exhaustion tells which of it means too little memory, and
+        Raises whatever the framework raises: worker.encoder.memory tells which of it means too little memory, and
         of all else the caller finds the sequence that is to blame. Raises DeviceLost.
         """
         forward_pass = self.prepare(batch)

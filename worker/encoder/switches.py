@@ -2,7 +2,7 @@
 
 Whether one pays depends on the card, so none is on unless a measurement says so (switch_defaults.json, written by
 `python -m benchmarks gpu --write`) or somebody asks for it by name. What is on is compared with the network without it
-when a model is loaded, and what differs is off again (worker/model/switched).
+when a model is loaded, and what differs is off again (worker/model/switching.py).
 """
 
 import difflib
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.device import CUDA, Device
-from worker.encoder.backends import AUTO
+from worker.encoder.encoder import AUTO
 
 NONE: Final = "none"
 PACKED_RANKS: Final = "packed_ranks"

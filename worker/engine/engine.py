@@ -37,14 +37,14 @@ from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
-from worker.tasks.course import Course, WorkerTask
 from worker.tasks.finishing import find_finite, find_unique
 from worker.tasks.table import make_tasks
+from worker.tasks.task import Course, WorkerTask
 from worker.tokens.word_cache import WordTally
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_FACTORY: Final = "worker.backends.factory:load_encoder"
+DEFAULT_FACTORY: Final = "worker.encoder.backends:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
 # By which a model process shows that it still encodes (worker.engine.in_flight).
 CANARY: Final = "A canary that still sings tells the miners that the air is good."

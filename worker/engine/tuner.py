@@ -17,9 +17,9 @@ from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
 from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost, find_quadratic_length
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderReport, find_changes
+from worker.placement.footprint import VALUE_BYTES, Footprint, make_footprint
+from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import Replica
-from worker.placement.sizes.footprint import VALUE_BYTES, Footprint, make_footprint
-from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing

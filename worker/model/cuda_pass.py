@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vectormill.ragged import Ragged
-from worker.encoder.exhaustion import is_out_of_memory
-from worker.encoder.forward_pass import DeviceLost
+from worker.encoder.encoder import DeviceLost
+from worker.encoder.memory import is_out_of_memory
 
 # Inputs on the device -> vectors [n, dim] on the device.
 Compute = Callable[..., Tensor]

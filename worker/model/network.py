@@ -1,7 +1,8 @@
-"""EncoderNetwork: a transformer, its pooling and its Dense modules as one torch module. Knows no device."""
+"""The network of an encoder: a transformer, its pooling and its Dense modules as one torch module, and its loading."""
 
 import inspect
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,18 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vectormill.domain.errors import ModelError
+from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.model_card import ModelCard
-from vectormill.models.weight_files import find_weights
-from vectormill.models.weight_headers import SAFETENSORS
+from vectormill.models.special_tokens import has_code, read_special_tokens
+from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
-from worker.model.classifiers.heads import load_head
-from worker.model.classifiers.published import is_published, load_config, load_published
+from worker.model.classifiers import is_published, load_config, load_head, load_published
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 from worker.model.runtime import transformers
-from worker.model.weights.stored import open_weights
+from worker.model.weights import open_weights
+from worker.tokens.reference import Reference
+from worker.tokens.tokenizer import SAMPLE
 
 # Heads that some files leave out and that vectors do not pass through.
 UNUSED_WEIGHTS = ("pooler.",)
@@ -184,3 +186,39 @@ def _find_activation(path: str) -> nn.Module:
     ):
         raise ModelError(f"The activation {path!r} of a Dense module is not one of torch; it is not run.")
     return activation()
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_tokenizer(card: ModelCard) -> None:
+    """Compare `tokenizer.json` with AutoTokenizer on texts of many scripts. Raises UnsupportedModel where they differ.
+
+    A tokenizer by code of its own is not compared: its code is not run, and a table says what it adds.
+    """
+    if is_published(card) or has_code(card.path):
+        return
+    flags = dict(read_special_tokens(card.name, card.path).flags)
+    try:
+        theirs = transformers.AutoTokenizer.from_pretrained(
+            card.path, local_files_only=True, trust_remote_code=False, **flags
+        )
+    except (OSError, ValueError, KeyError, AttributeError, ImportError, TypeError) as error:
+        logger.warning(
+            "The tokenizer of %s was not compared with transformers', which cannot read it: %s",
+            card.name,
+            error,
+        )
+        return
+    texts = [line for line in SAMPLE.read_text(encoding="utf-8").splitlines() if line]
+    ours = Reference(card.path, lowercase=card.lowercase).encode(texts)
+    # sentence-transformers lowers the case of a text before it is tokenized.
+    given = [text.lower() for text in texts] if card.lowercase else texts
+    for number, expected in enumerate(theirs(given, verbose=False)["input_ids"]):
+        found = ours.row(number).tolist()
+        if found != expected:
+            raise UnsupportedModel(
+                f"The tokenizer.json of model {card.name!r} gives other tokens than transformers' own class, such as "
+                f"{found[:8]} instead of {expected[:8]} for {texts[number][:40]!r}. Write it anew where you trust it: "
+                "AutoTokenizer.from_pretrained(…).save_pretrained(…)."
+            )

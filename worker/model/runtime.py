@@ -2,7 +2,7 @@
 
 Adds nothing to it. The import of torch._dynamo is a quarter of what a process of torch takes to be there.
 transformers wants it for marks on functions of generation, and for one context that masks of another form enter.
-Nothing that runs here wears such a mark; who compiles (`worker/model/switched/compilation.py`) imports the real one,
+Nothing that runs here wears such a mark; who compiles (`worker/model/compilation.py`) imports the real one,
 later. scipy is wanted by the losses of object detection.
 """
 

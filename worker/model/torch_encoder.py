@@ -15,29 +15,45 @@ from vectormill.domain.errors import ModelError
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
-from worker.encoder.backends import AUTO
-from worker.encoder.choice import BF16, COMPRESSED, FP16, FP32, find_arithmetic
+from worker.encoder.choice import (
+    BF16,
+    COMPRESSED,
+    FP16,
+    FP32,
+    PACKED,
+    PADDED,
+    WAITLESS,
+    choose_attention,
+    find_arithmetic,
+    read_attention_shape,
+)
 from worker.encoder.encoder import (
+    AUTO,
     Choice,
+    Deferred,
     Encoder,
     EncoderOrder,
     EncoderReport,
+    ForwardPass,
     Loading,
     device_choice,
 )
-from worker.encoder.forward_pass import Deferred, ForwardPass
 from worker.encoder.padding import pad_batch
 from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
-from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attention, read_attention_shape
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.masks import find_attention_mask
-from worker.model.network import EncoderNetwork, count_weight_bytes, list_token_inputs
-from worker.model.packed.attention import EXACT, VARLEN
-from worker.model.packed.network import PackedNetwork, PackingFailed, compute_probes, pack_network
-from worker.model.packed.packing import pack_batch
-from worker.model.switched.switching import NotUndone, apply_switches
-from worker.model.tokenizer_check import check_tokenizer
-from worker.model.weights.quantization import apply_quantization
+from worker.model.network import EncoderNetwork, check_tokenizer, count_weight_bytes, list_token_inputs
+from worker.model.packed import (
+    EXACT,
+    VARLEN,
+    PackedNetwork,
+    PackingFailed,
+    compute_probes,
+    pack_batch,
+    pack_network,
+)
+from worker.model.switching import NotUndone, apply_switches
+from worker.model.weights import apply_quantization
 
 logger = logging.getLogger(__name__)
 

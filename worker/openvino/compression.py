@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.model.weights.rounding import RoundedWeight, round_linear, round_table
+from vectormill.models.rounding import SMALLEST_TABLE_ROWS, RoundedWeight, round_linear, round_table
 from worker.openvino.runtime import openvino as ov
-from worker.placement.sizes.weight_groups import SMALLEST_TABLE_ROWS
 
 # Dense modules behind the pooling work on one vector a sequence: nothing to gain, and no sum averages their error.
 COMPRESSED_PART: Final = "__module.network.transformer"

@@ -99,8 +99,7 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
     from openvino.tools.ovc import convert_model
 
-    from worker.model.network import EncoderNetwork
-    from worker.model.tokenizer_check import check_tokenizer
+    from worker.model.network import EncoderNetwork, check_tokenizer
     from worker.openvino.wordless_network import WordlessNetwork
 
     check_tokenizer(order.card)  # a conversion that is kept was compared

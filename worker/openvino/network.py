@@ -1,15 +1,37 @@
-"""OpenVINONetwork: a converted network, compiled for some cores of a CPU. Knows no batches and no threads."""
+"""A converted network, compiled for some cores of a CPU. Knows no batches and no threads."""
 
 import json
+import mmap
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from worker.encoder.choice import BF16, FP32, find_arithmetic
 from worker.encoder.encoder import EncoderOrder
-from worker.openvino.mapped_weights import MappedWeights
 from worker.openvino.runtime import openvino as ov
 from worker.openvino.word_table import EmbeddingRows
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
+
+
+class MappedWeights:
+    """The bytes of a file. Whoever computes with them keeps this object for as long."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            # Nobody writes there, but openvino takes no array that says so.
+            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, dtype=np.uint8)
+
+    def forget(self) -> None:
+        """Release the pages that were read so far. They return from the kernel's cache when they are touched.
+
+        Where the system cannot, nothing happens.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
 
 HINTS: Final = {FP32: "f32", BF16: "bf16"}
 

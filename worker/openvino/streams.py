@@ -5,8 +5,8 @@ from typing import Final
 from vectormill.domain.errors import ModelError
 from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderOrder
-from worker.placement.sizes.footprint import make_footprint
-from worker.placement.sizes.model_shape import ModelShape, read_model_shape
+from worker.placement.footprint import make_footprint
+from worker.placement.model_shape import ModelShape, read_model_shape
 
 # The share of a batch's time that its threads do not share. Two threads took 1/1.167 of the time that two batches
 # side by side take of one each (docs/decisions/0015: 7,330 and 8,550 tokens/s): Amdahl's law with this part gives

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from worker.encoder.choice import COMPRESSED
 from worker.model.network import EncoderNetwork
-from worker.model.weights.quantization import RoundedEmbedding, is_compressible_table
+from worker.model.weights import RoundedEmbedding, is_compressible_table
 from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
 ROWS_AT_ONCE: Final = 4096

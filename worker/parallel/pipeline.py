@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from worker.batching.batch import Batch
 from worker.parallel.layouts import Layout
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 
 
 class PassedOn(nn.Module):

@@ -1,4 +1,4 @@
-"""Shard: one rank's part of a network that several devices share, and how the parts of a batch go through it.
+"""One rank's part of a network that several devices share, and how the parts of a batch go through it.
 
 Knows no tasks: what a network is given, and what becomes of what comes out of its last layer, is its encoder's.
 
@@ -10,26 +10,69 @@ first or is a little later and has it still to start.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import COMPRESSED, find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.model.torch_encoder import DTYPES
-from worker.parallel.filling.rounded_shards import hold_rounded
-from worker.parallel.filling.skeleton import fill
-from worker.parallel.fully_sharded import apply_fully_sharded
+from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.layouts import Layout
-from worker.parallel.meeting import PROCESS_GROUPS, join_process_group
 from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
-from worker.parallel.tensor_parallel import apply_tensor_parallel
-from worker.placement.rank import Rank
+from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
+from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TENSOR
+
+
+def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
+    """Cut the linear layers of every layer, whose parameters may still be on the meta device.
+
+    Raises ModelError when heads or intermediate values do not divide by the number of ranks, or no layer can be cut.
+    """
+    config, ranks = transformer.config, mesh.size()
+    if layout.tensor_obstacle:
+        raise ModelError(
+            f"A model of the architecture {config.model_type!r} cannot be tensor parallel: {layout.tensor_obstacle}; "
+            "use pipeline or fully_sharded."
+        )
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    for count, what in (
+        (config.num_attention_heads, "attention heads"),
+        (key_heads, "heads of keys"),
+        (config.intermediate_size, "intermediate values"),
+    ):
+        if count % ranks:
+            divisors = ", ".join(
+                str(size) for size in range(2, count + 1) if count % size == 0 and size <= 64
+            )
+            raise ModelError(
+                f"{count} {what} cannot be divided among {ranks} devices; they can among {divisors}."
+            )
+    plan = {path: ColwiseParallel() for path in layout.columns}
+    plan |= {path: RowwiseParallel() for path in layout.rows}
+    for layer in transformer.get_submodule(layout.layers):
+        parallelize_module(layer, mesh, plan)
+
+
+def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
+    """Cut parameters along their first dimension. Each layer's are gathered while the one before computes."""
+    layers = list(transformer.get_submodule(layout.layers))
+    # A unit of its own, so that a vocabulary is whole only while it is looked up, and not beside every layer.
+    fully_shard(transformer.get_submodule(layout.embeddings), mesh=mesh, reshard_after_forward=True)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(transformer, mesh=mesh, reshard_after_forward=True)
+    for layer, following in pairwise(layers):
+        layer.set_modules_to_forward_prefetch([following])
 
 
 class LoadedShard:

@@ -20,39 +20,42 @@ from torch import Tensor, nn
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
-from worker.encoder.choice import choose_precision, find_arithmetic
-from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
-from worker.encoder.forward_pass import Deferred, ForwardPass
+from worker.encoder.choice import choose_precision, find_arithmetic, read_attention_shape
+from worker.encoder.encoder import (
+    Choice,
+    Deferred,
+    Encoder,
+    EncoderOrder,
+    EncoderReport,
+    ForwardPass,
+    Loading,
+    device_choice,
+)
 from worker.encoder.switches import PACKED_RANKS, QUEUED_RANKS
-from worker.model.architectures import read_attention_shape
-from worker.model.classifiers.published import check_published, is_published
+from worker.model.classifiers import check_published, is_published
 from worker.model.cuda_pass import Compute, CudaPass, copy_inputs, losing_device
 from worker.model.masks import tell_masks
-from worker.model.network import list_token_inputs, load_dense
-from worker.model.packed.attention import (
+from worker.model.network import check_tokenizer, list_token_inputs, load_dense
+from worker.model.packed import (
     EXACT,
     VARLEN,
     exact_kernel,
+    make_probes,
     register_packed_attention,
     varlen_kernel,
 )
-from worker.model.packed.network import make_probes
-from worker.model.tokenizer_check import check_tokenizer
 from worker.model.torch_encoder import DTYPES
-from worker.parallel.filling.skeleton import build_skeleton
-from worker.parallel.forms.choice import RankSwitches, choose_rank_switches
-from worker.parallel.forms.form import Form, Part
-from worker.parallel.forms.packed_form import PackedForm
-from worker.parallel.forms.padded_form import PaddedForm
-from worker.parallel.forms.probe import find_flaw, set_attention
+from worker.parallel.filling import build_skeleton
+from worker.parallel.forms import Form, PackedForm, PaddedForm, Part
 from worker.parallel.layouts import find_layout
-from worker.parallel.meeting import ask_all
+from worker.parallel.rank_switches import RankSwitches, choose_rank_switches, find_flaw, set_attention
+from worker.parallel.rendezvous import ask_all
 from worker.parallel.shard import LoadedShard
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 
 logger = logging.getLogger(__name__)
 
-# For a model whose answers are no vectors, as in worker.backends.factory.
+# For a model whose answers are no vectors, as in worker.encoder.backends.
 EXTRACTOR: Final = "worker.tasks.extract.model.shard_encoder:RexShardEncoder"
 
 

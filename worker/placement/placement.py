@@ -1,11 +1,18 @@
-"""Placement: which device holds what of a model, and why. Values only; the planner makes them, executors read them.
+"""A placement says which device holds what of a model, and why. Values only, and their JSON.
 
 One structure covers every strategy: a Placement has replicas, each a full copy of the model; a Replica has stages,
-consecutive layers; a Stage has shards, what one device loads.
+consecutive layers; a Stage has shards, what one device loads. A Rank is one of the processes that share a replica; an
+Assignment is a replica with its devices, as the launcher hands it to its worker.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vectormill.workers.plan_picture import draw_plan
+from worker.devices.device import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +94,151 @@ class Placement:
     def devices(self) -> tuple[str, ...]:
         """Return the devices that hold something, replica by replica."""
         return tuple(device for replica in self.replicas for device in replica.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """`stage_layers` are the numbers of layers of all stages: one for each rank, or one for all of them together.
+
+    `meeting_point` is a file that does not exist yet, through which the ranks of one start find each other.
+    """
+
+    number: int
+    world_size: int
+    strategy: str
+    stage_layers: tuple[int, ...]
+    micro_batches: int
+    meeting_point: Path
+    timeout_seconds: float
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.world_size - 1
+
+    @property
+    def first_layer(self) -> int:
+        """Return the first layer of this rank's stage."""
+        return sum(self.stage_layers[: self.number])
+
+
+def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) -> tuple[Rank, ...]:
+    """Return the ranks of a replica, in the order of its devices."""
+    world_size = len(replica.devices)
+    layers = tuple(stage.num_layers for stage in replica.stages)
+    return tuple(
+        Rank(
+            number,
+            world_size,
+            replica.strategy,
+            layers,
+            replica.micro_batches,
+            meeting_point,
+            timeout_seconds,
+        )
+        for number in range(world_size)
+    )
+
+
+def draw_placement(placement: Placement) -> str:
+    """Draw the plan by device, then its reasons: █ weights, ▒ activations of a full batch, · headroom."""
+    return draw_plan(placement_json(placement))
+
+
+def placement_json(placement: Placement) -> dict[str, Any]:
+    """Return the plan as a JSON object, bytes as integers."""
+    return {
+        "strategy": placement.strategy,
+        "precision": placement.precision,
+        "relative_rate": round(placement.relative_rate, 4),
+        "longest_text_tokens": placement.longest_text_tokens,
+        "replicas": [replica_json(replica) for replica in placement.replicas],
+        "idle": dict(placement.idle),
+        "reasons": list(placement.reasons),
+        "rejected": [{"alternative": each.alternative, "reason": each.reason} for each in placement.rejected],
+        "proposals": list(placement.proposals),
+    }
+
+
+def part_json(placement: Placement, replica: Replica) -> dict[str, Any]:
+    """Return one replica's part of a plan, for the worker that runs it, with the plan's own sentences under `plan`."""
+    plan = placement_json(placement)
+    num_replicas = len(plan.pop("replicas"))
+    return replica_json(replica) | {"plan": {"num_replicas": num_replicas, **plan}}
+
+
+def replica_json(replica: Replica) -> dict[str, Any]:
+    """Return one replica as a JSON object: how it is shared, and what each device holds."""
+    return {
+        "strategy": replica.strategy,
+        "micro_batches": replica.micro_batches,
+        "max_batch_tokens": replica.max_batch_tokens,
+        "relative_rate": round(replica.relative_rate, 4),
+        "stages": [
+            {
+                "first_layer": stage.first_layer,
+                "num_layers": stage.num_layers,
+                "shards": [
+                    {
+                        "device": shard.device,
+                        "capacity_bytes": shard.capacity_bytes,
+                        "weight_bytes": shard.weight_bytes,
+                        "activation_bytes": shard.activation_bytes,
+                        "headroom_bytes": shard.headroom_bytes,
+                    }
+                    for shard in stage.shards
+                ],
+            }
+            for stage in replica.stages
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """`part` is the replica's part of the plan as `part_json` writes it; `devices` are in the replica's order."""
+
+    part: Mapping[str, Any]
+    devices: tuple[Device, ...]
+
+    @property
+    def replica(self) -> Replica:
+        return Replica(
+            strategy=self.part["strategy"],
+            stages=tuple(_read_stage(stage) for stage in self.part["stages"]),
+            micro_batches=self.part["micro_batches"],
+            max_batch_tokens=self.part["max_batch_tokens"],
+            relative_rate=self.part["relative_rate"],
+        )
+
+    @property
+    def cores(self) -> frozenset[int]:
+        """Return the logical processors of all devices; none for a GPU, whose feeding process is light."""
+        return frozenset(core for device in self.devices for core in device.cores)
+
+
+def write_assignment(assignment: Assignment) -> str:
+    devices = [asdict(device) | {"features": sorted(device.features)} for device in assignment.devices]
+    return json.dumps({"part": assignment.part, "devices": devices})
+
+
+def read_assignment(text: str) -> Assignment:
+    """Return what `write_assignment` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+    written = json.loads(text)
+    return Assignment(written["part"], tuple(_read_device(device) for device in written["devices"]))
+
+
+def _read_device(written: dict[str, Any]) -> Device:
+    known = {"cores": tuple(written["cores"]), "features": frozenset(written["features"])}
+    return Device(**written | known)
+
+
+def _read_stage(written: dict[str, Any]) -> Stage:
+    shards = (
+        Shard(shard["device"], shard["capacity_bytes"], shard["weight_bytes"], shard["activation_bytes"])
+        for shard in written["shards"]
+    )
+    return Stage(written["first_layer"], written["num_layers"], tuple(shards))

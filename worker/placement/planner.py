@@ -12,8 +12,10 @@ from typing import Final
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
-from worker.placement.drafts import AUTO, Draft, draft_plans
-from worker.placement.explain.reasons import (
+from worker.placement.drafts import AUTO, Draft, draft_plans, find_longest_text
+from worker.placement.model_shape import ModelShape
+from worker.placement.placement import Placement
+from worker.placement.reasons import (
     PRECISIONS,
     Asked,
     explain_failure,
@@ -23,11 +25,8 @@ from worker.placement.explain.reasons import (
     explain_rejections,
     propose_precision,
 )
-from worker.placement.placement import Placement
 from worker.placement.replicas import Needs, ReplicaBuilder
-from worker.placement.sizes.longest import find_longest_text
-from worker.placement.sizes.model_shape import ModelShape
-from worker.placement.sizes.room import MEMORY_SHARE, Room, measure_room
+from worker.placement.room import MEMORY_SHARE, Room, measure_room
 from worker.placement.strategies import STRATEGIES
 
 # Where more tokens at once no longer make the device faster (docs/LOG.md for CPUs).

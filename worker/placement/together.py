@@ -11,11 +11,11 @@ from itertools import pairwise
 from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import CPU, Device, Inventory, parse_devices
+from worker.placement.model_shape import ModelShape
 from worker.placement.placement import Placement
 from worker.placement.planner import ABOUT_AS_FAST, PlanSettings, make_needs, plan_placement
 from worker.placement.replicas import ReplicaBuilder
-from worker.placement.sizes.model_shape import ModelShape
-from worker.placement.sizes.room import OVERHEAD_BYTES, guess_flops, measure_room
+from worker.placement.room import OVERHEAD_BYTES, guess_flops, measure_room
 
 
 @dataclass(frozen=True, slots=True)

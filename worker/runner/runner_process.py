@@ -23,8 +23,7 @@ from typing import Final, NoReturn
 from vectormill.domain.errors import ModelError
 from vectormill.processes.lifetimes import die_with_parent
 from vectormill.processes.logs import begin_logging
-from worker.encoder.encoder import Encoder, OnRead
-from worker.encoder.forward_pass import DeviceLost
+from worker.encoder.encoder import DeviceLost, Encoder, OnRead
 from worker.runner.channel import Channel
 from worker.runner.memory import MemoryGauge
 from worker.runner.messages import (

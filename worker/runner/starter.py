@@ -13,8 +13,7 @@ from typing import Final
 from vectormill.settings import drop_secrets
 from worker.devices.device import CUDA, Device, device_environment
 from worker.encoder.encoder import EncoderOrder
-from worker.placement.placement import Replica
-from worker.placement.rank import make_ranks
+from worker.placement.placement import Replica, make_ranks
 from worker.runner.messages import Load
 from worker.runner.runner import Runner
 from worker.runner.runner_group import RunnerGroup

@@ -10,9 +10,8 @@ from queue import Empty, PriorityQueue
 from typing import Final, NoReturn
 
 from vectormill.ragged import Ragged
-from worker.encoder.encoder import Encoder
-from worker.encoder.exhaustion import is_out_of_memory
-from worker.encoder.forward_pass import DeviceLost, ForwardPass
+from worker.encoder.encoder import DeviceLost, Encoder, ForwardPass
+from worker.encoder.memory import is_out_of_memory
 from worker.runner.channel import Channel
 from worker.runner.memory import MemoryGauge
 from worker.runner.messages import LONGEST_QUEUED_SECONDS, Encode, Encoded, EncodeFailed, Started

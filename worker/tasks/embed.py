@@ -10,16 +10,16 @@ from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
-from worker.tasks.course import Finished
 from worker.tasks.finishing import (
     empty_rows,
     fail_unless,
     find_finite,
     find_finite_rows,
+    find_turned,
     finish_vectors,
     read_texts,
 )
-from worker.tasks.likeness import find_turned
+from worker.tasks.task import Finished
 from worker.tokens.given_ids import find_given, lay_together
 from worker.tokens.passages import PassagedTexts, cut_passages
 from worker.tokens.tokenized import TokenizedTexts

@@ -20,10 +20,9 @@ from vectormill.jobs.item import (
 )
 from vectormill.jobs.pair import find_side_failure, name_second, split_pair
 from vectormill.ragged import Ragged
-from worker.tasks.course import Course, Finished
 from worker.tasks.embed import Embed, Embedding
-from worker.tasks.finishing import fail_unless, find_finite
-from worker.tasks.likeness import find_changed
+from worker.tasks.finishing import fail_unless, find_changed, find_finite
+from worker.tasks.task import Course, Finished
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
 

@@ -6,10 +6,10 @@ from functools import partial
 from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
 from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import find_kind
-from worker.tasks.course import WorkerTask
 from worker.tasks.embed import Embed
-from worker.tasks.extract.task import Extract
+from worker.tasks.extract.extraction import Extract
 from worker.tasks.score import Classify, Compare
+from worker.tasks.task import WorkerTask
 from worker.tokens.tokenizer import Tokenizer
 from worker.tokens.word_cache import WordTally
 

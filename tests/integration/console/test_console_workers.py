@@ -16,7 +16,7 @@ from vectormill.workers.samples import RECENT, Sample, write_samples
 from vectormill.workers.workers import beat_worker, delete_worker
 from worker.devices.described import describe_inventory
 from worker.launcher import assign_replicas
-from worker.placement.explain.picture import draw_placement
+from worker.placement.placement import draw_placement
 from worker.plan import plan_machine
 from worker.settings import WorkerSettings
 

@@ -24,10 +24,10 @@ from vectormill.jobs.item import OUT_OF_MEMORY
 from vectormill.models.registry import EncodingOptions, ModelCard, Registry, make_spec
 from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry
-from worker.backends.factory import load_encoder
 from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import DirectEncoder, Encoder, EncoderOrder, EncoderReport
 from worker.engine.engine import DEFAULT_FACTORY, Engine
 from worker.engine.request import EncodeRequest, EncodeResult

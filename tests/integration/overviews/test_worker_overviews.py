@@ -11,7 +11,7 @@ from vectormill.workers.plan_picture import draw_plan, join_parts
 from vectormill.workers.workers import beat_worker, find_worker, list_plan_parts
 from worker.devices.described import describe_inventory
 from worker.launcher import assign_replicas
-from worker.placement.explain.picture import draw_placement
+from worker.placement.placement import draw_placement
 from worker.plan import plan_machine
 from worker.settings import WorkerSettings
 

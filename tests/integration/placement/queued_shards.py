@@ -12,10 +12,9 @@ from typing import Final
 from tests.waiting import wait_for
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.encoder.encoder import EncoderOrder, EncoderReport
-from worker.encoder.forward_pass import ForwardPass
+from worker.encoder.encoder import EncoderOrder, EncoderReport, ForwardPass
 from worker.parallel.shard_encoder import ShardEncoder
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 from worker.runner import runner_process, stream
 
 FACTORY: Final = "tests.integration.placement.queued_shards:load_queued_shard"

@@ -14,8 +14,8 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.encoder.choice import FP32
-from worker.placement.sizes.footprint import SCRATCH_BYTES, make_footprint
-from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.footprint import SCRATCH_BYTES, make_footprint
+from worker.placement.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE
 from worker.runner.starter import Sharing
 

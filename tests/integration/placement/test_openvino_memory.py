@@ -11,8 +11,8 @@ import pytest
 from tests.models import DEVICE, packaged_model
 from vectormill.models.model_card import read_model_card
 from worker.encoder.encoder import EncoderOrder
-from worker.openvino.buffers import BufferWatch
 from worker.openvino.conversion import find_or_convert
+from worker.openvino.encoder import BufferWatch
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells"),
@@ -26,8 +26,8 @@ import pickle, sys
 from pathlib import Path
 import numpy as np
 from worker.batching.batch import Batch
-from worker.backends.factory import load_encoder
-from worker.openvino.mapped_weights import MappedWeights
+from worker.encoder.backends import load_encoder
+from worker.openvino.network import MappedWeights
 
 def count_resident_kilobytes(name):
     kilobytes, is_inside = 0, False
@@ -53,9 +53,9 @@ import pickle, sys, threading
 import numpy as np
 import psutil
 from worker.batching.batch import Batch
-from worker.openvino import buffers as openvino_buffers
+from worker.openvino import encoder as openvino_buffers
 from worker.openvino import encoder as openvino_encoder
-from worker.backends.factory import load_encoder
+from worker.encoder.backends import load_encoder
 
 def make_batch(count, length):
     return Batch.from_ids([np.arange(1000, 1000 + length, dtype=np.int32)] * count)

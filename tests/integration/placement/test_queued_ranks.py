@@ -22,8 +22,8 @@ from worker.devices.device import Inventory, parse_devices
 from worker.engine import engine as engine_module
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
+from worker.placement.model_shape import read_model_shape
 from worker.placement.planner import PlanSettings, plan_placement
-from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.messages import Encode
 from worker.runner.runner_group import RunnerGroup

@@ -21,8 +21,8 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, RunnerDied
+from worker.placement.model_shape import read_model_shape
 from worker.placement.planner import PlanSettings, plan_placement
-from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings

@@ -43,7 +43,7 @@ class Kind:
     failing: Mapping[str, Item]
     long: Item
     options: Mapping[str, Any] = field(default_factory=dict)
-    factory: str = "worker.backends.factory:load_encoder"
+    factory: str = "worker.encoder.backends:load_encoder"
     register: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
     pooling: str | None = None
 

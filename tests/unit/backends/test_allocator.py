@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import ctypes, re, sys
 from pathlib import Path
-from worker.encoder.allocator import keep_large_blocks_apart
+from worker.encoder.memory import keep_large_blocks_apart
 
 def resident():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

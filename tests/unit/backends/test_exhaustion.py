@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from worker.encoder.exhaustion import is_out_of_memory
+from worker.encoder.memory import is_out_of_memory
 
 
 class OutOfMemoryError(RuntimeError):

@@ -9,9 +9,9 @@ import pytest
 
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.backends.factory import load_encoder
 from worker.devices.device import Device
 from worker.encoder import switches
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, find_changes
 from worker.encoder.switches import (
     SWITCHES,
@@ -23,7 +23,7 @@ from worker.encoder.switches import (
     load_defaults,
     parse_switches,
 )
-from worker.model.switched.switching import STEPS
+from worker.model.switching import STEPS
 from worker.settings import load_worker_settings
 
 PROCESSOR = Device("cpu:0", "cpu", 0, (), 1, 1 << 30, frozenset({"avx512f"}))

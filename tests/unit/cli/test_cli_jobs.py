@@ -13,7 +13,7 @@ from vectormill.cli.app import main
 from vectormill.cli.views.summary import WORKER_COLUMNS, describe_plan, summarize_worker
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
-from worker.placement.explain.picture import part_json
+from worker.placement.placement import part_json
 from worker.plan import plan_worker
 from worker.settings import load_worker_settings
 

@@ -7,9 +7,8 @@ import pytest
 
 from worker.devices import detect
 from worker.devices.detect import detect_rocm_devices
-from worker.devices.device import device_environment
+from worker.devices.device import MEMORY, NVLINK, PCIE, SOCKETS, device_environment
 from worker.devices.kfd import list_amd_gpus
-from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS
 
 GIB = 1 << 30
 

@@ -15,7 +15,7 @@ from worker.engine.in_flight import FAILURES_OF_ONE, Canary, InFlight
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
-from worker.tasks.likeness import find_turned
+from worker.tasks.finishing import find_turned
 
 VECTOR = np.arange(1, 5, dtype=np.float32)
 CHOICE = Choice("fake", "for tests")

@@ -6,7 +6,7 @@ import pytest
 
 from vectormill.domain.errors import ModelError
 from worker.devices.device import CPU, CUDA, MPS, Device
-from worker.model.architectures import (
+from worker.encoder.choice import (
     PACKABLE,
     UNPACKABLE,
     AttentionShape,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.encoder.forward_pass import DeviceLost
+from worker.encoder.encoder import DeviceLost
 from worker.model.cuda_pass import losing_device
 from worker.parallel import shard_encoder
 from worker.parallel.shard_encoder import ShardEncoder

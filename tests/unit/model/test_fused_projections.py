@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from worker.model.switched import fused_projections
-from worker.model.switched.fused_projections import FusedProjections, fuse_projections, split_projections
-from worker.model.weights.quantization import RoundedLinear, apply_quantization
+from worker.model import switching as fused_projections
+from worker.model.switching import FusedProjections, fuse_projections, split_projections
+from worker.model.weights import RoundedLinear, apply_quantization
 
 HIDDEN, KEYS = 128, 32
 

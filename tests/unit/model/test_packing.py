@@ -5,9 +5,9 @@ import pytest
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
+from worker.encoder.choice import AttentionShape
 from worker.encoder.padding import pad_batch
-from worker.model.architectures import AttentionShape
-from worker.model.packed.packing import pack_batch
+from worker.model.packed import pack_batch
 
 BATCH = Batch.from_ids(
     [np.array([7, 8, 9], np.int32), np.array([1], np.int32), np.array([5, 1, 6], np.int32)], [2, 0, 1]
@@ -50,7 +50,7 @@ def test_positions_begin_again_with_every_sequence(
 def test_a_window_is_inclusive_on_both_sides(window: tuple[int, int], expected: list[str]) -> None:
     import torch
 
-    from worker.model.packed.attention import make_window_mask
+    from worker.model.packed import make_window_mask
 
     mask = make_window_mask(4, window, torch.device("cpu"))
     assert mask is not None
@@ -60,7 +60,7 @@ def test_a_window_is_inclusive_on_both_sides(window: tuple[int, int], expected: 
 def test_no_window_needs_no_mask() -> None:
     import torch
 
-    from worker.model.packed.attention import NO_WINDOW, make_window_mask
+    from worker.model.packed import NO_WINDOW, make_window_mask
 
     assert make_window_mask(4, NO_WINDOW, torch.device("cpu")) is None
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
-from worker.model.weights.quantization import RoundedEmbedding, RoundedLinear, apply_quantization
+from worker.model.weights import RoundedEmbedding, RoundedLinear, apply_quantization
 
 WEIGHT = torch.randn((6, 128), generator=torch.Generator().manual_seed(0))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from worker.model.weights.rounding import RoundedWeight, round_linear, round_table
+from vectormill.models.rounding import RoundedWeight, round_linear, round_table
 
 
 def restore(rounded: RoundedWeight) -> NDArray[np.float32]:

@@ -12,18 +12,19 @@ from torch.nn.functional import cosine_similarity
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
-from worker.model.switched import scaled_products
-from worker.model.switched.fused_projections import fuse_projections
-from worker.model.switched.scaled_products import (
+from worker.model import switching as scaled_products
+from worker.model.switching import (
     SMALLEST_SIZE,
+    NotUndone,
     ScaledLinear,
+    apply_switches,
+    fuse_projections,
     is_scalable,
     multiply_restored,
     multiply_scaled,
     scale_layers,
     scale_rows,
 )
-from worker.model.switched.switching import NotUndone, apply_switches
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -14,10 +14,10 @@ from tests.classifiers import STRUCTBERT
 from tests.models import TinyModels, read_card
 from tests.rexuninlu import GOLDEN
 from vectormill.domain.errors import ModelError
-from vectormill.models.weight_headers import TensorHeader, read_header
+from vectormill.models.weights import TensorHeader, read_header
 from worker.model.network import EncoderNetwork
-from worker.model.weights.stored import open_weights
-from worker.placement.sizes.model_shape import has_weights, read_model_shape
+from worker.model.weights import open_weights
+from worker.placement.model_shape import has_weights, read_model_shape
 
 TENSORS = {
     "a.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),

@@ -10,8 +10,8 @@ from torch.nn.attention import _registry, current_flash_attention_impl, restore_
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
-from worker.model.switched import switching
-from worker.model.switched.switching import ComputeProbes, Step, Undo, apply_switches
+from worker.model import switching
+from worker.model.switching import ComputeProbes, Step, Undo, apply_switches
 
 STATES = torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
 NOISE = torch.randn(9, 8, generator=torch.Generator().manual_seed(1))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from worker.openvino.buffers import Buffers
+from worker.openvino.encoder import Buffers
 
 
 def test_a_buffer_comes_back_in_another_shape_and_is_lent_to_one_at_a_time() -> None:

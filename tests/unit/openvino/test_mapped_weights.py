@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worker.openvino.mapped_weights import MappedWeights
+from worker.openvino.network import MappedWeights
 
 
 def test_what_was_forgotten_reads_as_before(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.placement.sizes.footprint import (
+from worker.placement.footprint import (
     BIAS_BYTES,
     SCRATCH_BYTES,
     Footprint,
     count_activations,
     make_footprint,
 )
-from worker.placement.sizes.model_shape import ModelShape, TensorSize, read_model_shape
+from worker.placement.model_shape import ModelShape, TensorSize, read_model_shape
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SHAPE = read_model_shape(CARD)

@@ -10,7 +10,7 @@ from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
-from worker.placement.sizes.room import OVERHEAD_BYTES
+from worker.placement.room import OVERHEAD_BYTES
 from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned
 from worker.plan import plan_machine

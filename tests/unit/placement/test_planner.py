@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
-from worker.placement.explain.picture import draw_placement
-from worker.placement.placement import Placement, Replica
+from worker.placement.model_shape import ModelShape, TensorSize
+from worker.placement.placement import Placement, Replica, draw_placement
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.replicas import Needs, ReplicaBuilder, TooTight
-from worker.placement.sizes.model_shape import ModelShape, TensorSize
-from worker.placement.sizes.room import GIB, Room
+from worker.placement.room import GIB, Room
 from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, TENSOR
 
 

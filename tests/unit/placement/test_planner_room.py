@@ -12,7 +12,7 @@ from worker.devices.described import describe_inventory
 from worker.devices.detect import round_free_bytes
 from worker.devices.device import CUDA, Inventory
 from worker.placement.placement import Placement
-from worker.placement.sizes.room import OVERHEAD_BYTES
+from worker.placement.room import OVERHEAD_BYTES
 from worker.placement.strategies import REPLICATE
 from worker.plan import plan_worker
 from worker.settings import WorkerSettings

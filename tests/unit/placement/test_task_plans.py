@@ -12,12 +12,12 @@ from tests.rexuninlu import GOLDEN
 from vectormill.domain.errors import ModelDoesNotFit, ModelError
 from vectormill.models.registry import Registry
 from worker.devices.described import describe_inventory
+from worker.placement.footprint import BIAS_BYTES, make_footprint
+from worker.placement.model_shape import ModelShape, read_model_shape
 from worker.placement.placement import Placement, Replica
 from worker.placement.planner import PlanSettings, make_needs, plan_placement
 from worker.placement.replicas import ReplicaBuilder
-from worker.placement.sizes.footprint import BIAS_BYTES, make_footprint
-from worker.placement.sizes.model_shape import ModelShape, read_model_shape
-from worker.placement.sizes.room import GIB, Room
+from worker.placement.room import GIB, Room
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 from worker.plan import find_shape, plan_worker
 from worker.settings import WorkerSettings

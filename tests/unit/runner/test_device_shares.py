@@ -8,8 +8,7 @@ import pytest
 from tests.models import DEVICE
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.encoder.encoder import Encoder, EncoderReport
-from worker.encoder.forward_pass import ForwardPass
+from worker.encoder.encoder import Encoder, EncoderReport, ForwardPass
 from worker.runner.memory import MemoryGauge
 from worker.runner.messages import Encode, Encoded, EncodeFailed
 from worker.runner.stream import BatchRun, DeviceShares

@@ -8,9 +8,9 @@ from tests.rexuninlu import CPU, GOLDEN, Case, find_case, load
 from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.engine.request_queue import RequestQueue, Ticket
-from worker.tasks.extract.layout import IS_BLANK
+from worker.tasks.extract.extraction import Extract, ExtractCourse
 from worker.tasks.extract.model.head import compute_cells
-from worker.tasks.extract.task import Extract, ExtractCourse
+from worker.tasks.extract.prompts import IS_BLANK
 from worker.tokens.tokenized import TokenizedTexts
 
 TASK = Extract(GOLDEN / "model")

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from tests.rexuninlu import extract_of, find_case, load_tokenizer, read_head
 from vectormill.domain.tasks.schema import Schema
 from worker.batching.batch import Batch
-from worker.tasks.extract.decode import (
+from worker.tasks.extract.extraction import Extraction
+from worker.tasks.extract.prompts import Window
+from worker.tasks.extract.records import (
     NonFiniteLogits,
     TooManyCells,
     find_candidates,
     find_type_places,
     read_cells,
 )
-from worker.tasks.extract.extraction import Extraction
-from worker.tasks.extract.windows import Window
 
 
 def start(model: str, schema: Schema, texts: list[str]) -> tuple[Batch, list[Window]]:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from tests.rexuninlu import extract_of, list_cases, load_tokenizer
 from vectormill.ragged import Ragged
-from worker.tasks.extract.layout import join_ids, lay_out
+from worker.tasks.extract.prompts import join_ids, lay_out
 
 TOKENIZER = load_tokenizer("model")
 CLS, SEP = TOKENIZER.cls_id, TOKENIZER.sep_id

@@ -16,12 +16,12 @@ from torch import Tensor
 from tests.models import read_card
 from tests.rexuninlu import CPU, GOLDEN, MODELS, load
 from vectormill.domain.errors import ModelError
-from worker.backends.factory import load_encoder
 from worker.devices.device import Device
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import EncoderOrder
+from worker.tasks.extract.model.config import parse_switches, read_switches, tabulate_distances
 from worker.tasks.extract.model.network import load_network
-from worker.tasks.extract.model.switches import parse_switches, read_switches, tabulate_distances
-from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
+from worker.tasks.extract.prompts import PromptTokenizer
 
 
 @pytest.fixture

@@ -27,10 +27,9 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 from worker.tasks.extract.extraction import Prompts
-from worker.tasks.extract.model import deberta, network
-from worker.tasks.extract.model.deberta import Convolution
-from worker.tasks.extract.model.network import RexNetwork, load_network
-from worker.tasks.extract.model.switches import Switches, read_switches
+from worker.tasks.extract.model import network
+from worker.tasks.extract.model.config import Switches, read_switches
+from worker.tasks.extract.model.network import Convolution, RexNetwork, load_network
 
 MAX_LOGIT_ERROR = 1e-4
 MAX_HIDDEN_ERROR = 1e-5
@@ -185,7 +184,7 @@ def test_logarithmic_distances_although_there_are_none_are_noticed(monkeypatch: 
 
 def test_heads_that_take_turns_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all biases fit at once."""
-    monkeypatch.setattr(deberta, "BIAS_BYTES", 1)
+    monkeypatch.setattr(network, "BIAS_BYTES", 1)
     assert find_errors(load("model"), "model", size=8, longest=SHORT)[0] <= MAX_LOGIT_ERROR
 
 

@@ -30,12 +30,11 @@ from vectormill.domain.tasks.prompt_size import EMPTY_HINT_COST, MAX_HINT_COST
 from vectormill.domain.tasks.schema import Schema
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
-from worker.tasks.extract.decode import NON_FINITE_ROW
 from worker.tasks.extract.extraction import Extraction, Prompts
-from worker.tasks.extract.hints import HintWriter
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import RexNetwork
-from worker.tasks.extract.text_state import Limits
+from worker.tasks.extract.prompts import HintWriter
+from worker.tasks.extract.records import NON_FINITE_ROW, Limits
 
 # Where arithmetic decides a sign, long texts have so many records more or less.
 UNCERTAIN_SHARE = 0.02

@@ -8,12 +8,9 @@ import pytest
 from tests.rexuninlu import find_case, load_tokenizer
 from vectormill.domain.tasks.schema import Schema
 from vectormill.ragged import Ragged
-from worker.tasks.extract.classification import Label, choose_at_last, choose_of_level
-from worker.tasks.extract.decode import find_type_places, read_spans
 from worker.tasks.extract.extraction import Extraction
-from worker.tasks.extract.hints import HintWriter
-from worker.tasks.extract.prompt_tokenizer import CLASSIFY
-from worker.tasks.extract.windows import Window, cut_windows
+from worker.tasks.extract.prompts import CLASSIFY, HintWriter, Window, cut_windows
+from worker.tasks.extract.records import Label, choose_at_last, choose_of_level, find_type_places, read_spans
 
 
 def cut(model: str, types: list[str], text: str) -> list[Window]:

@@ -25,9 +25,7 @@ from tests.rexuninlu import (
 from vectormill.ragged import Ragged
 from worker.batching.batch import POSITION_IDS, PREFIX_BLOCKS, TYPE_SEGMENTS
 from worker.tasks.extract.extraction import Prompts
-from worker.tasks.extract.hints import Hint, HintWriter
-from worker.tasks.extract.prompt_tokenizer import ADDED_TOKENS
-from worker.tasks.extract.windows import Window, cut_windows
+from worker.tasks.extract.prompts import ADDED_TOKENS, Hint, HintWriter, Window, cut_windows
 
 
 def see(blocks: NDArray[np.int32], segments: NDArray[np.int32]) -> NDArray[np.bool_]:

@@ -5,9 +5,9 @@ import pytest
 
 from tests.rexuninlu import GOLDEN
 from vectormill.ragged import Ragged
-from worker.tasks.extract.layout import IS_BLANK
-from worker.tasks.extract.task import Extract
-from worker.tasks.likeness import find_changed, find_turned
+from worker.tasks.extract.extraction import Extract
+from worker.tasks.extract.prompts import IS_BLANK
+from worker.tasks.finishing import find_changed, find_turned
 
 
 def rows_of(rows: list[list[float]]) -> Ragged:

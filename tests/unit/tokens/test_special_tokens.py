@@ -10,7 +10,7 @@ import pytest
 from tests.models import packaged_model
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import read_model_card
-from worker.model.tokenizer_check import check_tokenizer
+from worker.model.network import check_tokenizer
 from worker.tokens.tokenizer import Tokenizer
 
 CLS, SEP = 101, 102

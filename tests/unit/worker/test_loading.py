@@ -12,7 +12,7 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.encoder.encoder import Loading
 from worker.loading import LoadingDisplay
 from worker.model.network import count_weight_bytes, load_transformer
-from worker.parallel.filling.skeleton import build_skeleton, fill
+from worker.parallel.filling import build_skeleton, fill
 from worker.parallel.layouts import find_layout
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)

@@ -10,7 +10,7 @@ from worker import app
 from worker.devices.described import describe_inventory
 from worker.devices.device import CUDA, Device
 from worker.launcher import assign_replicas
-from worker.placement.assignment import Assignment, read_assignment, write_assignment
+from worker.placement.placement import Assignment, read_assignment, write_assignment
 from worker.plan import plan_machine
 from worker.settings import WorkerSettings
 

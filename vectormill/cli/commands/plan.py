@@ -54,7 +54,7 @@ def plan(
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
     from worker.placement.drafts import AUTO
-    from worker.placement.explain.picture import draw_placement, placement_json
+    from worker.placement.placement import draw_placement, placement_json
     from worker.plan import plan_machine
     from worker.settings import load_worker_settings
 

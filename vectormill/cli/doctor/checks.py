@@ -141,7 +141,7 @@ def check_service(settings: Settings) -> Iterator[Finding]:
 
 def check_devices(settings: Settings) -> Iterator[Finding]:
     from worker.devices.detect import detect_inventory
-    from worker.encoder.backends import AUTO
+    from worker.encoder.encoder import AUTO
     from worker.encoder.switches import describe_switches
 
     inventory = detect_inventory()

@@ -1,4 +1,4 @@
-"""Extraction: many texts and one schema, level by level, to records. Does no I/O and knows no model.
+"""Extract records of a schema from texts, level by level, and join that to the engine. Knows no model and no batches.
 
     extraction = Extraction(tokenizer, schema, texts)
     prompts = extraction.start()
@@ -10,24 +10,48 @@ All (text, hint, window) of a level are sequences of one Prompts. A text without
 in the next; one that fails has none either, and harms no other.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.tasks.prompt_size import WINDOW_STRIDE
 from vectormill.domain.tasks.schema import Schema, list_types
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
-from worker.tasks.extract.classification import find_token
-from worker.tasks.extract.decode import NonFiniteLogits, TooManyCells, UnreadablePrompt
-from worker.tasks.extract.hints import Hint, HintWriter
-from worker.tasks.extract.layout import find_inputs, join_ids, lay_out
-from worker.tasks.extract.prompt_tokenizer import PromptTokenizer, Tokens
-from worker.tasks.extract.text_state import LimitExceeded, Limits, Record, TextState
-from worker.tasks.extract.windows import HintTooLong, Window, cut_windows, put_token_in
+from worker.tasks.extract.prompts import (
+    IS_BLANK,
+    Hint,
+    HintTooLong,
+    HintWriter,
+    PromptTokenizer,
+    Tokens,
+    Window,
+    cut_windows,
+    find_inputs,
+    join_ids,
+    lay_out,
+    put_token_in,
+)
+from worker.tasks.extract.records import (
+    CELL_WIDTH,
+    LimitExceeded,
+    Limits,
+    NonFiniteLogits,
+    Record,
+    TextState,
+    TooManyCells,
+    UnreadablePrompt,
+    find_token,
+)
+from worker.tasks.finishing import find_changed, read_texts
+from worker.tasks.task import Finished
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
     HintTooLong: TOO_MANY_TOKENS,
@@ -193,3 +217,102 @@ class Extraction:
     @staticmethod
     def _fail(state: TextState, failure: ItemFailure) -> None:
         state.failure = state.failure or failure
+
+
+# The text of the canary, which has to be read like any text.
+SMALL_SCHEMA: Final[Schema] = {"a": None}
+
+
+class Extract:
+    """Implements WorkerTask."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = PromptTokenizer(directory)
+
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "ExtractCourse":
+        decoded, failures = read_texts(texts, max_chars)
+        sound = [index for index in range(len(texts)) if index not in failures]
+        schema, confidences = json.loads(spec.extract_schema), spec.confidences
+        extraction = Extraction(self._tokenizer, schema, decoded, with_confidences=confidences)
+        return ExtractCourse(extraction, sound, failures, len(texts))
+
+    def canary(self, text: str) -> Mapping[str, Ragged]:
+        prompts = Extraction(self._tokenizer, SMALL_SCHEMA, [text]).start()
+        assert prompts is not None
+        inputs = name_inputs(prompts).inputs
+        # A blank sequence has the same cells back whatever their signs: how many there are else hangs on logits
+        # near 0, and where a model finds nothing in this text there would be none to compare.
+        return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
+
+    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
+        """Return what is wrong with a canary's cells and logits; empty if they are nearly the same."""
+        if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
+            return "its answer has another number of cells"
+        known = expected[1:].reshape(-1, CELL_WIDTH)
+        cells = results.matrix[:, 1:].reshape(len(results), -1, CELL_WIDTH)
+        if (results.matrix[:, 0] != expected[0]).any() or (cells[:, :, :2] != known[:, :2]).any():
+            return "its answer is of other cells"
+        logits = np.ascontiguousarray(cells[:, :, 2:]).reshape(len(results), -1)
+        return find_changed(Ragged.from_matrix(logits), known[:, 2:].ravel())
+
+
+class ExtractCourse:
+    """Implements Course. `sound` are the places, among all texts, of those that are read."""
+
+    prompt_length = 0
+
+    def __init__(
+        self,
+        extraction: Extraction,
+        sound: Sequence[int],
+        failures: Mapping[int, ItemFailure],
+        num_texts: int,
+    ) -> None:
+        self._extraction = extraction
+        self._sound = np.array(sound, dtype=np.int64)
+        self._failures = dict(failures)
+        self._num_tokens = np.zeros(num_texts, dtype=np.int32)
+
+    def start(self) -> TokenizedTexts:
+        prompts = self._extraction.start()
+        return EMPTY if prompts is None else self._give(prompts)
+
+    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
+        prompts = self._extraction.take(results, failures)
+        return None if prompts is None else self._give(prompts)
+
+    def finish(self) -> Finished:
+        num_texts = len(self._num_tokens)
+        rows = [b""] * num_texts
+        for place, answer in zip(self._sound.tolist(), self._extraction.finish(), strict=True):
+            if isinstance(answer, ItemFailure):
+                self._failures[place] = answer
+            else:
+                rows[place] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        failed = list(self._failures)
+        # A text of which something was not asked is told as one that was cut: nothing is left out in silence.
+        truncated = np.zeros(num_texts, dtype=np.bool_)
+        truncated[self._sound] = np.array(self._extraction.num_left_out, dtype=np.int64) > 0
+        self._num_tokens[failed], truncated[failed] = 0, False
+        return Finished(
+            Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8),
+            self._failures,
+            self._num_tokens,
+            truncated,
+            np.zeros(num_texts, dtype=np.int32),
+        )
+
+    def _give(self, prompts: Prompts) -> TokenizedTexts:
+        sequences = name_inputs(prompts)
+        np.add.at(self._num_tokens, self._sound[prompts.texts], sequences.lengths.astype(np.int32))
+        return sequences
+
+
+def name_inputs(prompts: Prompts) -> TokenizedTexts:
+    """Return the sequences with every input named, since those of many requests share a batch."""
+    blank = Ragged.from_scalars(np.zeros(len(prompts), dtype=np.int32))
+    inputs = {IS_BLANK: blank, **prompts.inputs}
+    return TokenizedTexts(inputs, np.zeros(len(prompts), dtype=np.bool_), {})
+
+
+EMPTY: Final = TokenizedTexts({INPUT_IDS: Ragged.from_rows([], np.int32)}, np.zeros(0, dtype=np.bool_), {})

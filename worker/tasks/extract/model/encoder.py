@@ -12,18 +12,24 @@ from vectormill.domain.errors import ModelError
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
-from worker.encoder.backends import AUTO
-from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.encoder.choice import PACKED, UNPACKABLE, choose_extraction_precision
+from worker.encoder.encoder import (
+    AUTO,
+    Choice,
+    DirectEncoder,
+    EncoderOrder,
+    EncoderReport,
+    Loading,
+    device_choice,
+)
 from worker.encoder.switches import SWITCHES, SwitchChoice, parse_switches
-from worker.model.architectures import PACKED, UNPACKABLE
 from worker.model.cuda_pass import losing_device
 from worker.model.network import count_weight_bytes
 from worker.model.torch_encoder import DTYPES
 from worker.openvino.streams import choose_streams
+from worker.tasks.extract.model.config import MODEL_TYPE
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import load_network
-from worker.tasks.extract.model.switches import MODEL_TYPE
-from worker.tasks.extract.precision import choose_extraction_precision
 
 BACKEND: Final = "torch"
 ATTENTION: Final = "padded (disentangled, by sequence)"

@@ -19,9 +19,9 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import TYPE_SEGMENTS, Batch
 from worker.encoder.padding import pad_batch
 from worker.model.cuda_pass import copy_inputs
-from worker.tasks.extract.decode import CELL_WIDTH, NON_FINITE_ROW
-from worker.tasks.extract.layout import IS_BLANK
 from worker.tasks.extract.model.network import RexNetwork
+from worker.tasks.extract.prompts import IS_BLANK
+from worker.tasks.extract.records import CELL_WIDTH, NON_FINITE_ROW
 from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
 # A row of 1 MiB. Two tokens of three positive for every type would have fewer in a window of 512.

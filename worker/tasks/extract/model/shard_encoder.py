@@ -17,18 +17,18 @@ from vectormill.domain.errors import ModelError
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
+from worker.encoder.choice import choose_extraction_precision
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.cuda_pass import losing_device
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.layouts import Layout, find_layout
 from worker.parallel.shard import LoadedShard
-from worker.placement.rank import Rank
+from worker.placement.placement import Rank
 from worker.placement.strategies import TENSOR
+from worker.tasks.extract.model.config import MODEL_TYPE, read_switches
 from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, refuse_wishes
 from worker.tasks.extract.model.head import find_cells, pad_inputs
 from worker.tasks.extract.model.network import outline_network
-from worker.tasks.extract.model.switches import MODEL_TYPE, read_switches
-from worker.tasks.extract.precision import choose_extraction_precision
 
 # As any DeBERTa's, below another name, and with a head behind the layers.
 LAYOUT: Final = Layout(

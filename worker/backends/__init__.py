@@ -1,1 +1,0 @@
-"""Backends: one is chosen, with its reason, and loaded."""

@@ -1,0 +1,198 @@
+"""Load models with a head that judges: the head, and models whose files transformers cannot read by itself.
+
+A classifier is a transformer, a pooling that gives one vector a sequence, and a head on that vector: so it is
+packed, padded, converted and shared like any encoder. tests/contract/test_classifiers_agree.py compares each row of
+HEADS with the whole model of transformers.
+
+StructBERT's config.json says neither `model_type` nor architecture, and its tensors are called `encoder.…`. Left to
+itself transformers would find none of them, and begin with a random encoder in silence: so each name is given
+outright, and each has to be there.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from vectormill.domain.errors import ModelError
+from vectormill.models.classifiers import STRUCTBERT
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weights import find_weights, read_header
+from worker.model.runtime import transformers
+from worker.model.weights import open_weights
+
+# StructBERT: how its names begin, and how a BERT names these weights.
+_STRUCTBERT_PREFIX, _BERT_PREFIX = "encoder.", "bert."
+_STRUCTBERT_ONLY = frozenset({"base_model_prefix"})
+# A table 0, 1, 2, …, which later versions make anew.
+_BUFFERS = frozenset({"bert.embeddings.position_ids"})
+
+
+def is_published(card: ModelCard) -> bool:
+    """Return True if the model's files were published for code that transformers does not have."""
+    return card.classifier is not None and card.classifier.architecture == STRUCTBERT
+
+
+def load_config(card: ModelCard, **more: Any) -> Any:
+    """Return the transformers configuration. Raises what transformers does."""
+    if not is_published(card):
+        return transformers.AutoConfig.from_pretrained(
+            card.path, local_files_only=True, trust_remote_code=False, **more
+        )
+    values = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
+    return transformers.BertConfig(
+        **{key: value for key, value in values.items() if key not in _STRUCTBERT_ONLY}, **more
+    )
+
+
+def list_published_names(card: ModelCard) -> Callable[[str], str]:
+    """Return what transformers calls a tensor of the model's files."""
+    if not is_published(card):
+        return lambda stored: stored
+    return lambda stored: _rename(stored, _STRUCTBERT_PREFIX, _BERT_PREFIX)
+
+
+def outline_classifier(card: ModelCard) -> Any:
+    """Return the whole model of transformers with its head, without weights."""
+    with torch.device("meta"):
+        return transformers.AutoModelForSequenceClassification.from_config(
+            load_config(card, num_labels=card.dimension)
+        )
+
+
+def load_published(card: ModelCard, dtype: torch.dtype) -> nn.Module:
+    """Load the bare transformer of a model with these tensor names. Raises ModelError if they do not fit."""
+    check_published(card)
+    outline = outline_classifier(card)
+    tensors = read_tensors(card, outline.state_dict())
+    # transformers itself would let a name that does not fit pass, with a warning.
+    whole = type(outline).from_pretrained(None, config=outline.config, state_dict=tensors, dtype=dtype)
+    transformer: nn.Module = whole.base_model
+    return transformer
+
+
+def check_published(card: ModelCard) -> None:
+    """Compare names and shapes of the tensors without reading weights. Raises ModelError for any difference."""
+    rename = list_published_names(card)
+    wanted = {name: tuple(tensor.shape) for name, tensor in outline_classifier(card).state_dict().items()}
+    found = {
+        rename(stored): header.shape
+        for path in find_weights(card.path, card.name)
+        for stored, header in read_header(path).items()
+        if rename(stored) not in _BUFFERS
+    }
+    flaws = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
+    flaws += [f"{name} is nothing that this model has" for name in sorted(found.keys() - wanted.keys())]
+    flaws += [
+        f"{name} has the shape {list(found[name])} instead of {list(wanted[name])}"
+        for name in sorted(found.keys() & wanted.keys())
+        if found[name] != wanted[name]
+    ]
+    if flaws:
+        more = f", and {len(flaws) - 3} more" if len(flaws) > 3 else ""
+        raise ModelError(
+            f"The weights in {card.path} are not those of the model {card.name!r}: {'; '.join(flaws[:3])}{more}."
+        )
+
+
+def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return those of the model's tensors that exist, by their names in transformers."""
+    rename, wanted = list_published_names(card), set(names)
+    found: dict[str, Tensor] = {}
+    for path in find_weights(card.path, card.name):
+        with open_weights(path) as file:
+            named = {rename(stored): stored for stored in file.keys()}  # noqa: SIM118 - not a mapping
+            found |= {name: file.get_tensor(named[name]) for name in wanted & named.keys()}
+    return found
+
+
+def _rename(stored: str, before: str, after: str) -> str:
+    return after + stored.removeprefix(before) if stored.startswith(before) else stored
+
+
+def _with_bert_pooler(model: Any) -> nn.Module:
+    pooler = model.base_model.pooler
+    return nn.Sequential(pooler.dense, pooler.activation, model.classifier)
+
+
+def _with_albert_pooler(model: Any) -> nn.Module:
+    return nn.Sequential(model.base_model.pooler, model.base_model.pooler_activation, model.classifier)
+
+
+def _with_context_pooler(model: Any) -> nn.Module:
+    act = transformers.activations.get_activation(model.config.pooler_hidden_act)
+    return nn.Sequential(model.pooler.dense, act, model.classifier)
+
+
+def _with_tanh(model: Any) -> nn.Module:
+    return nn.Sequential(model.classifier.dense, nn.Tanh(), model.classifier.out_proj)
+
+
+def _with_gelu(model: Any) -> nn.Module:
+    return nn.Sequential(
+        model.classifier.dense, transformers.activations.get_activation("gelu"), model.classifier.out_proj
+    )
+
+
+def _with_relu(model: Any) -> nn.Module:
+    return nn.Sequential(model.pre_classifier, nn.ReLU(), model.classifier)
+
+
+def _with_norm(model: Any) -> nn.Module:
+    return nn.Sequential(model.head, model.classifier)
+
+
+def _alone(model: Any) -> nn.Module:
+    return nn.Sequential(model.score)
+
+
+# The architectures of vectormill.models.classifiers.HEAD_POOLING, which says which state each reads.
+HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
+    "albert": _with_albert_pooler,
+    "bert": _with_bert_pooler,
+    "camembert": _with_tanh,
+    "deberta": _with_context_pooler,
+    "deberta-v2": _with_context_pooler,
+    "distilbert": _with_relu,
+    "electra": _with_gelu,
+    "llama": _alone,
+    "mistral": _alone,
+    "modernbert": _with_norm,
+    "qwen2": _alone,
+    "qwen3": _alone,
+    "roberta": _with_tanh,
+    "xlm-roberta": _with_tanh,
+}
+
+
+def load_head(card: ModelCard) -> nn.Module:
+    """Load the head: [n, hidden] -> [n, labels], in fp32. No other weights are read. Raises ModelError if one is
+    missing.
+
+    The work is one product a sequence: fp32 costs nothing here, and a score's error would be seen.
+    """
+    head, names = outline_head(card)
+    values = read_tensors(card, names.values())
+    if missing := sorted(set(names.values()) - values.keys()):
+        raise ModelError(
+            f"The weights in {card.path} do not fill the head of model {card.name!r}: {', '.join(missing)} "
+            "are missing, and would be random."
+        )
+    head.to_empty(device="cpu").float()
+    try:
+        head.load_state_dict({own: values[name].float() for own, name in names.items()})
+    except RuntimeError as error:
+        raise ModelError(
+            f"The weights in {card.path} do not fit the head of model {card.name!r}: {error}"
+        ) from error
+    return head.eval().requires_grad_(False)
+
+
+def outline_head(card: ModelCard) -> tuple[nn.Module, dict[str, str]]:
+    """Return the head without weights, and transformers' name of each parameter in the whole model."""
+    model = outline_classifier(card)
+    head = HEADS[model.config.model_type](model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return head, {own: names[id(parameter)] for own, parameter in head.named_parameters()}

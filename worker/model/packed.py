@@ -1,0 +1,437 @@
+"""Run a network over sequences one behind the other ("packed"), without padding.
+
+PackedBatch is a batch in that layout. VARLEN is torch's varlen_attn on CUDA, and DIRECT what that wraps; EXACT runs
+torch's scaled_dot_product_attention sequence by sequence, anywhere and in any precision, and OPAQUE hides that from
+a compiler. All read what transformers hands to every attention function: `cu_seq_lens_q` and `max_length_q`, given
+to the model's forward and passed down by it, and the layer's own scaling, direction and window.
+
+No mask function is registered with AttentionMaskInterface, on purpose: for a name without one, transformers builds no
+mask at all, and a mask over all tokens of a batch would be quadratic in them.
+
+Packing is compared with padding before it is used: a kernel is only as good as its build, and a wrong mask or
+position does not fail, it gives wrong vectors.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.attention import current_flash_attention_impl
+from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
+
+from vectormill.domain.errors import ModelError
+from worker.batching.batch import TOKEN_INPUTS, Batch
+from worker.encoder.choice import BEHIND_PADDING, AttentionShape
+from worker.encoder.padding import pad_batch
+from worker.model.cuda_pass import is_device_lost
+from worker.model.network import EncoderNetwork
+from worker.model.pooling import pool_packed_states
+from worker.model.runtime import transformers
+from worker.tokens.tokenized import INPUT_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """`cu_seqlens[i]` and `cu_seqlens[i + 1]` bound sequence i; its first `prompt_lengths[i]` tokens are not pooled.
+
+    `tokens` are the inputs with a value a token, by name.
+    """
+
+    tokens: Mapping[str, NDArray[np.int64]]  # each [tokens]
+    position_ids: NDArray[np.int64]  # [tokens]
+    cu_seqlens: NDArray[np.int64]  # [n + 1]
+    prompt_lengths: NDArray[np.int64] | None  # [n]; None when all tokens are pooled
+    max_seqlen: int
+
+    @property
+    def input_ids(self) -> NDArray[np.int64]:
+        return self.tokens[INPUT_IDS]
+
+
+def pack_batch(batch: Batch, shape: AttentionShape) -> PackedBatch:
+    """Pack the batch without padding. Positions start again with every sequence."""
+    tokens = {
+        name: batch.inputs[name].covered.astype(np.int64) for name in TOKEN_INPUTS if name in batch.inputs
+    }
+    offsets = batch.inputs[INPUT_IDS].offsets
+    cu_seqlens = offsets - offsets[0]
+    lengths = np.diff(cu_seqlens)
+    input_ids = tokens[INPUT_IDS]
+    if shape.positions == BEHIND_PADDING:
+        is_counted = input_ids != shape.padding_id
+        counted = np.concatenate(([0], np.cumsum(is_counted)))
+        before = np.repeat(counted[cu_seqlens[:-1]], lengths)  # counted tokens of the sequences before
+        position_ids = (counted[1:] - before) * is_counted + shape.padding_id
+    else:
+        position_ids = np.arange(len(input_ids)) - np.repeat(cu_seqlens[:-1], lengths)
+    return PackedBatch(tokens, position_ids, cu_seqlens, batch.prompt_lengths, batch.max_length)
+
+
+VARLEN: Final = "vectormill_varlen"
+DIRECT: Final = "vectormill_direct"
+EXACT: Final = "vectormill_exact"
+OPAQUE: Final = "vectormill_opaque"
+
+NO_WINDOW: Final = (-1, -1)
+CAUSAL_WINDOW: Final = (-1, 0)
+
+flash_operator = torch.ops.aten._flash_attention_forward.default
+
+# (query, key, value, cu_seqlens, max_seqlen, scale, window) -> [tokens, heads, head_dim]
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, tuple[int, int]], Tensor]
+
+
+def find_window(module: nn.Module, is_causal: bool | None, sliding_window: int | None) -> tuple[int, int]:
+    """Return how many tokens to the left and to the right a token sees besides itself; -1 is all of them.
+
+    A causal layer counts the token itself in its `sliding_window`. A bidirectional one looks `config.sliding_window`
+    tokens either way, as transformers' own masks have it.
+    """
+    if is_causal is None:
+        is_causal = bool(module.is_causal)
+    if is_causal:
+        return (-1 if sliding_window is None else sliding_window - 1, 0)
+    if sliding_window is None:
+        return NO_WINDOW
+    reach: int = module.config.sliding_window
+    return (reach, reach)
+
+
+def varlen_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: tuple[int, int],
+) -> Tensor:
+    """Attend with torch's kernel. query [tokens, heads, head_dim], key, value [tokens, key heads, head_dim]."""
+    from torch.nn.attention.varlen import varlen_attn  # brings torch's compiler, and only CUDA comes here
+
+    output: Tensor = varlen_attn(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        scale=scale,
+        window_size=window,
+        enable_gqa=key.shape[1] != query.shape[1],
+        num_splits=_choose_num_splits(),
+    )
+    return output
+
+
+def direct_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: tuple[int, int],
+) -> Tensor:
+    """Attend as varlen_kernel does, without the overhead of a custom operator and its zeros on the device for a state
+    of random numbers. Source: torch/nn/attention/varlen.py, `_varlen_attn`.
+
+    Where no flash kernel is, on a processor, it is the exact one.
+    """
+    if not query.is_cuda:
+        return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, window)
+    output: Tensor = flash_operator(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        0.0,  # no dropout
+        window == CAUSAL_WINDOW,
+        False,  # no debug mask
+        scale=scale,
+        window_size_left=window[0],
+        window_size_right=window[1],
+        num_splits=_choose_num_splits(),
+    )[0]
+    return output
+
+
+def _choose_num_splits() -> int | None:
+    """Return 1 where a kernel could split a sequence, so that its result does not depend on its company. FlashAttention
+    2, which torch carries, does not split without a paged cache, and refuses the argument.
+    """
+    return None if current_flash_attention_impl() is None else 1
+
+
+def exact_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: tuple[int, int],
+) -> Tensor:
+    """Attend sequence by sequence, on any device and in any precision. Other kernels are compared with this one."""
+    mask = make_window_mask(max_seqlen, window, query.device)
+    outputs = [
+        scaled_dot_product_attention(
+            query[start:end].transpose(0, 1).unsqueeze(0),  # [1, heads, length, head_dim]
+            key[start:end].transpose(0, 1).unsqueeze(0),
+            value[start:end].transpose(0, 1).unsqueeze(0),
+            attn_mask=None if mask is None else mask[: end - start, : end - start],
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        for start, end in pairwise(cu_seqlens.tolist())
+    ]
+    return torch.cat(outputs, dim=2)[0].transpose(0, 1)
+
+
+@torch.library.custom_op("vectormill::exact_attention", mutates_args=())
+def exact_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    left: int,
+    right: int,
+) -> Tensor:
+    """Attend as exact_kernel does, as one call in a compiled graph, which cannot follow a loop over bounds."""
+    return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, (left, right)).contiguous()
+
+
+@exact_operator.register_fake
+def _(query: Tensor, *_: Any) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+def opaque_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: tuple[int, int],
+) -> Tensor:
+    output: Tensor = exact_operator(query, key, value, cu_seqlens, max_seqlen, scale, *window)
+    return output
+
+
+KERNELS: Final[dict[str, Kernel]] = {
+    VARLEN: varlen_kernel,
+    DIRECT: direct_kernel,
+    EXACT: exact_kernel,
+    OPAQUE: opaque_kernel,
+}
+
+
+def make_window_mask(max_seqlen: int, window: tuple[int, int], device: torch.device) -> Tensor | None:
+    """Return [length, length], True where a token sees another; None if it sees all."""
+    if window == NO_WINDOW:
+        return None
+    positions = torch.arange(max_seqlen, device=device)
+    distance = positions - positions.unsqueeze(1)  # [query, key]: negative to the left
+    left, right = (max_seqlen if reach < 0 else reach for reach in window)
+    return (distance >= -left) & (distance <= right)
+
+
+def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
+    """Return the kernel as the function that transformers calls in every layer."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,  # [1, heads, tokens, head_dim]
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        cu_seq_lens_q: Tensor,  # required: an architecture that drops it must fail, not mix sequences
+        max_length_q: int,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        is_causal: bool | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        assert attention_mask is None
+        window = find_window(module, is_causal, sliding_window)
+        query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+        return kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, window).unsqueeze(0), None
+
+    return attend
+
+
+def register_packed_attention() -> None:
+    """Register the kernels with transformers. May be called again."""
+    for name, kernel in KERNELS.items():
+        transformers.AttentionInterface.register(name, make_attention(kernel))
+
+
+# The probe: one token alone, one behind another's end, and one that is long.
+PROBE_LENGTHS: Final = (1, 5, 37, 150)
+# Another probe exceeds the window of local layers by so many tokens, where the model reads that many: the last ones may
+# not see the first ones.
+BEYOND_WINDOW: Final = 22
+# The least cosine of a token's hidden states with packing and with padding. Two kernels in 16 bit differ by their
+# rounding.
+SMALLEST_COSINES: Final = {torch.float32: 0.9999}
+SMALLEST_COSINE_16_BIT: Final = 0.999
+
+
+class PackingFailed(Exception):
+    """Packed attention does not give what padding gives. The message is the rest of a sentence behind "because"."""
+
+
+class PackedNetwork(nn.Module):
+    """Tokens [tokens] with bounds [n + 1] -> vectors [n, card.dimension] in fp32.
+
+    Takes the network over: its transformer attends by the packed kernel from now on.
+    """
+
+    def __init__(self, network: EncoderNetwork, kernel: str) -> None:
+        super().__init__()
+        register_packed_attention()
+        self.transformer = network.transformer
+        self.transformer.set_attn_implementation(kernel)
+        self.dense = network.dense
+        self.modes = network.modes
+        self.eval()
+
+    def forward(
+        self,
+        input_ids: Tensor,  # [tokens]
+        position_ids: Tensor,  # [tokens]
+        cu_seqlens: Tensor,  # [n + 1] int32
+        prompt_lengths: Tensor | None,  # [n]
+        max_seqlen: int,
+        **tokens: Tensor,  # [tokens], further inputs that the transformer takes
+    ) -> Tensor:
+        hidden_states = self.hidden_states(input_ids, position_ids, cu_seqlens, max_seqlen, **tokens)
+        vectors: Tensor = self.dense(
+            pool_packed_states(hidden_states, cu_seqlens, prompt_lengths, self.modes)
+        )
+        return vectors
+
+    @property
+    def attention(self) -> str:
+        return str(self.transformer.config._attn_implementation)
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        **tokens: Tensor,
+    ) -> Tensor:
+        """Return hidden states [tokens, dim]; there is no padding to compute or pool over."""
+        states: Tensor = self.transformer(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            cu_seq_lens_q=cu_seqlens,
+            max_length_q=max_seqlen,
+            **{name: values.unsqueeze(0) for name, values in tokens.items()},
+        )[0]
+        return states[0]
+
+
+def pack_network(
+    network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
+) -> PackedNetwork:
+    """Return the network, packed. Raises PackingFailed if it is left unchanged, ModelError if it cannot be."""
+    probes = make_probes(network.transformer.config, max_tokens)
+    padded_attention = network.attention
+    try:
+        with torch.inference_mode():
+            expected = [_padded_states(network, probe, device) for probe in probes]
+            packed = PackedNetwork(network, kernel)
+            for probe, states in zip(probes, expected, strict=True):
+                _compare(states, packed_states(packed, pack_batch(probe, shape), device))
+    except Exception as error:
+        if device.type == "cuda" and is_device_lost():
+            raise ModelError(
+                f"Packed attention broke {device} for this process ({first_line(error)}); ask for padded attention."
+            ) from error
+        network.transformer.set_attn_implementation(padded_attention)
+        if isinstance(error, PackingFailed):
+            raise
+        # A kernel that is missing or refuses a shape raises anything; the padded one still runs.
+        raise PackingFailed(f"packed attention failed: {first_line(error)}") from error
+    return packed
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, with the second if the first only announces it."""
+    first, *others = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
+
+
+def _compare(expected: Tensor, found: Tensor) -> None:
+    cosine = float(cosine_similarity(expected.float(), found.float(), dim=-1).min())
+    # Written so that NaN fails too.
+    if not cosine >= SMALLEST_COSINES.get(expected.dtype, SMALLEST_COSINE_16_BIT):
+        raise PackingFailed(f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}")
+
+
+def make_probes(config: Any, max_tokens: int) -> list[Batch]:
+    """Return the same test batches on every machine. The longest sequence is alone, without padding others."""
+    tokens = np.random.default_rng(0)
+
+    def make(lengths: Iterable[int]) -> Batch:
+        return Batch.from_ids(
+            [tokens.integers(0, config.vocab_size, length).astype(np.int32) for length in lengths]
+        )
+
+    longest = min(max(PROBE_LENGTHS), max_tokens)
+    beyond = min(find_largest_window(config) + BEYOND_WINDOW, max_tokens)
+    probes = [make(min(length, max_tokens) for length in PROBE_LENGTHS)]
+    return [*probes, make([beyond])] if beyond > longest else probes
+
+
+def find_largest_window(config: Any) -> int:
+    """Return the largest window of the layers, in tokens; 0 if every layer sees all."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return 0
+    windows = (getattr(config, name, None) for name in ("sliding_window", "local_attention"))
+    return max((int(window) for window in windows if window), default=0)
+
+
+def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) -> Tensor:
+    """Return [tokens, dim] of the padded forward pass, without the padding."""
+    padded = pad_batch(probe, network.pad_token_id)
+    attention_mask = torch.from_numpy(padded.attention_mask).to(device)
+    states: Tensor = network.transformer(
+        input_ids=torch.from_numpy(padded.input_ids).to(device), attention_mask=attention_mask
+    )[0]
+    return states[attention_mask.bool()]
+
+
+@torch.inference_mode()
+def compute_probes(
+    network: PackedNetwork, shape: AttentionShape, max_tokens: int, device: torch.device
+) -> list[Tensor]:
+    """Return the packed hidden states [tokens, dim] of each probe."""
+    probes = make_probes(network.transformer.config, max_tokens)
+    return [packed_states(network, pack_batch(probe, shape), device) for probe in probes]
+
+
+def packed_states(network: PackedNetwork, probe: PackedBatch, device: torch.device) -> Tensor:
+    return network.hidden_states(
+        torch.from_numpy(probe.input_ids).to(device),
+        torch.from_numpy(probe.position_ids).to(device),
+        torch.from_numpy(probe.cu_seqlens).to(device, torch.int32),
+        probe.max_seqlen,
+    )

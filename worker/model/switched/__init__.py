@@ -1,1 +1,0 @@
-"""Implementations of the switches of worker/encoder/switches.py, and the probe that has the last word."""

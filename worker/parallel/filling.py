@@ -1,0 +1,262 @@
+"""Fill a transformer without weights with this rank's parts of them only, read from the model's files.
+
+Parameters are on torch's meta device until a strategy has divided them; buffers (tables of positions and rotary
+frequencies) are real, since no file holds them. A rank reads the bytes of its own part and no others, so that k
+ranks together read the model once.
+
+Parts of compressed weights are rounded as the whole ones are. Cut by rows, as columns of tensor parallelism and
+full sharding do, a weight keeps every group of numbers that share a scale; cut by inputs, only where no cut goes
+through a group.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from math import prod
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.functional import linear
+
+from vectormill.domain.errors import ModelError
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weights import TensorHeader, find_weights, read_header
+from worker.encoder.encoder import OnRead
+from worker.model.classifiers import list_published_names, load_config, outline_head
+from worker.model.runtime import transformers
+from worker.model.weights import Rounded, RoundedEmbedding, RoundedLinear, find_compressible, open_weights
+from worker.parallel.layouts import Layout
+
+
+class WeightFiles:
+    """Open for reading while it is a context. Tensors are called as transformers calls those of the bare transformer,
+    before whose names some files put a `prefix`, and published ones another."""
+
+    def __init__(self, card: ModelCard, prefix: str) -> None:
+        self._card = card
+        self._prefix = prefix
+        self._open = ExitStack()
+        self._places: dict[
+            str, tuple[Any, str, TensorHeader]
+        ] = {}  # the file, the name there and what it says
+        self.num_bytes = 0
+
+    def __enter__(self) -> Self:
+        published = list_published_names(self._card)
+        for path in find_weights(self._card.path, self._card.name):
+            file = self._open.enter_context(open_weights(path))
+            self._places |= {
+                published(stored): (file, stored, header) for stored, header in read_header(path).items()
+            }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def read(self, name: str, dim: int, ranges: list[tuple[int, int]], dtype: torch.dtype) -> Tensor:
+        """Return ranges of the tensor's dimension, one behind the other. Raises ModelError if it is missing."""
+        file, stored, _ = self._find(name)
+        view = file.get_slice(stored)
+        before = (slice(None),) * dim
+        parts = [view[(*before, slice(start, end))] for start, end in ranges]
+        tensor: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+        self.num_bytes += tensor.nbytes
+        return tensor.to(dtype)
+
+    def count_bytes(self, name: str, num_values: int) -> int:
+        """Return how many bytes so many values of the tensor take in its file."""
+        return num_values * self._find(name)[2].value_bytes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor. Raises ModelError if it is missing."""
+        return self._find(name)[2].shape
+
+    def _find(self, name: str) -> tuple[Any, str, TensorHeader]:
+        for known in (name, f"{self._prefix}.{name}"):
+            if known in self._places:
+                return self._places[known]
+        raise ModelError(
+            f"The weights in {self._card.path} do not fill the model {self._card.name!r}: {name} is missing."
+        )
+
+
+class SummedLinear(RoundedLinear):
+    """Some of the inputs of a linear layer: what all ranks make of theirs is summed, and the bias added once."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        output = linear(states, self.weight)
+        dist.all_reduce(output)
+        return output if self.bias is None else output + self.bias
+
+
+def hold_rounded(skeleton: nn.Module) -> dict[str, Tensor]:
+    """Replace the modules that a single device would compress by compressed ones, still to be filled.
+
+    Before full sharding, which then cuts what they hold; behind tensor parallelism, whose cuts it takes over. Answers
+    those by the name of the parameter that was cut. Raises ModelError where a cut goes through a group.
+    """
+    paths = {module: path for path, module in skeleton.named_modules()}
+    cuts: dict[str, Tensor] = {}
+    for parent, name, child in find_compressible(skeleton):
+        weight, bias = child.weight, getattr(child, "bias", None)
+        for leaf, parameter in (("weight", weight), ("bias", bias)):
+            if isinstance(parameter, DTensor):
+                cuts[f"{paths[child]}.{leaf}"] = parameter
+        setattr(parent, name, _make_rounded(child, weight, bias))
+    return cuts
+
+
+def _make_rounded(child: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
+    own = _own_part(weight)
+    if isinstance(child, nn.Embedding):
+        return RoundedEmbedding(own.shape, weight.dtype)
+    own_bias = None if bias is None else nn.Parameter(_own_part(bias), requires_grad=False)
+    is_summed = isinstance(weight, DTensor) and weight.placements[0] == Shard(1)
+    kind = SummedLinear if is_summed else RoundedLinear
+    return kind(own.shape, weight.dtype, own_bias, weight.shape[1])
+
+
+def _own_part(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+Range = tuple[int, int]
+
+
+def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
+    """Return the bare transformer in evaluation mode, its parameters without storage. Raises ModelError."""
+    try:
+        config = load_config(card)
+        if hasattr(config, "use_cache"):
+            config.use_cache = (
+                False  # keys and values of earlier tokens, which only text generation reads again
+            )
+        with _parameters_on_meta():
+            model: nn.Module = transformers.AutoModel.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"The model {card.name!r} cannot be built from {card.path}: {error}") from error
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model.eval().requires_grad_(False)
+
+
+def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that the model's weights would have, by name. Raises ModelError."""
+    skeleton = build_skeleton(card, torch.float32)
+    shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    if card.classifier is not None:
+        head, names = outline_head(card)
+        shapes |= {names[own]: tuple(parameter.shape) for own, parameter in head.named_parameters()}
+    return shapes
+
+
+def fill(
+    model: nn.Module,
+    card: ModelCard,
+    layout: Layout,
+    device: torch.device,
+    *,
+    first_layer: int = 0,
+    joined: Mapping[str, int] = MappingProxyType({}),
+    cuts: Mapping[str, Tensor] = MappingProxyType({}),
+    on_read: OnRead | None = None,
+) -> int:
+    """Give every parameter its storage on the device and its values from the files. Return the bytes read.
+
+    `first_layer` is the number, in the whole model, of the first layer that this one has. `joined` are the layout's,
+    where each of the matrices in one is cut by itself. `cuts` are by name parameters as they were cut, of modules that
+    hold a part and do not know of what.
+    """
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    model.to_empty(device=device)  # which empties buffers too
+    for module, name, buffer in buffers:
+        setattr(module, name, buffer.to(device))
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    rounded = {path: module for path, module in model.named_modules() if isinstance(module, Rounded)}
+    held = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.rpartition(".")[0] not in rounded or name.endswith(".bias")
+    } | {f"{path}.weight": module.numbers for path, module in rounded.items()}
+    with WeightFiles(card, prefix) as files, torch.no_grad():
+        parts: dict[str, tuple[str, int, list[Range]]] = {}  # which part of which stored tensor
+        num_bytes = 0
+        for name, parameter in held.items():
+            stored = _name_in_whole(name, layout, first_layer)
+            shape = files.shape(stored)
+            dim, ranges = _own_ranges(cuts.get(name, parameter), shape, _num_joined(name, joined))
+            parts[name] = stored, dim, ranges
+            num_slices = sum(end - start for start, end in ranges)
+            num_bytes += files.count_bytes(stored, prod(shape) // shape[dim] * num_slices)
+        for name, (stored, dim, ranges) in parts.items():
+            module = rounded.get(name.removesuffix(".weight"))
+            if module is None:
+                values = files.read(stored, dim, ranges, held[name].dtype)
+                _copy(values, held[name], stored, card)
+            else:
+                values = files.read(stored, dim, ranges, module.dtype)
+                for leaf, numbers in module.round(values).items():
+                    _copy(numbers, getattr(module, leaf), stored, card)
+            if on_read is not None:
+                on_read(files.num_bytes, num_bytes)
+        return files.num_bytes
+
+
+def _copy(values: Tensor, parameter: Tensor, name: str, card: ModelCard) -> None:
+    """Copy values into a parameter. Raises ModelError if they do not fit."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if values.shape != local.shape:
+        raise ModelError(f"The tensor {name!r} in {card.path} has another shape than its configuration says.")
+    local.copy_(values)
+
+
+def _own_ranges(parameter: Tensor, shape: tuple[int, ...], num_joined: int) -> tuple[int, list[Range]]:
+    """Return the dimension, start and end of this rank's part of a stored tensor."""
+    placement = parameter.placements[0] if isinstance(parameter, DTensor) else None
+    if not isinstance(placement, Shard):
+        return 0, [(0, shape[0])]
+    mesh = parameter.device_mesh
+    part = shape[placement.dim] // num_joined
+    step = -(-part // mesh.size())  # as torch.chunk cuts: the last ranks may have less, or nothing
+    start, end = (min(part, step * (mesh.get_local_rank() + ahead)) for ahead in (0, 1))
+    return placement.dim, [(part * number + start, part * number + end) for number in range(num_joined)]
+
+
+def _num_joined(name: str, joined: Mapping[str, int]) -> int:
+    return next((count for path, count in joined.items() if f".{path}." in name), 1)
+
+
+def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
+    """Return the name that a stage's parameter has in the whole model, where the layers before it are counted."""
+    return re.sub(
+        rf"^({re.escape(layout.layers)}\.)(\d+)\.",
+        lambda match: f"{match[1]}{int(match[2]) + first_layer}.",
+        name,
+    )
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move every new parameter in the block to the meta device as it is registered, freeing its storage at once."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: Any) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register

@@ -1,0 +1,192 @@
+"""Decide on the switches of ranks, with reasons. The same on every rank, since each takes what all agree to.
+
+Each rank decides by its own card, which may be another than its neighbour's, and then asks them all. A rank that was
+asked by name for what cannot be raises instead, and ends its group with the reason.
+
+Packed attention is compared with padded on all ranks at once, before any rank takes it. Ranks that share a model
+run every forward pass together. One that packs beside one that pads would wait for hidden states of another shape,
+or add up what belongs to other tokens; and one that leaves a pass in its middle, because its kernel raised, leaves
+the others waiting. So a kernel that raises answers zeros, each rank goes through the whole probe, and only then do
+all say what they found.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from vectormill.domain.errors import ModelError
+from worker.batching.batch import Batch
+from worker.encoder.choice import PACKED, WAITLESS, choose_attention, read_attention_shape
+from worker.encoder.encoder import Choice, EncoderOrder
+from worker.encoder.switches import (
+    PACKED_RANKS,
+    QUEUED_RANKS,
+    SwitchChoice,
+    SwitchFacts,
+    choose_switches,
+    is_package_installed,
+)
+from worker.model.packed import SMALLEST_COSINE_16_BIT, SMALLEST_COSINES, Kernel, make_attention
+from worker.model.runtime import transformers
+from worker.parallel.forms import Form
+from worker.parallel.rendezvous import ask_all
+from worker.placement.placement import Rank
+
+NOT_WANTED: Final = "it is not asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSwitches:
+    """`must_pack` when packed attention was asked for, by a setting that is older than the switches."""
+
+    choices: tuple[SwitchChoice, ...]
+    must_pack: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the switches in use."""
+        return tuple(choice.name for choice in self.choices if choice.is_on)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(choice.note for choice in self.choices if not choice.is_on)
+
+    def refuse(self, name: str, reason: str) -> "RankSwitches":
+        """Return the switches with this one off. Raises ModelError when it was asked for."""
+        if name == PACKED_RANKS and self.must_pack:
+            raise ModelError(f"Packed attention cannot be used, because {reason}; use padded or auto.")
+        refused = (
+            choice.refuse(reason) if choice.name == name and choice.is_on else choice
+            for choice in self.choices
+        )
+        return RankSwitches(tuple(refused), self.must_pack)
+
+
+def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision: Choice) -> RankSwitches:
+    """Return what all ranks agree to; `config` is the transformer's. Every rank must call it, and waits."""
+    shape = read_attention_shape(config)
+    attention = choose_attention(order.attention, shape, order.device, precision.value)
+    place = SwitchFacts(
+        order.device,
+        int(config.hidden_size),
+        padded_because="" if attention.value == PACKED else attention.reason,
+        is_shared=True,
+    )
+    chosen = {choice.name: choice for choice in choose_switches(order.switches, place, is_package_installed)}
+    must_pack = order.attention == PACKED
+    if must_pack:
+        chosen[PACKED_RANKS] = SwitchChoice(PACKED_RANKS, True, "packed attention is asked for", True)
+    switches = RankSwitches(tuple(_of_ranks(chosen.values())), must_pack)
+    if QUEUED_RANKS in switches.names and shape.model_type not in WAITLESS:
+        reason = f"a forward pass of the architecture {shape.model_type!r} waits for the device"
+        switches = switches.refuse(QUEUED_RANKS, reason)
+    for name in (PACKED_RANKS, QUEUED_RANKS):
+        own = chosen[name].reason if name in chosen else NOT_WANTED
+        objection = ask_all(rank, "" if name in switches.names else own)
+        if objection and name in switches.names:
+            switches = switches.refuse(name, objection)
+    return switches
+
+
+def _of_ranks(choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
+    """Return the switches of ranks. Those of single devices were not meant for this model."""
+    return sorted(
+        (choice for choice in choices if choice.name in (PACKED_RANKS, QUEUED_RANKS)),
+        key=lambda choice: choice.name,
+    )
+
+
+PROBED: Final = "vectormill_probed"
+
+# The hidden states [tokens, hidden size] that this rank ends up with, of a probe in a form; a stage's are its own.
+Compute = Callable[[Form, Batch], Tensor]
+
+
+class LastingKernel:
+    """A kernel that never raises. `error` is what it would have raised first."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.error: Exception | None = None
+
+    def __call__(self, query: Tensor, *arguments: Any) -> Tensor:
+        try:
+            return self._kernel(query, *arguments)
+        except Exception as error:  # noqa: BLE001 - a kernel that is missing or refuses a shape raises anything
+            self.error = self.error or error
+            return torch.zeros_like(query)
+
+
+def find_flaw(
+    transformer: nn.Module,
+    padded: Form,
+    packed: Form,
+    kernel: Kernel,
+    probes: Sequence[Batch],
+    compute: Compute,
+    ask_all: Callable[[str], str],
+    *,
+    has_last_states: bool,
+) -> str:
+    """Return what is wrong with packing, as the rest of a sentence behind "because"; empty if nothing is. The same on
+    all ranks, which `ask_all` asks: first for kernels that failed, since what these leave out is missing on others too.
+
+    `has_last_states` where this rank ends up with the model's own hidden states: those of an earlier stage are in them.
+    Raises ModelError when the pass ended in its middle, by anything but the kernel: the other ranks wait then.
+    """
+    lasting = LastingKernel(kernel)
+    transformers.AttentionInterface.register(PROBED, make_attention(lasting))
+    try:
+        expected = [compute(padded, probe) for probe in probes]
+        with attending(transformer, PROBED):
+            found = [compute(packed, probe) for probe in probes]
+        if found[0].is_cuda:
+            torch.cuda.synchronize()  # an error of a kernel is only said by what asks the device next
+    except Exception as error:
+        raise ModelError(
+            f"Packed attention ended a forward pass of this rank ({_first_line(lasting.error or error)}), and the "
+            "others wait for it; leave packed_ranks out of VECTORMILL_WORKER_SWITCHES, or ask for padded attention."
+        ) from error
+    failed = "" if lasting.error is None else f"packed attention failed: {_first_line(lasting.error)}"
+    return ask_all(failed) or ask_all(find_deviation(expected, found) if has_last_states else "")
+
+
+def find_deviation(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
+    """Return what is wrong with these states [tokens, hidden size] of each probe, as of find_flaw."""
+    cosines = [
+        cosine_similarity(padded.float(), packed.float(), dim=-1).min()
+        for padded, packed in zip(expected, found, strict=True)
+    ]
+    cosine = float(torch.stack(cosines).min())
+    # Written so that NaN fails too.
+    if not cosine >= SMALLEST_COSINES.get(expected[0].dtype, SMALLEST_COSINE_16_BIT):
+        return f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}"
+    return ""
+
+
+@contextmanager
+def attending(transformer: nn.Module, kernel: str) -> Iterator[None]:
+    """Let the transformer attend by this kernel during the block."""
+    before = str(transformer.config._attn_implementation)
+    set_attention(transformer, kernel)
+    try:
+        yield
+    finally:
+        set_attention(transformer, before)
+
+
+def set_attention(transformer: nn.Module, kernel: str) -> None:
+    """Set the kernel in every layer: transformers' own function misses the layers of a stage."""
+    for module in transformer.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None:
+            config._attn_implementation = kernel
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

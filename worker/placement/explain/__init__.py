@@ -1,1 +1,0 @@
-"""Explanations of a plan: sentences, and a drawing."""

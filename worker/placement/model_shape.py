@@ -1,0 +1,158 @@
+"""ModelShape: layers, widths and tensors of a model, from config.json and the headers of its safetensors files.
+
+Reads no weights, knows no precision and no device. Where no weights are, somebody else says what they would be.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import ModelError
+from vectormill.models.classifiers import is_structbert
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weights import find_weights, read_header
+
+# Weights of a classifier's head (worker.model.classifiers), which vectors do not pass through.
+HEAD_PARTS: Final = frozenset({"pooler", "classifier", "score"})
+HEAD_FIRST_PARTS: Final = frozenset({"head", "pre_classifier"})
+# Other weights that the transformer of worker.model.network leaves out: other heads, and buffers.
+UNUSED_PARTS: Final = frozenset({"cls", "lm_head", "qa_outputs", "predictions", "position_ids"})
+UNUSED_FIRST_PARTS: Final = frozenset({"decoder"}) | {
+    f"vocab_{name}" for name in ("transform", "layer_norm", "projector")
+}
+EMBEDDING_PARTS: Final = frozenset(
+    {"embeddings", "embed_tokens", "embed_positions", "rel_embeddings", "wte", "wpe", "shared"}
+)
+LAYER_NUMBER: Final = re.compile(r"(?:^|\.)(\d+)\.")
+# The first linear layer of a gated feed-forward block, and whether both halves are one matrix.
+GATES: Final = {"gate_proj": False, "gate_up_proj": True, "up_gate_proj": True, "Wi": True}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """One tensor that is loaded. `layer` is None for embeddings and for what stands before or after the layers."""
+
+    name: str
+    shape: tuple[int, ...]
+    layer: int | None
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_embedding(self) -> bool:
+        return self.layer is None and bool(EMBEDDING_PARTS & set(self.name.split(".")))
+
+    @property
+    def is_matrix(self) -> bool:
+        """Return a linear layer's weight [out, in]: what weight compression compresses."""
+        return len(self.shape) == 2 and not self.is_embedding
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that decide memory and arithmetic. `dense_values` are those of Dense modules or of a classifier's head,
+    always fp32. An extractor computes its relative positions in its own way (worker.tasks.extract.model).
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    head_size: int
+    intermediate_size: int
+    is_gated: bool
+    has_joined_gate: bool
+    tensors: tuple[TensorSize, ...]
+    dense_values: int
+    model_type: str = ""
+    is_extractor: bool = False
+
+    @property
+    def num_relative_positions(self) -> int:
+        """Return a DeBERTa's number of relative positions, both directions; 0 for other models."""
+        found = (each.shape[0] for each in self.tensors if each.name.endswith("rel_embeddings.weight"))
+        return next(found, 0)
+
+
+def has_weights(card: ModelCard) -> bool:
+    """Return True if the model's weights are there, in a file that is read."""
+    try:
+        return bool(find_weights(card.path, card.name))
+    except ModelError:
+        return False
+
+
+def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:
+    """Read a model's sizes. `shapes` are its tensors' by name, where no file of weights tells them.
+
+    Raises ModelError when the model's own files leave a size out.
+    """
+    config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config", config)
+    hidden_size = _read_size(config, card, "hidden_size", "d_model", "dim")
+    num_heads = _read_size(config, card, "num_attention_heads", "n_heads", "num_heads")
+    sizes = _read_shapes(card) if shapes is None else shapes
+    tensors = tuple(_list_tensors(sizes))
+    gates = {part for tensor in tensors for part in tensor.name.split(".")} & set(GATES)
+    return ModelShape(
+        num_layers=_read_size(config, card, "num_hidden_layers", "n_layers", "num_layers"),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_key_value_heads=config.get("num_key_value_heads") or num_heads,
+        head_size=config.get("head_dim") or hidden_size // num_heads,
+        intermediate_size=_read_size(config, card, "intermediate_size", "hidden_dim", "d_ff", "ffn_dim"),
+        is_gated=bool(gates),
+        has_joined_gate=any(GATES[gate] for gate in gates),
+        tensors=tensors,
+        dense_values=_count_head(sizes)
+        if card.classifier is not None
+        else sum(_count_dense(card.path / folder) for folder in card.dense),
+        model_type="bert" if is_structbert(config) else str(config.get("model_type", "")),
+        is_extractor=card.is_extractor,
+    )
+
+
+def _read_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the floating-point tensors by name."""
+    headers = [read_header(path) for path in find_weights(card.path, card.name)]
+    return {name: tensor.shape for header in headers for name, tensor in header.items() if tensor.is_float}
+
+
+def _list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorSize]:
+    for name, shape in shapes.items():
+        parts = name.split(".")
+        if _is_of_head(name) or UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS:
+            continue
+        number = LAYER_NUMBER.search(name)
+        yield TensorSize(name, shape, int(number[1]) if number else None)
+
+
+def _is_of_head(name: str) -> bool:
+    parts = name.split(".")
+    return bool(HEAD_PARTS & set(parts)) or parts[0] in HEAD_FIRST_PARTS
+
+
+def _count_head(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for name, shape in shapes.items() if _is_of_head(name))
+
+
+def _count_dense(folder: Path) -> int:
+    """Return values of a Dense module, from its configuration: a matrix and perhaps a bias."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    size = int(config["in_features"]) * int(config["out_features"])
+    return size + int(config["out_features"]) * bool(config.get("bias", True))
+
+
+def _read_size(config: dict[str, Any], card: ModelCard, *keys: str) -> int:
+    for key in keys:
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    raise ModelError(
+        f"The config.json of model {card.name!r} names no {keys[0]}; its memory cannot be foreseen."
+    )

@@ -1,0 +1,251 @@
+"""Reasons: the sentences that a plan says about itself, and about what it is not. Decides nothing."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Final
+
+from vectormill.workers.plan_picture import format_gib
+from worker.devices.device import MEMORY, NVLINK, PCIE, SOCKETS, Links
+from worker.placement.drafts import (
+    AUTO,
+    SHORTEST_USEFUL_TOKENS,
+    Draft,
+    draft_plans,
+    draft_replicas,
+    find_longest_text,
+)
+from worker.placement.placement import Rejection, Replica
+from worker.placement.replicas import ReplicaBuilder, TooTight
+from worker.placement.room import GIB, Room, memory_for
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES
+
+# For another precision of the same model, whose replicas have to hold a text of so many tokens.
+MakeBuilder = Callable[[str, int], ReplicaBuilder]
+
+# From the largest weights to the smallest; the way a proposal goes.
+PRECISIONS: Final = ("fp32", "bf16", "int8")
+MOST_MORE_DEVICES: Final = 64
+# A proposal has to be worth the loss of exactness.
+WORTH_IT: Final = 1.05
+
+LINK_WORDS: Final = {
+    NVLINK: "NVLink",
+    PCIE: "PCIe",
+    SOCKETS: "PCIe and from one processor to the other",
+    MEMORY: "main memory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question to a plan: the model's longest text `max_tokens`, and `precisions` that it computes in."""
+
+    rooms: Sequence[Room]
+    links: Links
+    make_builder: MakeBuilder
+    precision: str
+    strategy: str
+    memory_share: float
+    max_tokens: int
+    precisions: tuple[str, ...]
+
+
+def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
+    """Return one sentence per decision: what there is to hold, and how the replicas hold it."""
+    offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in asked.rooms}))
+    used = ", ".join(
+        f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
+    )
+    others = f", and without what others use ({used})" if used else ""
+    sentences = [
+        f"The weights take {format_gib(builder.weight_bytes)} in {asked.precision}. A device offers {offered}: "
+        f"{asked.memory_share:.0%} of its memory, without what a process needs for itself{others}."
+    ]
+    alone = [replica.devices[0] for replica in chosen.replicas if replica.strategy == REPLICATE]
+    if alone:
+        tokens = min(each.max_batch_tokens for each in chosen.replicas if each.strategy == REPLICATE)
+        one_each = f"{_listed(alone)} holds" if len(alone) == 1 else f"Each of {_listed(alone)} holds"
+        sentences.append(f"{one_each} a whole replica, with room for {tokens:,} tokens.")
+    groups: dict[str, list[str]] = {}
+    for replica in chosen.replicas:
+        if replica.strategy != REPLICATE:
+            how = _describe_sharing(replica, LINK_WORDS[asked.links.slowest(replica.devices)])
+            groups.setdefault(how, []).append(_listed(replica.devices))
+    for how, names in groups.items():
+        those = (
+            f"{names[0]} share a replica"
+            if len(names) == 1
+            else f"({'), ('.join(names)}) share a replica each"
+        )
+        sentences.append(f"{those} {how}.")
+    return tuple(sentences)
+
+
+def _describe_sharing(replica: Replica, link: str) -> str:
+    how = STRATEGIES[replica.strategy].how_shared.format(
+        stages=len(replica.stages), micro_batches=replica.micro_batches
+    )
+    return f"{how}, over {link}. A forward pass has room for {replica.max_batch_tokens:,} tokens"
+
+
+def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) -> dict[str, str]:
+    """Return why a device holds nothing: what stands against the same strategy over all, or what its own draft says."""
+    busy = {device for replica in chosen.replicas for device in replica.devices}
+    over_all = [
+        refusal.reason
+        for draft in drafts
+        if draft.strategy == chosen.strategy != REPLICATE and draft.group_size == len(rooms)
+        for refusal in draft.refusals
+    ]
+    without = over_all[0] if over_all else "the plan is predicted to be as fast without it"
+    if over_all:
+        return {room.name: without for room in rooms if room.name not in busy}
+    return {room.name: chosen.idle.get(room.name, without) for room in rooms if room.name not in busy}
+
+
+def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> tuple[Rejection, ...]:
+    """Return the best draft of every other strategy, and why it was not taken. `unit` is the rate of one device."""
+    rejected: list[Rejection] = []
+    for strategy in STRATEGIES:
+        others = [draft for draft in drafts if draft.strategy == strategy]
+        if strategy == chosen.strategy or not others:
+            continue
+        best = max(others, key=lambda draft: draft.rate)
+        if not best.replicas:
+            refusals = [refusal for draft in others for refusal in draft.refusals]
+            nearest = min(refusals, key=lambda refusal: refusal.missing_bytes, default=None)
+            mixed = "that is for devices of which some hold a whole replica and others do not"
+            rejected.append(Rejection(strategy, nearest.reason if nearest else mixed))
+            continue
+        theirs, ours = f"{best.rate / unit:.2f}", f"{chosen.rate / unit:.2f}"
+        reason = f"predicted {theirs} times one device, against {ours}: "
+        reason += (
+            STRATEGIES[strategy].why_slower
+            if best.rate <= chosen.rate
+            else "too little gained for a plan less simple"
+        )
+        rejected.append(Rejection(best.name, reason))
+    return tuple(rejected)
+
+
+def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
+    """Explain what becomes of texts that do not fit, and what would hold them; empty if all do."""
+    if longest == asked.max_tokens:
+        return ()
+    return (
+        f"No plan holds the longest text that the model reads, {asked.max_tokens:,} tokens: one of more than "
+        f"{longest:,} may end as the item error out_of_memory. What would help, the cheapest first:"
+        + _numbered(_ways_out(asked, longest)),
+    )
+
+
+def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
+    """Return the first smaller precision that turns a model in pieces into whole replicas."""
+    if chosen.strategy == REPLICATE and not chosen.idle:
+        return ()
+    rooms = asked.rooms
+    for smaller in smaller_precisions(asked):
+        builder = asked.make_builder(smaller, chosen_builder.max_tokens)
+        whole = draft_replicas(rooms, builder)
+        if len(whole.replicas) < len(rooms):
+            continue
+        gain = whole.rate / chosen.rate
+        advice = (
+            "compare vectors and speed before you switch"
+            if gain >= WORTH_IT
+            else "hardly worth what the vectors lose"
+        )
+        each = "every device holds" if len(rooms) > 1 else f"{rooms[0].name} holds"
+        return (
+            f"With --precision {smaller} ({format_gib(builder.weight_bytes)} of weights) {each} a whole replica: "
+            f"predicted {gain:.2f} times this plan; {advice}.",
+        )
+    return ()
+
+
+def explain_failure(asked: Asked) -> str:
+    """Explain by how much the nearest plan fails, and which changes would help."""
+    shortest = min(SHORTEST_USEFUL_TOKENS, asked.max_tokens)
+    builder = asked.make_builder(asked.precision, shortest)
+    drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.strategy))
+    refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
+        (asked.strategy, TooTight("there is one device only"))
+    ]
+    short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
+    name, nearest = min(short or refusals, key=lambda each: each[1].missing_bytes)
+    where = _listed([room.name for room in asked.rooms])
+    offered = format_gib(sum(room.capacity_bytes for room in asked.rooms))
+    together = f"{where} offer {offered} together" if len(asked.rooms) > 1 else f"{where} offers {offered}"
+    used = sum(room.used_bytes for room in asked.rooms)
+    others = f" (others use {format_gib(used)})" if used else ""
+    sentences = [
+        f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.precision}, a text of "
+        f"{shortest:,} tokens comes on top, and {together}{others}.",
+        f"The nearest plan is {name}, but {nearest.reason}.",
+    ]
+    if builder.sharing_obstacle and len(asked.rooms) > 1:
+        sentences.append(f"More devices do not help: {builder.sharing_obstacle}.")
+    return f"{' '.join(sentences)} What would help, the cheapest first:{_numbered(_ways_out(asked, 0))}"
+
+
+def _numbered(ways: Iterator[str]) -> str:
+    return "".join(f"\n  ({number}) {way}" for number, way in enumerate(ways, start=1))
+
+
+def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
+    """Yield changes that help to hold longer texts than `longest`, cheapest first, each tried in the planner."""
+    rooms = asked.rooms
+    builder = asked.make_builder(asked.precision, asked.max_tokens)
+    if asked.strategy != AUTO and (fitting := _fit(asked, asked.precision, AUTO, longest)):
+        yield f"--strategy auto: {fitting}"
+    for smaller in smaller_precisions(asked):
+        if fitting := _fit(asked, smaller, asked.strategy, longest):
+            weights = format_gib(asked.make_builder(smaller, asked.max_tokens).weight_bytes)
+            yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
+    largest = max(rooms, key=lambda room: room.capacity_bytes)
+    for more in range(1, MOST_MORE_DEVICES):
+        fleet = [*rooms, *(replace(largest, name=f"{largest.name}+{number}") for number in range(more))]
+        built = [builder.build(shared, fleet, asked.links.default) for shared in (PIPELINE, FULLY_SHARDED)]
+        if any(isinstance(replica, Replica) for replica in built):
+            yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in all"
+            break
+    alone = builder.build(REPLICATE, [largest], "")
+    if isinstance(alone, TooTight):
+        needed = memory_for(largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.memory_share)
+        yield f"one device with {ceil(needed / GIB)} GiB of memory or more"
+
+
+def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
+    """Return the best plan that holds longer texts than that, in words; empty if there is none."""
+    tokens = find_longest_text(
+        asked.rooms,
+        asked.links,
+        lambda tokens: asked.make_builder(precision, tokens),
+        strategy,
+        asked.max_tokens,
+    )
+    if tokens <= longest:
+        return ""
+    drafts = draft_plans(asked.rooms, asked.links, asked.make_builder(precision, tokens), strategy)
+    best = max(drafts, key=lambda draft: draft.rate)
+    limit = "" if tokens == asked.max_tokens else f", for texts of up to {tokens:,} tokens"
+    return f"{best.name} fits{limit}"
+
+
+def smaller_precisions(asked: Asked) -> tuple[str, ...]:
+    known = "bf16" if asked.precision == "fp16" else asked.precision
+    smaller = PRECISIONS[PRECISIONS.index(known) + 1 :]
+    return tuple(each for each in smaller if each in asked.precisions)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List devices in words: cuda:0; cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
+    numbered = [re.fullmatch(r"(.*\D)(\d+)", name) for name in names]
+    if len(names) > 2 and all(numbered):
+        numbers = [int(match[2]) for match in numbered if match]
+        is_run = numbers == list(range(numbers[0], numbers[0] + len(names)))
+        if is_run and len({match[1] for match in numbered if match}) == 1:
+            return f"{names[0]} to {names[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

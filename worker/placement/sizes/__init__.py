@@ -1,1 +1,0 @@
-"""Sizes of models: the bytes that they need and the seconds that they take."""

@@ -1,0 +1,383 @@
+"""Read records off the cells that came back for the windows of one text. Knows no sequences and no other texts.
+
+A span from token h to token t is of type q where the cells (h, t), (h, q) and (q, t) are positive, q being the place of
+the type's [TYPE]. Spans come in the order of h, then t, then the types of the hint.
+
+A text with [CLASSIFY] in it has one label, one with [MULTICLASSIFY] any number. A label is a path of types, and each
+window in which it was found gives it a confidence for every type of the path.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.tasks.schema import Schema, list_leaves
+from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
+from worker.tasks.extract.prompts import CLASSIFY, MULTICLASSIFY, Prefix, Window
+
+# A row of results: how many cells the sequence has, then CELL_WIDTH numbers for each: row, column, its logit, and the
+# logit of (column, row).
+CELL_WIDTH: Final = 4
+# Instead of a number of cells: a logit of the sequence was NaN or infinite.
+NON_FINITE_ROW: Final = -1.0
+
+Floats = NDArray[np.float32]
+Places = NDArray[np.int64]
+
+
+class NonFiniteLogits(Exception):
+    """The model answered NaN or infinity."""
+
+
+class TooManyCells(Exception):
+    """The model finds more in one window than is sent back."""
+
+
+class UnreadablePrompt(Exception):
+    """A special token in the text, or in a span that became part of a prompt, hides the prompt's types."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The spans found in a window, in order: from token `heads[i]` to `tails[i]`, of question `questions[i]`.
+
+    `confidences` are the mean probability of its three cells, `transposed` that of the same cells with row and column
+    exchanged, as the reference reads them; both rounded to 4 decimals.
+    """
+
+    heads: list[int]
+    tails: list[int]
+    questions: list[int]
+    confidences: list[float]
+    transposed: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    question: int
+    text: str
+    offset: tuple[int, int]  # in code points
+    confidence: float
+    transposed: float
+
+
+def read_spans(window: Window, row: Floats, text: str) -> Iterator[Span]:
+    """Yield the spans of a window, in order; `text` is what its offsets refer to. Spaces before a span are not part of
+    it.
+
+    Raises NonFiniteLogits, TooManyCells and UnreadablePrompt, before the first span.
+    """
+    found = find_candidates(read_cells(row), find_type_places(window), window.num_hint_tokens, len(window))
+    starts, ends = window.tokens.starts, window.tokens.ends
+    for head, tail, question, confidence, transposed in zip(
+        found.heads, found.tails, found.questions, found.confidences, found.transposed, strict=True
+    ):
+        start, end = int(starts[head]), int(ends[tail])
+        while text[start : start + 1] == " ":
+            start += 1
+        # The reference looks for the end of the spaces beyond the end of the text, fails, and passes over the span.
+        if start < len(text):
+            yield Span(question, text[start:end], (start, end), confidence, transposed)
+
+
+def read_cells(row: Floats) -> Floats:
+    """Return the cells of a row of results, [m, CELL_WIDTH]. Raises NonFiniteLogits and TooManyCells."""
+    count = float(row[0])
+    if count == NON_FINITE_ROW:
+        raise NonFiniteLogits("the model answered NaN or infinity")
+    if len(row) != 1 + CELL_WIDTH * count:
+        raise TooManyCells(f"the model finds {count:.0f} spans and ends of spans in one window of the text")
+    return row[1:].reshape(-1, CELL_WIDTH)
+
+
+def find_type_places(window: Window) -> Places:
+    """Return the place [questions] of each question's [TYPE] in the window. Raises UnreadablePrompt."""
+    places, hint_end = window.hint.type_places, len(window.hint.tokens) + 2
+    if window.num_hint_tokens < hint_end and (places >= window.num_hint_tokens).any():
+        raise UnreadablePrompt(
+            "the text has a special token such as [SEP] in a span, and a prompt with it cannot be read"
+        )
+    if window.num_hint_tokens > hint_end:
+        # Text tokens that count as hint hide the type that stands where they do, by number of character.
+        starts = window.tokens.starts[hint_end : window.num_hint_tokens].tolist()
+        hidden = {start: hint_end + index for index, start in enumerate(starts)}
+        places = np.array(
+            [
+                hidden.get(char, place)
+                for char, place in zip(window.hint.type_chars, places.tolist(), strict=True)
+            ]
+        )
+    return places
+
+
+def find_candidates(cells: Floats, type_places: Places, num_hint_tokens: int, length: int) -> Candidates:
+    """Return the candidates of the positive cells [m, CELL_WIDTH]; `type_places` is [questions]."""
+    rows, columns = cells[:, 0].astype(np.int64), cells[:, 1].astype(np.int64)
+    question = np.full(length, -1)
+    question[type_places] = np.arange(len(type_places))
+    row_in_text, column_in_text = rows >= num_hint_tokens, columns >= num_hint_tokens
+    is_head = row_in_text & ~column_in_text & (question[columns] >= 0)
+    is_tail = ~row_in_text & column_in_text & (question[rows] >= 0)
+    is_span = row_in_text & column_in_text & (rows <= columns)
+    # Cell of each (token, question) among `cells`, or -1.
+    heads = np.full((length, len(type_places)), -1)
+    heads[rows[is_head], question[columns[is_head]]] = np.flatnonzero(is_head)
+    tails = np.full((length, len(type_places)), -1)
+    tails[columns[is_tail], question[rows[is_tail]]] = np.flatnonzero(is_tail)
+    spans = np.flatnonzero(is_span)
+    spans = spans[np.lexsort((columns[spans], rows[spans]))]
+    head_cells, tail_cells = heads[rows[spans]], tails[columns[spans]]  # [spans, questions]
+    which, questions = np.nonzero((head_cells >= 0) & (tail_cells >= 0))
+    three = (spans[which], head_cells[which, questions], tail_cells[which, questions])
+    return Candidates(
+        heads=rows[three[0]].tolist(),
+        tails=columns[three[0]].tolist(),
+        questions=questions.tolist(),
+        confidences=_mean_probabilities(cells[:, 2], *three),
+        transposed=_mean_probabilities(cells[:, 3], *three),
+    )
+
+
+def _mean_probabilities(logits: Floats, spans: Places, heads: Places, tails: Places) -> list[float]:
+    """Return the mean of each three cells, in float32 and then rounded to 4 decimals, as the reference does."""
+    probabilities = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    means = (probabilities[spans] + probabilities[heads] + probabilities[tails]) / np.float32(3)
+    return [round(mean, 4) for mean in means.tolist()]
+
+
+def as_step(name: str, span: str, offset: tuple[int, int]) -> dict[str, Any]:
+    """Return one step of a record, as JSON has it."""
+    return {"type": name, "span": span, "offset": list(offset)}
+
+
+# Labels of a text with several that are more probable are all of them answers.
+SURE: Final = 0.9
+
+Path = tuple[str, ...]
+# For one hint: for each path the confidences of each window that found it, in order.
+Found = Mapping[Path, Sequence[Sequence[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    path: Path
+    confidences: tuple[float, ...]  # one for each type of the path
+
+    @property
+    def mean(self) -> float:
+        return sum(self.confidences) / len(self.confidences)
+
+    @property
+    def total(self) -> float:
+        return sum(self.confidences)
+
+
+def find_token(text: str) -> str | None:
+    """Return the classification token that the text has; None where spans are looked for."""
+    return next((token for token in (CLASSIFY, MULTICLASSIFY) if token in text), None)
+
+
+def choose_of_level(token: str, hints: Sequence[Found]) -> list[Label]:
+    """Return the labels that a level adds: one at most, or with several allowed every one of every hint."""
+    if token == MULTICLASSIFY:
+        return [Label(path, tuple(windows[0])) for found in hints for path, windows in found.items()]
+    best = [_choose_of_hint(found) for found in hints if found]
+    return [_first_greatest(best, [label.total for label in best])] if best else []
+
+
+def choose_at_last(token: str, labels: Sequence[Label]) -> list[Label]:
+    """Return the answer of the whole text. Ties go to the first."""
+    if not labels:
+        return []
+    means = [label.mean for label in labels]
+    sure = [label for label, mean in zip(labels, means, strict=True) if mean > SURE]
+    if token == MULTICLASSIFY and sure:
+        return sure
+    return [_first_greatest(labels, means)]
+
+
+def as_record(token: str, label: Label, *, with_confidences: bool) -> list[dict[str, Any]]:
+    """Return a label as a path of JSON steps. The token counts as the beginning of the text wherever it stands."""
+    steps = [as_step(name, token, (0, len(token))) for name in label.path]
+    if with_confidences:
+        for step, confidence in zip(steps, label.confidences, strict=True):
+            step["confidence"] = confidence
+    return steps
+
+
+def _choose_of_hint(found: Found) -> Label:
+    """Return a hint's label. One path has its first window's confidences; of several each has the means."""
+    if len(found) == 1:
+        ((path, windows),) = found.items()
+        return Label(path, tuple(windows[0]))
+    labels = [
+        Label(path, tuple(sum(column) / len(column) for column in zip(*windows, strict=True)))
+        for path, windows in found.items()
+    ]
+    return _first_greatest(labels, [label.total for label in labels])
+
+
+def _first_greatest(labels: Sequence[Label], values: Sequence[float]) -> Label:
+    return labels[values.index(max(values))]
+
+
+# A record is a path of steps {"type", "span", "offset"}, as JSON has it.
+Record = list[dict[str, Any]]
+
+
+class LimitExceeded(Exception):
+    """More was found in the text than is kept of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on what is kept of one text: a model that says yes to everything finds n²/2 spans in n tokens."""
+
+    max_spans: int = 50_000  # on all levels; about 400 bytes each
+    max_prefixes: int = 4_096  # on one level, each with types of its own: some hundred hints
+    max_windows: int = 4_096  # on one level, of all hints: 40 MB of inputs at 512 tokens
+
+
+class TextState:
+    """One text. `text` is the one that the next window refers to, longer by a token for each window of a classified
+    text after the first; `token` is its classification token, if any. `asked` are the types below each path.
+    """
+
+    def __init__(
+        self, text: str, schema: Schema, limits: Limits, token: str | None, *, with_confidences: bool
+    ) -> None:
+        self.text = self._original = text
+        self.token = token
+        self.asked: dict[Prefix, Schema] = {(): schema}
+        self.is_blank = False
+        self.failure: ItemFailure | None = None
+        self.num_left_out = 0
+        self._schema, self._limits = schema, limits
+        self._leaves = frozenset(list_leaves(schema))
+        self._with_confidences = with_confidences
+        self._level_text = text
+        self._is_done = False
+        self._num_spans = 0
+        self._records: list[Record] = []
+        self._labels: list[Label] = []
+        # A property of each path of spans, without being part of it: the order of prompts must not hang on them.
+        self._confidences: dict[Prefix, float] = {}
+
+    @property
+    def is_asking(self) -> bool:
+        return not self._is_done and self.failure is None
+
+    def begin_level(self, num_left_out: int) -> None:
+        self._level_text = self.text
+        self.num_left_out += num_left_out
+
+    def check_windows(self, num_windows: int) -> None:
+        """Raise LimitExceeded when a level has too many windows."""
+        if num_windows > self._limits.max_windows:
+            raise LimitExceeded(
+                f"what is asked of the text on one level takes more than {self._limits.max_windows} prompts; use a "
+                "shorter text or fewer types"
+            )
+
+    def grow(self, window: Window) -> None:
+        """Insert the classification token that the window has inserted."""
+        self.text = self._grown(self.text, window)
+
+    def read_level(self, windows: Sequence[Window], rows: Sequence[Floats]) -> None:
+        """Read the results of all windows of the level, in order. Raises as `read_spans`, and LimitExceeded."""
+        if self.token is None:
+            below = self._read_spans(windows, rows)
+        else:
+            below = self._read_labels(self.token, windows, rows)
+        if len(below) > self._limits.max_prefixes:
+            raise LimitExceeded(
+                f"the model finds {len(below)} spans that have types below them on one level of the text, and at "
+                f"most {self._limits.max_prefixes} are followed"
+            )
+        self.asked = below
+        if not below:
+            self._end_pass()
+
+    def answer(self) -> list[Record] | ItemFailure:
+        """Return the records in the reference's order, or why there are none."""
+        if self.failure is not None:
+            return self.failure
+        if self.token is None:
+            return self._records
+        if self._with_confidences:
+            return [as_record(self.token, label, with_confidences=True) for label in self._labels]
+        if self.token == CLASSIFY and MULTICLASSIFY in self._original and self._labels:
+            return ItemFailure(
+                ENCODING_FAILED, f"the text has both {CLASSIFY} and {MULTICLASSIFY} in it; use one of them."
+            )
+        chosen = choose_at_last(self.token, self._labels)
+        return [as_record(self.token, label, with_confidences=False) for label in chosen]
+
+    def _read_spans(self, windows: Sequence[Window], rows: Sequence[Floats]) -> dict[Prefix, Schema]:
+        below: dict[Prefix, Schema] = {}
+        for window, row in zip(windows, rows, strict=True):
+            for span in read_spans(window, row, self.text):
+                self._count_span()
+                prefix, name = window.hint.questions[span.question]
+                path = (*prefix, (name, span.text, span.offset))
+                if children := self.asked[prefix][name]:
+                    below[path] = children
+                    self._confidences[path] = max(span.confidence, self._confidences.get(path, 0.0))
+                if (*(step[0].strip() for step in prefix), name) in self._leaves:
+                    self._records.append(self._as_record(prefix, name, span))
+        return below
+
+    def _read_labels(
+        self, token: str, windows: Sequence[Window], rows: Sequence[Floats]
+    ) -> dict[Prefix, Schema]:
+        below: dict[Prefix, Schema] = {}
+        hints: list[dict[Path, list[list[float]]]] = []
+        text = self._level_text
+        for _, part in groupby(zip(windows, rows, strict=True), key=lambda pair: id(pair[0].hint)):
+            found: dict[Path, list[list[float]]] = {}
+            for window, row in part:
+                text = self._grown(text, window)
+                for span in read_spans(window, row, text):
+                    self._count_span()
+                    prefix, name = window.hint.questions[span.question]
+                    if children := self.asked[prefix][name]:
+                        below[(*prefix, (name, span.text, span.offset, span.transposed))] = children
+                    labels = [step for step in prefix if step[1] == token]
+                    path = (*(step[0].strip() for step in labels), name)
+                    if path in self._leaves and span.text == token:
+                        found.setdefault(path, []).append([*(step[3] for step in labels), span.transposed])
+            hints.append(found)
+        self._labels += choose_of_level(token, hints)
+        return below
+
+    def _end_pass(self) -> None:
+        """End the last level. A classified text in which nothing was found is asked again, whatever the signs."""
+        if self.token is None or self.is_blank or self._labels:
+            self._is_done = True
+            return
+        self.is_blank = True
+        self.asked = {(): self._schema}
+        self.text = self._original
+
+    def _as_record(self, prefix: Prefix, name: str, span: Span) -> Record:
+        steps = [as_step(step[0].strip(), step[1], step[2]) for step in prefix]
+        steps.append(as_step(name, span.text, span.offset))
+        if self._with_confidences:
+            for number, step in enumerate(steps[:-1], start=1):
+                step["confidence"] = self._confidences[prefix[:number]]
+            steps[-1]["confidence"] = span.confidence
+        return steps
+
+    def _grown(self, text: str, window: Window) -> str:
+        if window.grows_at is None:
+            return text
+        return text[: window.grows_at] + str(self.token) + text[window.grows_at :]
+
+    def _count_span(self) -> None:
+        self._num_spans += 1
+        if self._num_spans > self._limits.max_spans:
+            raise LimitExceeded(f"the model finds more than {self._limits.max_spans} spans in the text")
