@@ -32,7 +32,6 @@ from api.door.request_ids import RequestIds
 from api.door.request_traces import RequestTraces
 from api.door.scopes import find_scope
 from api.intake.puts import Puts
-from api.intake.requests import ItemBody, JobRequest
 from api.limits.gates import Gates
 from api.limits.patience import PatientConfig
 from api.limits.request_limits import RequestLimits
@@ -55,7 +54,6 @@ from api.routes import (
     runs,
     schedules,
     sources,
-    vectors,
     webhooks,
 )
 from api.routes.collections import collections, exports, generations, indexes, items, searches
@@ -147,7 +145,6 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         embeddings,  # routers are tried in this order: what is asked most often comes first
         searches,
         jobs,
-        vectors,
         results,
         reranking,
         others,
@@ -284,7 +281,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
         )
         _, components = msgspec.json.schema_components(
             [
-                JobRequest,
                 RerankRequest,
                 EmbeddingsRequest,
                 EmbedRequest,
@@ -293,7 +289,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 SimilarityRequest,
                 CohereEmbedRequest,
                 CohereRankRequest,
-                ItemBody,
                 SearchRequest,
                 SearchQuery,
                 PutRequest,

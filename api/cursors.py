@@ -1,21 +1,19 @@
 """Cursors: the opaque `next` of a page. Clients hand it back as `after` and never look inside."""
 
 import re
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.problems import Place, Problem
-
-# Sixteen hexadecimal digits below 2^63: every string of the pattern is a position, so that the description is the rule.
-CURSOR: Final = re.compile(r"[0-7][0-9a-f]{15}")
+from vectormill.operation import CURSOR
 
 After = Annotated[
     str | None,
     Field(
         description="The `next` of the page before.",
         # Not pydantic's own check, whose message would not say what a cursor is.
-        json_schema_extra={"anyOf": [{"type": "string", "pattern": f"^{CURSOR.pattern}$"}, {"type": "null"}]},
+        json_schema_extra={"anyOf": [{"type": "string", "pattern": f"^{CURSOR}$"}, {"type": "null"}]},
     ),
 ]
 
@@ -37,7 +35,7 @@ def decode_cursor(cursor: str | None) -> int | None:
     """The position behind which the page starts; None is the first page. Raises Problem."""
     if cursor is None:
         return None
-    if not CURSOR.fullmatch(cursor):
+    if not re.fullmatch(CURSOR, cursor):
         detail = "after must be the next of an earlier page, unchanged."
         raise Problem(422, "invalid-cursor", detail, errors=[Place(detail, parameter="after")])
     return int(cursor, 16)

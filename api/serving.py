@@ -1,36 +1,37 @@
-"""Serving: a function becomes the route of an operation. Its body is read, its answer written and both are described by
-the types of that operation alone; parameters of path, query and header are the framework's.
+"""Serving: a function becomes the route of an operation. Its body and its query parameters are read, its answer is
+written, and all are described by the types of that operation alone; parameters of path and header are the framework's.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
+from starlette.datastructures import QueryParams
 
 from api.dependencies import ResourcesDependency
 from api.door.media_types import JSON_TYPE, require_json
-from api.intake.requests import decode_body
-from api.intake.submissions import read_body
+from api.intake.requests import decode_body, split_path
+from api.intake.submissions import NDJSON_TYPES, read_body
+from api.problems import Place, Problem
 from vectormill.operation import NO_CONTENT, Operation
 
 REFERENCE: Final = "#/components/schemas/{name}"
 WRITER: Final = msgspec.json.Encoder()
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Query = TypeVar("Query", bound=msgspec.Struct)
 
 
-def serve(
-    router: APIRouter, operation: Operation[Any], content: Mapping[str, Any] | None = None
-) -> Callable[[Handler], Handler]:
+def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], Handler]:
     """Make the decorated function the route of the operation.
 
-    It runs in a thread, a coroutine on the event loop. An argument `body` is the decoded body, and what it returns is
-    the answer. `content` describes the body, by media type, where the function reads it itself.
+    An argument `body` is the decoded body, `query` the query parameters; what it returns is the answer, or the response
+    itself. A function that is not a coroutine runs in a thread.
     """
 
     def register(handler: Handler) -> Handler:
@@ -39,42 +40,59 @@ def serve(
             make_endpoint(operation, handler),
             methods=[operation.method],
             status_code=operation.status,
+            response_class=Response,
             response_model=None,
-            openapi_extra=describe_operation(operation, content),
+            openapi_extra=describe_operation(operation),
         )
         return handler
 
     return register
 
 
-def make_endpoint(operation: Operation[Any], handler: Callable[..., Any]) -> Callable[..., Response]:
-    """Return the function with its body as a dependency and its answer as a response."""
+def make_endpoint(operation: Operation[Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with its body and query as dependencies and its answer as a response."""
     signature = inspect.signature(handler)
     parameters = dict(signature.parameters)
-    if operation.body is not None:
-        reader = Depends(make_reader(operation.body))
-        parameters["body"] = parameters["body"].replace(annotation=Annotated[operation.body, reader])
+    for name, kind, make_reader in (
+        ("body", operation.body, make_body_reader),
+        ("query", operation.query, make_query_reader),
+    ):
+        if name in parameters:
+            assert kind is not None, f"{operation.path} has no {name}"
+            parameters[name] = parameters[name].replace(
+                annotation=Annotated[kind, Depends(make_reader(kind))]
+            )
 
-    def respond(answer: Any) -> Response:
-        if operation.status == NO_CONTENT:
-            return Response(status_code=NO_CONTENT)
-        headers = {} if operation.location is None else {"Location": operation.location.format_map(answer)}
-        return Response(WRITER.encode(answer), operation.status, headers, JSON_TYPE)
-
-    @functools.wraps(handler)
     def endpoint(**arguments: Any) -> Response:
-        return respond(handler(**arguments))
+        return respond(operation, handler(**arguments))
 
-    @functools.wraps(handler)
-    async def endpoint_on_loop(**arguments: Any) -> Response:
-        return respond(await handler(**arguments))
+    async def async_endpoint(**arguments: Any) -> Response:
+        return respond(operation, await handler(**arguments))
 
-    chosen: Any = endpoint_on_loop if inspect.iscoroutinefunction(handler) else endpoint
-    chosen.__signature__ = signature.replace(parameters=list(parameters.values()))
-    return cast("Callable[..., Response]", chosen)
+    chosen = functools.wraps(handler)(async_endpoint if inspect.iscoroutinefunction(handler) else endpoint)
+    chosen.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+    return chosen
 
 
-def make_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
+def respond(
+    operation: Operation[Any],
+    answer: Any,
+    *,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return the response with this answer, which may be one already."""
+    if isinstance(answer, Response):
+        return answer
+    if operation.status == NO_CONTENT:
+        return Response(status_code=NO_CONTENT)
+    told = {} if operation.location is None else {"Location": operation.location.format_map(answer)}
+    return Response(
+        WRITER.encode(answer), status or operation.status, told | dict(headers or {}), media_type=JSON_TYPE
+    )
+
+
+def make_body_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
     """Return the dependency that reads a body of this type. It raises Problem."""
     decoder = msgspec.json.Decoder(body)
 
@@ -88,26 +106,93 @@ def make_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
     return read
 
 
-def describe_operation(operation: Operation[Any], content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what the OpenAPI document says of the body and the answer."""
+def make_query_reader(query: type[msgspec.Struct]) -> Callable[..., Any]:
+    """Return the dependency that reads query parameters as this type. It raises Problem."""
+
+    async def read(request: Request) -> msgspec.Struct:
+        return parse_query(request.query_params, query)
+
+    return read
+
+
+def parse_query(given: QueryParams, query: type[Query]) -> Query:
+    """Return the query parameters. Raise Problem naming one that is unknown, repeated or wrong."""
+    values: dict[str, str] = {}
+    for name, value in given.multi_items():
+        if name in values:
+            raise refuse_parameter(name, "it is given more than once")
+        values[name] = value
+    known = query.__struct_fields__
+    for name in values:
+        if name not in known:
+            raise refuse_parameter(name, f"there is no such query parameter; there are {', '.join(known)}")
+    try:
+        return msgspec.convert(values, query, strict=False)
+    except msgspec.ValidationError as error:
+        reason, name = split_path(str(error))
+        choices = next(each for each in describe_query(query) if each["name"] == name)["schema"].get("enum")
+        raise refuse_parameter(
+            name, f"{reason}; it is one of {', '.join(choices)}" if choices else reason
+        ) from error
+
+
+def refuse_parameter(name: str, reason: str) -> Problem:
+    return Problem(422, "invalid-request", f"{name}: {reason}.", errors=[Place(reason, parameter=name)])
+
+
+def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
+    """Return what the OpenAPI document says of the query parameters, the body and the answer."""
     described: dict[str, Any] = {}
-    if content is not None:
-        described["requestBody"] = {"required": True, "content": dict(content)}
+    if operation.query is not None:
+        described["parameters"] = describe_query(operation.query)
+    content: dict[str, dict[str, Any]] = {}
     if operation.body is not None:
         example = {"example": operation.example} if operation.example else {}
-        content = {JSON_TYPE: {"schema": refer_to(operation.body)} | example}
+        content[JSON_TYPE] = {"schema": refer_to(operation.body)} | example
+    if operation.line is not None:
+        content[NDJSON_TYPES[0]] = {"schema": refer_to(operation.line), "example": operation.line_example}
+    if content:
         described["requestBody"] = {"required": True, "content": content}
     if operation.status != NO_CONTENT:
-        answer = {JSON_TYPE: {"schema": refer_to(operation.answer)}}
-        described["responses"] = {str(operation.status): {"content": answer}}
+        answer: dict[str, Any] = {"content": {media_type: {} for media_type in operation.media_types}}
+        if not operation.media_types:
+            answer = {"content": {JSON_TYPE: {"schema": refer_to(operation.answer)}}}
+        described["responses"] = {str(operation.status): answer}
+        if operation.other_status is not None:
+            described["responses"][str(operation.other_status)] = answer
     return described
 
 
-def refer_to(kind: type) -> dict[str, str]:
+def describe_query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    """Return the fields as query parameters. None of them has a null: it is left out instead."""
+    _, components = msgspec.json.schema_components([query], ref_template=REFERENCE)
+    return [
+        describe_parameter(name, schema) for name, schema in components[query.__name__]["properties"].items()
+    ]
+
+
+def describe_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    (value,) = (each for each in schema.pop("anyOf", [{}]) if each.get("type") != "null")
+    if schema.get("default", ...) is None:
+        del schema["default"]
+    description = schema.pop("description", None)
+    told = {"name": name, "in": "query", "required": False, "schema": value | schema}
+    return told if description is None else told | {"description": description}
+
+
+def refer_to(kind: type) -> dict[str, Any]:
     return {"$ref": REFERENCE.format(name=kind.__name__)}
 
 
 def find_types(operations: Iterable[Operation[Any]]) -> list[type]:
-    """Return the types of all bodies and answers, each once."""
-    wanted = ((each.body, None if each.status == NO_CONTENT else each.answer) for each in operations)
-    return list(dict.fromkeys(kind for pair in wanted for kind in pair if kind is not None))
+    """Return the types of all bodies, lines and answers in JSON, each once."""
+    kinds = (
+        kind
+        for each in operations
+        for kind in (
+            each.body,
+            each.line,
+            None if each.status == NO_CONTENT or each.media_types else each.answer,
+        )
+    )
+    return list(dict.fromkeys(kind for kind in kinds if kind is not None))

@@ -11,9 +11,9 @@ from uuid import UUID
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 
-from api.intake.job_bodies import describe_job
-from api.schemas import JobBody
+from vectormill.jobs.bodies import JobBody
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.waiting import tell_job
 
 POLL_SECONDS: Final = 0.5
 
@@ -52,11 +52,11 @@ class Watch:
         """The job, as it stood less than a poll ago. Raises JobNotFound."""
         async with glance.lock:
             if glance.body is None or self._clock() - glance.read_at >= POLL_SECONDS:
-                glance.body = await run_in_threadpool(self.load, job_id)
-                glance.read_at = self._clock()
+                body = await run_in_threadpool(self.load, job_id)
+                glance.body, glance.read_at = body, self._clock()
             return glance.body
 
     def load(self, job_id: UUID) -> JobBody:
         """The job as it stands now. Raises JobNotFound."""
         with self._engine.connect() as connection:
-            return describe_job(connection, find_job(connection, job_id))
+            return tell_job(connection, find_job(connection, job_id))

@@ -39,11 +39,9 @@ NOTE: Final = "# Made of the same file in `aio` by `python -m tools.client`: cha
 
 # By file, what methods of the client answer; what these refer to comes with them.
 ROOTS: Final = {
-    "jobs": ("JobBody", "ItemErrorBody", "TruncatedItemBody"),
     "collections": ("CollectionBody", "CollectionDetail", "RollbackAnswer"),
     "items": ("PutAnswer", "ItemAnswer", "DeleteAnswer"),
     "searches": ("MatchBody", "SearchAnswer", "ManySearchesAnswer", "RerankAnswer", "EmbeddingsAnswer"),
-    "service": ("ModelBody", "ModelList", "WorkerBody", "WorkerList", "Readiness"),
 }
 # Types of features that define their bodies themselves (decision 0050), by module.
 DEFINED: Final = {
@@ -53,6 +51,17 @@ DEFINED: Final = {
         "IndexPlanBody",
         "OneIndexBody",
     ),
+    "vectormill.jobs.bodies": (
+        "BottleneckBody",
+        "ItemErrorBody",
+        "JobBody",
+        "RecordRow",
+        "ScoreRow",
+        "StageBody",
+        "TruncatedItemBody",
+        "VectorRow",
+    ),
+    "vectormill.models.bodies": ("ModelBody", "ModelList"),
     "vectormill.runs.bodies": ("EncodingBody", "RunBody"),
     "vectormill.schedules.bodies": ("ScheduleBody", "ScheduledRunBody"),
     "vectormill.sources.bodies": (
@@ -63,6 +72,7 @@ DEFINED: Final = {
         "SourceRowBody",
     ),
     "vectormill.webhooks.bodies": ("WebhookBody", "NewWebhookBody", "DeliveryBody", "ReplayedBody"),
+    "vectormill.workers.bodies": ("Readiness", "ScheduleHealth", "WorkerBody", "WorkerList"),
 }
 PLACE: Final = "vectormill/client/shapes"
 FILES: Final = (*ROOTS, "__init__")
@@ -182,7 +192,7 @@ def make_index() -> str:
     names = sorted(name for place in (share_out(), DEFINED) for names in place.values() for name in names)
     listed = ", ".join(f'"{name}"' for name in names)
     return (
-        '"""Shapes: answers of the API as types; `python -m tools.client` makes all but `rows`."""\n\n'
+        '"""Shapes: answers of the API as types. Made by `python -m tools.client`."""\n\n'
         f"{imports}\n__all__ = [{listed}]\n"
     )
 

@@ -3,13 +3,11 @@
 What an option can be of a given model is not said here: `make_spec` refuses it with the model's limits.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from vectormill.domain.encoding import EncodingOptions, Option, list_options
-
-JSON_TYPES: Final = {bool: "boolean", int: "integer", str: "string"}
 
 
 def type_of(option: Option) -> Any:
@@ -22,23 +20,15 @@ def struct_of(options: type[EncodingOptions]) -> Any:
     fields = [
         (
             option.name,
-            Annotated[type_of(option) | None, msgspec.Meta(description=option.help.description)],
+            Annotated[
+                type_of(option) | None,
+                msgspec.Meta(
+                    description=option.help.description,
+                    extra_json_schema=None if option.help.least is None else {"minimum": option.help.least},
+                ),
+            ],
             None,
         )
         for option in list_options(options)
     ]
     return msgspec.defstruct(options.__name__, fields, forbid_unknown_fields=True, omit_defaults=True)
-
-
-def parameters_of(options: type[EncodingOptions]) -> list[dict[str, Any]]:
-    """Return the options as query parameters of the OpenAPI document."""
-    return [describe_parameter(option) for option in list_options(options)]
-
-
-def describe_parameter(option: Option) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": JSON_TYPES[option.kind]}
-    if option.help.choices:
-        schema["enum"] = list(option.help.choices)
-    if option.help.least is not None:
-        schema["minimum"] = option.help.least
-    return {"name": option.name, "in": "query", "description": option.help.description, "schema": schema}

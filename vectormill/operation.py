@@ -24,19 +24,26 @@ NextCursor = Annotated[str | None, Meta(description="Given as `after` for the ne
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[Answer]):
-    """A method on a path, with names in braces, that a key of `scope` may use.
+    """A method on a path, with names in braces, that a key of `scope` may use; None where none is needed.
 
-    `location` is the path of what was made, with fields of the answer in braces. An operation that `is_repeatable` does
-    no harm when it is sent again because no answer came.
+    Where `line` is the type of a line, a body is or may be a stream of NDJSON. `query` has the query
+    parameters. An answer in one of `media_types` is no JSON but a stream of bytes. `location` is the path of what was
+    made, with fields of the answer in braces. `other_status` has an answer of the same type. An operation that
+    `is_repeatable` does no harm when it is sent again because no answer came.
     """
 
     method: str
     path: str
-    scope: str
+    scope: str | None
     answer: type[Answer]
     body: type[msgspec.Struct] | None = None
+    query: type[msgspec.Struct] | None = None
+    line: type[msgspec.Struct] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
+    line_example: str = ""
     status: int = 200
+    other_status: int | None = None
+    media_types: tuple[str, ...] = ()
     location: str | None = None
     is_repeatable: bool = True
 
@@ -46,6 +53,19 @@ class Nothing(msgspec.Struct):
 
 
 NO_CONTENT: Final = 204
+# Sixteen hexadecimal digits below 2^63: every string of the pattern is a position, so that the description is the rule.
+CURSOR: Final = "[0-7][0-9a-f]{15}"
+After = Annotated[
+    str | None,
+    Meta(description="The `next` of the page before.", extra_json_schema={"pattern": f"^{CURSOR}$"}),
+]
+
+
+class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The page of a list that a client asks for."""
+
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    after: After = None
 
 
 def one_of(values: tuple[str | None, ...]) -> Meta:

@@ -3,16 +3,22 @@
 from typing import Any, Final
 
 from vectormill.collections.indexes.operations import OPERATIONS as INDEX_OPERATIONS
+from vectormill.jobs.operations import OPERATIONS as JOB_OPERATIONS
+from vectormill.models.operations import OPERATIONS as MODEL_OPERATIONS
 from vectormill.operation import Operation
 from vectormill.runs.operations import OPERATIONS as RUN_OPERATIONS
 from vectormill.schedules.operations import OPERATIONS as SCHEDULE_OPERATIONS
 from vectormill.sources.operations import OPERATIONS as SOURCE_OPERATIONS
 from vectormill.webhooks.operations import OPERATIONS as WEBHOOK_OPERATIONS
+from vectormill.workers.operations import OPERATIONS as WORKER_OPERATIONS
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     *INDEX_OPERATIONS,
+    *JOB_OPERATIONS,
+    *MODEL_OPERATIONS,
     *RUN_OPERATIONS,
     *SCHEDULE_OPERATIONS,
     *SOURCE_OPERATIONS,
     *WEBHOOK_OPERATIONS,
+    *WORKER_OPERATIONS,
 )

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from api.intake.requests import OptionsBody
+from vectormill.jobs.bodies import OptionsBody
 from vectormill.models.registry import DEFAULT_MODEL
 
 KEEP_TEXT_DESCRIPTION: Final = (

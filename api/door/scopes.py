@@ -33,9 +33,6 @@ CONSOLE_METHODS: Final = (*SAFE_METHODS, "POST")
 
 # The first that fits decides. What none fits needs admin: a route that nobody thought of here is closed.
 RULES: Final = (
-    Rule(("GET",), "/livez", None),
-    Rule(("GET",), "/readyz", None),
-    Rule(("GET",), "/health", None),
     Rule(("POST",), "/v1/collections/{name}/search", READ),
     Rule(("POST",), "/v1/rerank", READ),
     Rule(("POST",), "/v1/embeddings", READ),
@@ -55,9 +52,6 @@ RULES: Final = (
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
     Rule(("POST",), "/v1/collections", WRITE),
     Rule(("PATCH", "DELETE"), "/v1/collections/{name}", WRITE),
-    Rule(("POST",), "/v1/jobs", WRITE),
-    Rule(("POST",), "/v1/jobs/{job_id}/{wish}", WRITE),
-    Rule(("DELETE",), "/v1/jobs/{job_id}", WRITE),
     Rule(("POST",), "/v1/files", WRITE),
     Rule(("DELETE",), "/v1/files/{file_id}", WRITE),
     Rule(("POST",), "/v1/batches", WRITE),

@@ -8,20 +8,16 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from api.problems import Place, Problem
-from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.tasks.task import JUDGE
-from vectormill.encoding_options import struct_of
+from vectormill.jobs.bodies import ItemBody, JobRequest
 from vectormill.jobs.item import Item, Items, has_nul
-from vectormill.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 from vectormill.jobs.pair import join_pair
-from vectormill.models.registry import DEFAULT_MODEL
 
 SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 # Everything that decoding a document can raise.
@@ -32,59 +28,6 @@ DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 MAX_METADATA_DEPTH: Final = 100
 
 T = TypeVar("T")
-
-Priority = Annotated[
-    int,
-    Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY, description="0 is the most urgent, 9 the least."),
-]
-
-
-class ItemBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One item: a line of NDJSON, or an entry of `items`."""
-
-    key: Annotated[str, Meta(description="Yours; unique in the job.", examples=["a"])]
-    text: Annotated[str, Meta(examples=["A text to encode."])]
-    metadata: Annotated[
-        dict[str, Any] | None,
-        Meta(description="Kept beside the vector in the collection.", examples=[{"page": 1}]),
-    ] = None
-    text_pair: Annotated[
-        str | None,
-        Meta(
-            description="The text that `text` is compared with, in a job of the task `score`.",
-            examples=["Another text."],
-        ),
-    ] = None
-
-
-class OptionsBody(struct_of(RequestedOptions)):  # type: ignore[misc]  # of its fields
-    """Options of encoding. An option that is left out has the model's default."""
-
-    def requested(self) -> RequestedOptions:
-        return RequestedOptions(**{name: getattr(self, name) for name in OptionsBody.__struct_fields__})
-
-
-class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /v1/jobs."""
-
-    items: list[ItemBody]
-    model: str = DEFAULT_MODEL
-    collection: Annotated[
-        str | None, Meta(description="Its SQL view gets the vectors.", examples=["docs"])
-    ] = None
-    priority: Priority = DEFAULT_PRIORITY
-    options: OptionsBody = msgspec.field(default_factory=OptionsBody)
-    metadata: dict[str, Any] | None = None
-
-
-class StreamParameters(OptionsBody):
-    """Query parameters beside an NDJSON stream. Beside a JSON body they take precedence over it."""
-
-    model: str = DEFAULT_MODEL
-    collection: str | None = None
-    priority: Priority = DEFAULT_PRIORITY
-    metadata: str | None = None
-
 
 JOB_DECODER: Final = msgspec.json.Decoder(JobRequest)
 OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])

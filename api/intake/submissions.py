@@ -6,23 +6,18 @@ The event loop only receives bytes. Leaving early, for an error or because the c
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
-from starlette.datastructures import QueryParams
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
 from api.intake.intake import Intake
-from api.intake.job_bodies import describe_job, describe_new_job
 from api.intake.requests import (
     DECODING_ERRORS,
     JOB_DECODER,
     OBJECT_DECODER,
-    ItemBody,
-    JobRequest,
-    OptionsBody,
-    StreamParameters,
     UnreadableItem,
     decode_body,
     decode_json,
@@ -33,16 +28,17 @@ from api.intake.requests import (
 )
 from api.limits.gates import Hold
 from api.problems import Limit, Place, Problem
-from api.schemas import JobBody
 from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.tasks.task import TASKS
+from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, SubmissionQuery, describe_job
 from vectormill.jobs.item import Item, Items
-from vectormill.jobs.job import NewJob
+from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.waiting import tell_job
 from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
 
@@ -57,27 +53,30 @@ NDJSON_TYPES: Final = (
 )
 
 
-async def receive_job(request: Request, resources: Resources, idempotency_key: str | None) -> JobBody:
+async def receive_job(
+    request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
+) -> JobBody:
     """Return the job that the request asks for, committed. Raises Problem and the errors of a submission."""
     media_type = read_media_type(request)
     with resources.gates.uploads.enter():
         if media_type in NDJSON_TYPES:
-            return await receive_stream(request, resources, idempotency_key)
+            return await receive_stream(request, resources, idempotency_key, query)
         if media_type == JSON_TYPE:
-            return await receive_document(request, resources, idempotency_key)
+            return await receive_document(request, resources, idempotency_key, query)
         raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
 
 
-async def receive_document(request: Request, resources: Resources, idempotency_key: str | None) -> JobBody:
+async def receive_document(
+    request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
+) -> JobBody:
     """Make a job whose items all come in one JSON object."""
-    parameters = parse_parameters(request.query_params)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
 
         def submit() -> JobBody:
             """Two transactions for a small job: the checks, and the job as it is then told."""
             document = decode_body(body, JOB_DECODER)
-            override(document, parameters, request.query_params)
+            override(document, query, request.query_params)
             new_job, items = parse_document(document, resources, idempotency_key)
             intake = Intake(resources.settings)
             with open_writer(new_job, resources, intake) as writer:
@@ -87,11 +86,12 @@ async def receive_document(request: Request, resources: Resources, idempotency_k
         return await run_in_threadpool(submit)
 
 
-async def receive_stream(request: Request, resources: Resources, idempotency_key: str | None) -> JobBody:
+async def receive_stream(
+    request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
+) -> JobBody:
     """Make a job whose items come one a line; memory does not grow with the job."""
     settings = resources.settings
-    parameters = parse_parameters(request.query_params)
-    new_job = await run_in_threadpool(make_streamed_job, parameters, resources, idempotency_key)
+    new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
     reader = ItemReader(
         max_line_bytes=settings.max_line_bytes,
         max_key_bytes=settings.max_key_bytes,
@@ -130,11 +130,20 @@ def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
 def finish(writer: JobWriter, resources: Resources) -> JobBody:
     """Commit the job. Return it as the same transaction saw it, with what it waits for."""
     bodies: list[JobBody] = []
-    job = writer.finish(lambda connection, job: bodies.append(describe_job(connection, job)))
+    job = writer.finish(lambda connection, job: bodies.append(tell_job(connection, job)))
     if writer.existing is None:
         resources.metrics.submitted_jobs.inc()
         resources.metrics.submitted_items.inc(job.num_items)
     return bodies[0] if bodies else describe_new_job(resources.engine, job)
+
+
+def describe_new_job(engine: Engine, job: Job) -> JobBody:
+    """Describe a job that was committed before: whatever happens now, the answer is that it is there."""
+    try:
+        with engine.connect() as connection:
+            return tell_job(connection, job)
+    except SQLAlchemyError:
+        return describe_job(job)
 
 
 def parse_document(
@@ -164,19 +173,17 @@ def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pai
             ) from error
 
 
-def make_streamed_job(
-    parameters: StreamParameters, resources: Resources, idempotency_key: str | None
-) -> NewJob:
-    metadata = decode_metadata(parameters)
-    return make_job(parameters, parameters, metadata, resources=resources, idempotency_key=idempotency_key)
+def make_streamed_job(query: SubmissionQuery, resources: Resources, idempotency_key: str | None) -> NewJob:
+    metadata = decode_metadata(query)
+    return make_job(query, query, metadata, resources=resources, idempotency_key=idempotency_key)
 
 
-def decode_metadata(parameters: StreamParameters) -> dict[str, Any] | None:
-    """Raises Problem when the query parameter is no JSON object."""
-    if parameters.metadata is None:
+def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:
+    """Return the job's metadata. Raise Problem when the query parameter is no JSON object."""
+    if query.metadata is None:
         return None
     try:
-        return decode_json(parameters.metadata.encode(), OBJECT_DECODER)
+        return decode_json(query.metadata.encode(), OBJECT_DECODER)
     except DECODING_ERRORS as error:
         reason = f"metadata must be a JSON object: {split_path(str(error))[0]}"
         raise Problem(
@@ -184,16 +191,16 @@ def decode_metadata(parameters: StreamParameters) -> dict[str, Any] | None:
         ) from error
 
 
-def override(request: JobRequest, parameters: StreamParameters, names: Iterable[str]) -> None:
+def override(request: JobRequest, query: SubmissionQuery, names: Iterable[str]) -> None:
     """Let the query parameters `names` take precedence over the fields of the body."""
     for name in names:
         target = request if name in JobRequest.__struct_fields__ else request.options
-        value = decode_metadata(parameters) if name == "metadata" else getattr(parameters, name)
+        value = decode_metadata(query) if name == "metadata" else getattr(query, name)
         setattr(target, name, value)
 
 
 def make_job(
-    request: JobRequest | StreamParameters,
+    request: JobRequest | SubmissionQuery,
     options: OptionsBody,
     metadata: dict[str, Any] | None,
     *,
@@ -234,7 +241,7 @@ def resolve_options(options: OptionsBody) -> EncodingOptions:
         return options.requested().resolve()
     except ValueError as error:
         reason = str(error)
-        is_stream = isinstance(options, StreamParameters)
+        is_stream = isinstance(options, SubmissionQuery)
         place = (
             Place(reason, parameter="truncate") if is_stream else Place(reason, pointer="/options/truncate")
         )
@@ -243,28 +250,6 @@ def resolve_options(options: OptionsBody) -> EncodingOptions:
 
 def is_storable(character: str) -> bool:
     return character != "\0" and not "\ud800" <= character <= "\udfff"
-
-
-def parse_parameters(query: QueryParams) -> StreamParameters:
-    """The query parameters of a stream. Raises Problem naming one that is unknown, repeated or wrong."""
-    values: dict[str, str] = {}
-    for name, value in query.multi_items():
-        if name in values:
-            raise refuse_parameter(name, "it is given more than once")
-        values[name] = value
-    known = StreamParameters.__struct_fields__
-    for name in values:
-        if name not in known:
-            raise refuse_parameter(name, f"there is no such query parameter; there are {', '.join(known)}")
-    try:
-        return msgspec.convert(values, StreamParameters, strict=False)
-    except msgspec.ValidationError as error:
-        reason, name = split_path(str(error))
-        raise refuse_parameter(name, reason) from error
-
-
-def refuse_parameter(name: str, reason: str) -> Problem:
-    return Problem(422, "invalid-request", f"{name}: {reason}.", errors=[Place(reason, parameter=name)])
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:

@@ -3,18 +3,21 @@
 import time
 from collections.abc import AsyncIterator
 from typing import Final
+from uuid import UUID
 
 import anyio
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import is_database_away
-from api.schemas import JobBody
+from api.serving import WRITER, serve
 from api.watch import POLL_SECONDS, Glance
 from vectormill.domain.errors import JobNotFound
+from vectormill.jobs import operations
+from vectormill.jobs.bodies import JobBody
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 
 router = APIRouter(tags=["jobs"])
@@ -24,43 +27,41 @@ SILENCE_SECONDS: Final = 15.0
 RETRY_MILLISECONDS: Final = 2000
 
 
-@router.get(
-    "/v1/jobs/{job_id}/events",
-    response_class=Response,
-    responses={200: {"content": {"text/event-stream": {}}}},
-)
+@serve(router, operations.FOLLOW)
 async def get_events(resources: ResourcesDependency, job_id: JobId) -> StreamingResponse:
-    """`progress` events whose data is the job, whenever it has moved; the last event is `end`."""
-    with (
-        resources.gates.watchers.enter()
-    ):  # or a full API would still read the job for everyone whom it refuses
+    """Send `progress` events whose data is the job, whenever it has moved; the last event is `end`."""
+    # Entered here too, or a full API would still read the job for everyone whom it refuses.
+    with resources.gates.watchers.enter():
         job = await run_in_threadpool(resources.watch.load, job_id)
-    return EventStream(resources, job)
+    return EventStream(resources, job_id, job)
 
 
 class EventStream(StreamingResponse):
     """One watcher, from the first byte of the answer to the last."""
 
-    def __init__(self, resources: Resources, job: JobBody) -> None:
+    def __init__(self, resources: Resources, job_id: UUID, job: JobBody) -> None:
         self._resources = resources
+        self._job_id = job_id
         self._job = job
         super().__init__((), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = self._resources.watch
-        with self._resources.gates.watchers.enter(), watch.join(self._job.id) as glance:
-            self.body_iterator = follow_job(self._resources, self._job, glance)
+        with self._resources.gates.watchers.enter(), watch.join(self._job_id) as glance:
+            self.body_iterator = follow_job(self._resources, self._job_id, self._job, glance)
             await super().__call__(scope, receive, send)
 
 
-async def follow_job(resources: Resources, job: JobBody, glance: Glance) -> AsyncIterator[str]:
-    yield f"retry: {RETRY_MILLISECONDS}\n\n"
+async def follow_job(
+    resources: Resources, job_id: UUID, job: JobBody, glance: Glance
+) -> AsyncIterator[bytes]:
+    yield b"retry: %d\n\n" % RETRY_MILLISECONDS
     yield write_event(job)
     last, spoken_at = job, time.monotonic()
-    while last.state not in TERMINAL_JOB_STATES and not resources.is_stopping():
+    while last["state"] not in TERMINAL_JOB_STATES and not resources.is_stopping():
         await anyio.sleep(POLL_SECONDS)
         try:
-            job = await resources.watch.look(last.id, glance)
+            job = await resources.watch.look(job_id, glance)
         except JobNotFound:
             return
         except Exception as error:  # a restart of Postgres is no reason to end the stream; anything else is
@@ -71,18 +72,16 @@ async def follow_job(resources: Resources, job: JobBody, glance: Glance) -> Asyn
             yield write_event(job)
         elif time.monotonic() - spoken_at > SILENCE_SECONDS:
             spoken_at = time.monotonic()
-            yield ": still here\n\n"
+            yield b": still here\n\n"
 
 
 def has_moved(last: JobBody, job: JobBody) -> bool:
     """Return whether there is news of the job. That it no longer waits is told by its items."""
-    counts = (job.state, job.num_done, job.num_failed)
-    return counts != (last.state, last.num_done, last.num_failed) or job.waiting_because not in (
-        None,
-        last.waiting_because,
-    )
+    if any(job[name] != last[name] for name in ("state", "num_done", "num_failed")):
+        return True
+    return job["waiting_because"] not in (None, last["waiting_because"])
 
 
-def write_event(job: JobBody) -> str:
-    name = "end" if job.state in TERMINAL_JOB_STATES else "progress"
-    return f"event: {name}\ndata: {job.model_dump_json()}\n\n"
+def write_event(job: JobBody) -> bytes:
+    name = b"end" if job["state"] in TERMINAL_JOB_STATES else b"progress"
+    return b"event: %s\ndata: %s\n\n" % (name, WRITER.encode(job))

@@ -8,14 +8,15 @@ from typing import Final
 
 import redis
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import RETRY_AFTER_SECONDS
-from api.schemas import Liveness, Readiness, ScheduleHealth
+from api.serving import respond, serve
 from vectormill.schedules.schedules import count_schedules
+from vectormill.workers import operations
+from vectormill.workers.bodies import Liveness, Readiness, ScheduleHealth
 from vectormill.workers.workers import (
     INDEXER,
     SCHEDULER,
@@ -31,9 +32,9 @@ FRESH_SECONDS: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-@router.get("/livez")
+@serve(router, operations.SHOW_LIVENESS)
 async def get_livez() -> Liveness:
-    """Answers as long as the process does."""
+    """Answer as long as the process does."""
     return Liveness(status="ok")
 
 
@@ -55,29 +56,26 @@ class Lookout:
         loop = asyncio.get_running_loop()
         async with self._lock:
             if self._seen is None or loop.time() - self._looked_at >= FRESH_SECONDS:
-                self._seen = await loop.run_in_executor(self._thread, check_readiness, self._resources)
-                self._looked_at = loop.time()
+                seen = await loop.run_in_executor(self._thread, check_readiness, self._resources)
+                self._seen, self._looked_at = seen, loop.time()
             return self._seen
 
     def close(self) -> None:
         self._thread.shutdown()
 
 
-# text-embeddings-inference has this route as /health.
-@router.get("/health", response_model=Readiness, responses={503: {"model": Readiness}})
-@router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
-async def get_readyz(request: Request) -> JSONResponse:
+@serve(router, operations.SHOW_HEALTH)
+@serve(router, operations.SHOW_READINESS)
+async def get_readyz(request: Request) -> Response:
     """Ready while Postgres is: without Redis jobs are taken as always, and are encoded when it is back."""
-    readiness = await request.app.state.lookout.look()
-    is_ready = readiness.postgres
-    return JSONResponse(
-        readiness.model_dump(),
-        status_code=200 if is_ready else 503,
-        headers={} if is_ready else {"Retry-After": str(RETRY_AFTER_SECONDS)},
-    )
+    readiness: Readiness = await request.app.state.lookout.look()
+    if readiness["postgres"]:
+        return respond(operations.SHOW_READINESS, readiness)
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    return respond(operations.SHOW_READINESS, readiness, status=503, headers=headers)
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@serve(router, operations.SHOW_METRICS)
 def get_metrics(resources: ResourcesDependency) -> Response:
     """Prometheus text."""
     return Response(generate_latest(resources.metrics.registry), media_type=CONTENT_TYPE_LATEST)

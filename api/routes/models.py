@@ -1,38 +1,38 @@
 """Models and workers over HTTP: what can be asked for, and who would do it."""
 
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Path
 
 from api.dependencies import ResourcesDependency
-from api.schemas import ModelBody, ModelList, WorkerBody, WorkerList
+from api.serving import serve
 from vectormill.domain.errors import ModelError
+from vectormill.models import operations
+from vectormill.models.bodies import ModelBody, ModelList
+from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import Registry
+from vectormill.models.specs import find_own_task
+from vectormill.operation import describe
+from vectormill.workers import operations as worker_operations
+from vectormill.workers.bodies import WorkerBody, WorkerList
 from vectormill.workers.workers import count_workers, list_workers
 
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models")
+@serve(router, operations.LIST)
 def get_models(resources: ResourcesDependency) -> ModelList:
     """The registered models by name."""
     with resources.engine.connect() as connection:
         num_workers = count_workers(connection)
     registry = resources.registry
+    names = registry.names()
     return ModelList(
-        data=[describe_model(registry, name, num_workers.get(name, 0)) for name in registry.names()]
+        object="list", data=[describe_model(registry, name, num_workers.get(name, 0)) for name in names]
     )
 
 
-def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody:
-    try:
-        return ModelBody.from_card(registry.card(name), num_workers)
-    except ModelError as error:
-        return ModelBody(id=name, name=name, workers=num_workers, problem=str(error))
-
-
-# A name may have slashes.
-@router.get("/v1/models/{name:path}")
+@serve(router, operations.SHOW)
 def get_model(
     resources: ResourcesDependency, name: Annotated[str, Path(description="The model's name.")]
 ) -> ModelBody:
@@ -43,9 +43,39 @@ def get_model(
     return describe_model(resources.registry, name, num_workers.get(name, 0))
 
 
-@router.get("/v1/workers")
+def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody:
+    """Return the model as it is answered; of one whose files cannot be read, why."""
+    known: dict[str, Any] = {
+        "id": name, "object": "model", "owned_by": "vectormill", "name": name, "workers": num_workers,
+    }  # fmt: skip
+    try:
+        card = registry.card(name)
+    except ModelError as error:
+        unread = dict.fromkeys(ModelBody.__annotations__) | {"created": 0, "prompts": {}, "notes": []}
+        return cast(ModelBody, unread | known | {"problem": str(error)})
+    return describe(
+        ModelBody,
+        card,
+        **known,
+        created=find_moment(card),
+        task=find_own_task(card),
+        pooling="+".join(card.pooling),
+        problem=None,
+        notes=list(card.notes),
+        unprompted=card.unprompted or None,
+    )
+
+
+def find_moment(card: ModelCard) -> int:
+    """Return when the model's files came, in seconds since 1970; 0 when they have gone since they were read."""
+    try:
+        return int((card.path / "config.json").stat().st_mtime)
+    except OSError:
+        return 0
+
+
+@serve(router, worker_operations.LIST)
 def get_workers(resources: ResourcesDependency) -> WorkerList:
     """The workers that gave a sign of life lately, with their own report of device, backend and precision."""
     with resources.engine.connect() as connection:
-        workers = list_workers(connection)
-    return WorkerList(data=[WorkerBody.from_worker(worker) for worker in workers])
+        return WorkerList(data=[describe(WorkerBody, worker) for worker in list_workers(connection)])

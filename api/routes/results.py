@@ -1,48 +1,79 @@
-"""A job's results that are no vectors over HTTP, as a stream in the format asked for."""
+"""The results of a job over HTTP: vectors, scores or records, as a stream in the format asked for."""
 
-from typing import Annotated
+from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter
 
-from api.dependencies import JobId, ResourcesDependency
-from api.routes.vectors import After, find_readable_job, refuse_to_go_on
+from api.dependencies import JobId, Resources, ResourcesDependency
+from api.serving import serve
 from api.streams.result_formats import RESULT_STREAMS
-from api.streams.score_streams import SCORE_FORMATS
-from api.streams.vector_streams import ResultResponse, start_reading
-from vectormill.files.formats import RowsName
+from api.streams.vector_streams import VECTOR_FORMATS, ResultResponse, start_reading
+from vectormill.domain.errors import InvalidOption, WrongJobState
+from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
+from vectormill.jobs import operations
+from vectormill.jobs.bodies import ResultQuery, VectorQuery
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.job import UPLOADING, Job
+from vectormill.jobs.jobs import find_job
 
 router = APIRouter(tags=["results"])
 
-DESCRIPTION = (
-    'Of the task `score`. `ndjson`: one `{"key", "score", "label", "probabilities"}` a line. `parquet`: the same as '
-    "columns, of which probabilities has a field for each label. Both leave out items that failed. The score of two "
-    "labels is the second one's number, of more the best label's; of one number there is no label. "
-    'Of the task `extract`: `ndjson` has `{"key", "output"}` a line, `parquet` the output as JSON. An output is a list '
-    "of records, each a list of `type`, `span` and `offset` in code points, from a type of the schema's root to a leaf."
-)
+
+@serve(router, operations.EXPORT_VECTORS)
+def get_vectors(resources: ResourcesDependency, job_id: JobId, query: VectorQuery) -> ResultResponse:
+    """Return the vectors of a job of the task `embed`.
+
+    `ndjson`: one `{"key", "embedding"}` a line, with as many digits as the stored numbers have (a collection keeps
+    float16: four or five). `parquet`: columns key and embedding. Both leave out items that have no vector. `npy`:
+    [num_items, width] in the order of submission, NaN where there is no vector, zeros in a type without NaN. Numbers
+    are of the job's vector_type, float32 where it names none: int8 codes are -128 to 127, and binary is eight bits to a
+    number, 0 to 255, the first value in the highest bit.
+    """
+    refuse_to_go_on(query)
+    job = find_readable_job(resources, job_id, (VECTOR,), partial=query.partial)
+    blocks = start_reading(read_vectors(resources.engine, job_id, query.after))
+    return ResultResponse(job, VECTOR_FORMATS[query.format], blocks)
 
 
-class ResultFilter(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+@serve(router, operations.EXPORT_RESULTS)
+def get_results(resources: ResourcesDependency, job_id: JobId, query: ResultQuery) -> ResultResponse:
+    """Return the results of a job of the task `score` or `extract`. Items that failed are left out.
 
-    format: RowsName = "ndjson"
-    partial: bool = Field(default=False, description="Read what is there although the job has not ended.")
-    after: After = None
-
-
-@router.get(
-    "/v1/jobs/{job_id}/results",
-    description=DESCRIPTION,
-    response_class=Response,
-    responses={200: {"content": {row.output.media_type: {} for row in SCORE_FORMATS.values()}}},
-)
-def get_results(
-    resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ResultFilter, Query()]
-) -> ResultResponse:
-    refuse_to_go_on(wanted.format, wanted.after)
-    job = find_readable_job(resources, job_id, tuple(RESULT_STREAMS), partial=wanted.partial)
+    Of the task `score`. `ndjson`: one `{"key", "score", "label", "probabilities"}` a line. `parquet`: the same as
+    columns, of which probabilities has a field for each label. The score of two labels is the second one's number, of
+    more the best label's; of one number there is no label. Of the task `extract`: `ndjson` has `{"key", "output"}` a
+    line, `parquet` the output as JSON. An output is a list of records, each a list of `type`, `span` and `offset` in
+    code points, from a type of the schema's root to a leaf.
+    """
+    refuse_to_go_on(query)
+    job = find_readable_job(resources, job_id, tuple(RESULT_STREAMS), partial=query.partial)
     stream = RESULT_STREAMS[job.spec.result]
-    return ResultResponse(
-        job, stream.formats[wanted.format], start_reading(stream.read(resources.engine, job_id, wanted.after))
-    )
+    blocks = start_reading(stream.read(resources.engine, job_id, query.after))
+    return ResultResponse(job, stream.formats[query.format], blocks)
+
+
+def refuse_to_go_on(query: VectorQuery | ResultQuery) -> None:
+    """Raise InvalidOption for a format that cannot begin in the middle."""
+    if query.after is not None and query.format != "ndjson":
+        raise InvalidOption(
+            f"Only ndjson goes on behind a key; {query.format} is whole or nothing: leave out after."
+        )
+
+
+def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:
+    """Return the job, if one of these is what comes of its items and it has ended, or need not have.
+
+    Raise JobNotFound and WrongJobState.
+    """
+    with resources.engine.connect() as connection:
+        job = find_job(connection, job_id)
+    own = job.spec.result
+    if own not in results:
+        raise WrongJobState(
+            f"The job has {own}s and no {results[0]}s: GET /v1/jobs/{job_id}/{RESULT_ROUTES[own]}."
+        )
+    if job.state == UPLOADING or not (job.is_terminal or partial):
+        raise WrongJobState(
+            f"The job is {job.state}; its {own}s can be exported when it has ended, or before with partial=true."
+        )
+    return job

@@ -1,7 +1,7 @@
 """Sources over HTTP: set, look, check and delete that of a collection, follow its table, and push rows to one."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
@@ -13,11 +13,11 @@ from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import read_media_type, unsupported_media_type
 from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
-from api.intake.requests import ItemBody, UnreadableItem
+from api.intake.requests import UnreadableItem
 from api.intake.requests import encode_metadata as check_values
 from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
 from api.problems import Place, Problem
-from api.serving import refer_to, serve
+from api.serving import serve
 from api.streams.ndjson import ItemReader
 from vectormill.addresses import is_loopback_host
 from vectormill.collections.collections import find_generation
@@ -52,12 +52,6 @@ router = APIRouter(tags=["sources"])
 
 # A request does not wait longer for the transactions that write a table that is to be followed.
 PATIENCE_SECONDS: Final = 10.0
-PUSHED_ROWS: Final[dict[str, Any]] = {
-    "application/x-ndjson": {
-        "schema": refer_to(ItemBody),
-        "example": '{"key": "a", "text": "A text."}\n{"key": "b", "text": "Another.", "metadata": {"p": 2}}\n',
-    }
-}
 
 
 class SourceParameters(BaseModel):
@@ -190,7 +184,7 @@ def change_following(resources: Resources, name: str, act: Callable[[Connection]
         return describe_following(name, find_following(connection, name))
 
 
-@serve(router, operations.PUSH, PUSHED_ROWS)
+@serve(router, operations.PUSH)
 async def post_push(
     request: Request,
     name: CollectionName,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from api.intake.requests import (
     DECODING_ERRORS,
     ITEM_DECODER,
-    ItemBody,
     UnreadableItem,
     decode_json,
     describe_decoding_error,
@@ -18,6 +17,7 @@ from api.intake.requests import (
 )
 from api.problems import Place, Problem
 from vectormill.domain.errors import InvalidItem, SubmissionTooLarge
+from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item, Items
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

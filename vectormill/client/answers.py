@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from vectormill.client.shapes import EmbeddingsAnswer, JobBody, MatchBody, SearchAnswer
+from vectormill.client.shapes import EmbeddingsAnswer, MatchBody, SearchAnswer
 from vectormill.domain.errors import InvalidOption
+from vectormill.jobs.bodies import JobBody
 
 if TYPE_CHECKING:
     import numpy as np

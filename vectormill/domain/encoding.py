@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
 from vectormill.domain.tasks.task import ACTIVATIONS, EMBED, TASKS
 
+# The model of a request that names none; the package brings it.
+DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 # Policies for a text of more than max_tokens.
 TRUNCATE: Final = (
     "truncate"  # its first tokens decide the vector; the text is counted and its key can be listed

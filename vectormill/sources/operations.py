@@ -6,6 +6,7 @@ table: both need a key of the scope sources.
 
 from typing import Any, Final
 
+from vectormill.jobs.bodies import LINES_EXAMPLE, ItemBody
 from vectormill.keys.api_key import READ, SOURCES, WRITE
 from vectormill.operation import NO_CONTENT, Nothing, Operation
 from vectormill.sources.bodies import (
@@ -43,8 +44,9 @@ FOLLOW: Final = Operation(
 )  # fmt: skip
 UNFOLLOW: Final = Operation("POST", ONE + "/unfollow", SOURCES, FollowingBody)
 PUSH: Final = Operation(
-    "POST", "/v1/collections/{name}/push", WRITE, PushBody, status=202, location="/v1/runs/{run}"
-)
+    "POST", "/v1/collections/{name}/push", WRITE, PushBody, line=ItemBody, line_example=LINES_EXAMPLE, status=202,
+    location="/v1/runs/{run}",
+)  # fmt: skip
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     SET, SHOW, DELETE, CHECK, FOLLOWING, FOLLOW, UNFOLLOW, PUSH,

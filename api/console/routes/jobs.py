@@ -17,11 +17,11 @@ from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import Problem
 from api.routes.jobs import WISHES, wish_for
-from api.routes.results import ResultFilter, get_results
-from api.routes.vectors import ExportFilter, get_vectors
+from api.routes.results import get_results, get_vectors
 from api.streams.vector_streams import ResultResponse
 from vectormill.domain.tasks.task import VECTOR
 from vectormill.files.formats import OutputName, RowsName
+from vectormill.jobs.bodies import ResultQuery, VectorQuery
 from vectormill.jobs.job import JOB_STATES
 from vectormill.jobs.jobs import find_job, list_item_errors, list_jobs
 from vectormill.jobs.waiting import explain_waits
@@ -177,6 +177,6 @@ def get_export(
     with resources.engine.connect() as connection:
         job = find_job(connection, job_id)
     if job.spec.result == VECTOR:
-        return get_vectors(resources, job_id, ExportFilter(format=format, partial=True))
+        return get_vectors(resources, job_id, VectorQuery(format=format, partial=True))
     rows: RowsName = "parquet" if format == "parquet" else "ndjson"
-    return get_results(resources, job_id, ResultFilter(format=rows, partial=True))
+    return get_results(resources, job_id, ResultQuery(format=rows, partial=True))

@@ -14,7 +14,7 @@ from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.item_path import ITEM_PATH
 from api.door.media_types import require_json
 from api.intake.puts import Followed
-from api.intake.requests import ItemBody, UnreadableItem, check_key, decode_body, make_item
+from api.intake.requests import UnreadableItem, check_key, decode_body, make_item
 from api.intake.submissions import read_body
 from api.problems import Limit, Place, Problem
 from vectormill.collections.collections import find_generation
@@ -22,6 +22,7 @@ from vectormill.collections.rows.items import delete_items, find_item
 from vectormill.collections.rows.puts import PutEnd
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
 from vectormill.domain.tasks.task import TASKS
+from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
 from vectormill.jobs.pair import find_side_failure

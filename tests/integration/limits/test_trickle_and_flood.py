@@ -18,7 +18,6 @@ from api.app import create_app
 from api.dependencies import Resources
 from api.limits.gates import Gates
 from api.limits.patience import MAX_HEAD_BYTES
-from api.schemas import Readiness
 from tests.api_server import assert_problem, serving
 from tests.waiting import wait_for
 from vectormill.jobs.pair import MAX_PAIRS_BYTES
@@ -27,6 +26,7 @@ from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.settings import Settings
+from vectormill.workers.bodies import Readiness
 
 LOGIN = b"POST /console/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16000\r\n"
 FORM = LOGIN + b"Content-Type: application/x-www-form-urlencoded\r\n\r\nkey="

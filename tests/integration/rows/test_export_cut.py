@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-import api.routes.vectors
+import api.routes.results
 from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
 from vectormill.cli.app import main
 from vectormill.client import Client
@@ -49,7 +49,7 @@ def losing_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
         remove(engine, job_id)
         yield from blocks
 
-    monkeypatch.setattr(api.routes.vectors, "read_vectors", read_and_lose)
+    monkeypatch.setattr(api.routes.results, "read_vectors", read_and_lose)
 
 
 @pytest.mark.parametrize("format", ["ndjson", "parquet", "npy"])
@@ -93,7 +93,7 @@ def test_a_job_that_is_removed_before_the_first_block_is_not_found(
         remove(engine, job_id)
         return blocks
 
-    monkeypatch.setattr(api.routes.vectors, "read_vectors", lose_and_read)
+    monkeypatch.setattr(api.routes.results, "read_vectors", lose_and_read)
     assert_problem(client.get(f"/v1/jobs/{job_id}/vectors"), 404, "job-not-found", "0 of 40 items")
 
 

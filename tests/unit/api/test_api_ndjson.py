@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.intake.requests import ItemBody, UnreadableItem, make_item, make_items
+from api.intake.requests import UnreadableItem, make_item, make_items
 from api.problems import Limit, Problem
 from api.streams.inflater import FREE_BYTES, PIECE_BYTES, Inflater
 from api.streams.ndjson import ItemReader
+from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item
 
 

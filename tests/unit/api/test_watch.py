@@ -28,7 +28,8 @@ class Reader:
 
     async def look(self, num_watchers: int) -> list[Any]:
         with self.watch.join(JOB_ID) as glance:
-            return await asyncio.gather(*(self.watch.look(JOB_ID, glance) for _ in range(num_watchers)))
+            looks: list[Any] = [self.watch.look(JOB_ID, glance) for _ in range(num_watchers)]
+            return list(await asyncio.gather(*looks))
 
 
 def test_watchers_of_a_job_share_a_read_until_the_next_poll() -> None:

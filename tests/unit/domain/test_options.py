@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from api.serving import describe_query
 from vectormill.cli.options import take_encoding_flags
 from vectormill.client.sync.sources import RunCalls
 from vectormill.domain.encoding import (
@@ -20,7 +21,7 @@ from vectormill.domain.encoding import (
     RequestedOptions,
     list_options,
 )
-from vectormill.encoding_options import parameters_of, struct_of
+from vectormill.encoding_options import struct_of
 from vectormill.runs.bodies import RunOptionsBody
 
 
@@ -91,8 +92,8 @@ def test_a_new_option_is_read_from_requests() -> None:
 
 
 def test_a_new_option_is_described_as_a_query_parameter() -> None:
-    described = {each["name"]: each for each in parameters_of(MoreOptions)}
-    assert described["rounding"]["schema"] == {"type": "string", "enum": ["up", "down"]}
+    described = {each["name"]: each for each in describe_query(struct_of(MoreOptions))}
+    assert described["rounding"]["schema"] == {"enum": ["down", "up"]}
     assert described["rounds"]["schema"] == {"type": "integer", "minimum": 1}
     assert described["rounds"]["description"] == "How often."
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 from vectormill.cli.exits import UNAVAILABLE, CommandFailed
 from vectormill.client import Client
 from vectormill.client.progress import Progress
-from vectormill.client.shapes.jobs import JobBody
 from vectormill.client.views import look_at_job
+from vectormill.jobs.bodies import JobBody
 
 # A worker tries to load its model again after 30 s, and what was in its way may have passed by then.
 PATIENCE_SECONDS: Final = 45.0

@@ -5,7 +5,10 @@ from vectormill.client.aio.jobs import JobCalls
 from vectormill.client.aio.searches import SearchCalls
 from vectormill.client.aio.sources import RunCalls, ScheduleCalls, SourceCalls
 from vectormill.client.aio.webhooks import WebhookCalls
-from vectormill.client.shapes import ModelBody, ModelList, Readiness, WorkerBody, WorkerList
+from vectormill.models import operations as models
+from vectormill.models.bodies import ModelBody
+from vectormill.workers import operations as workers
+from vectormill.workers.bodies import Readiness, WorkerBody
 
 
 class AsyncClient(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, SourceCalls, WebhookCalls):
@@ -23,12 +26,12 @@ class AsyncClient(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCall
 
     async def models(self) -> list[ModelBody]:
         """Return every registered model, and how many workers serve it."""
-        return (await self.call(ModelList, "GET", "/v1/models"))["data"]
+        return (await self.ask(models.LIST))["data"]
 
     async def workers(self) -> list[WorkerBody]:
         """Return every live worker, with what it reports of its devices, its plan and its speed."""
-        return (await self.call(WorkerList, "GET", "/v1/workers"))["data"]
+        return (await self.ask(workers.LIST))["data"]
 
     async def readiness(self) -> Readiness:
         """Return which parts of the service are reachable. Raise ApiFailure where it cannot work at all."""
-        return await self.call(Readiness, "GET", "/readyz")
+        return await self.ask(workers.SHOW_READINESS)

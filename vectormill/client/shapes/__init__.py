@@ -1,4 +1,4 @@
-"""Shapes: answers of the API as types; `python -m tools.client` makes all but `rows`."""
+"""Shapes: answers of the API as types. Made by `python -m tools.client`."""
 
 from vectormill.client.shapes.collections import (
     CollectionBody,
@@ -15,7 +15,6 @@ from vectormill.client.shapes.collections import (
     StalenessBody,
 )
 from vectormill.client.shapes.items import DeleteAnswer, ItemAnswer, PassageBody, PutAnswer
-from vectormill.client.shapes.jobs import BottleneckBody, ItemErrorBody, JobBody, StageBody, TruncatedItemBody
 from vectormill.client.shapes.searches import (
     EmbeddingBody,
     EmbeddingsAnswer,
@@ -26,19 +25,23 @@ from vectormill.client.shapes.searches import (
     RerankAnswer,
     SearchAnswer,
 )
-from vectormill.client.shapes.service import (
-    ModelBody,
-    ModelList,
-    Readiness,
-    ScheduleHealth,
-    WorkerBody,
-    WorkerList,
-)
 from vectormill.collections.indexes.bodies import BuildProgressBody, IndexBody, IndexPlanBody, OneIndexBody
+from vectormill.jobs.bodies import (
+    BottleneckBody,
+    ItemErrorBody,
+    JobBody,
+    RecordRow,
+    ScoreRow,
+    StageBody,
+    TruncatedItemBody,
+    VectorRow,
+)
+from vectormill.models.bodies import ModelBody, ModelList
 from vectormill.runs.bodies import EncodingBody, RunBody
 from vectormill.schedules.bodies import ScheduleBody, ScheduledRunBody
 from vectormill.sources.bodies import FollowingBody, PushBody, SourceBody, SourceCheckBody, SourceRowBody
 from vectormill.webhooks.bodies import DeliveryBody, NewWebhookBody, ReplayedBody, WebhookBody
+from vectormill.workers.bodies import Readiness, ScheduleHealth, WorkerBody, WorkerList
 
 __all__ = [
     "BottleneckBody",
@@ -73,6 +76,7 @@ __all__ = [
     "PutAnswer",
     "RankedDocument",
     "Readiness",
+    "RecordRow",
     "ReplayedBody",
     "RerankAnswer",
     "RollbackAnswer",
@@ -82,6 +86,7 @@ __all__ = [
     "ScheduleHealth",
     "ScheduleLine",
     "ScheduledRunBody",
+    "ScoreRow",
     "SearchAnswer",
     "SourceBody",
     "SourceCheckBody",
@@ -90,6 +95,7 @@ __all__ = [
     "StageBody",
     "StalenessBody",
     "TruncatedItemBody",
+    "VectorRow",
     "WebhookBody",
     "WorkerBody",
     "WorkerList",

@@ -1,12 +1,15 @@
 # Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Client: Vectormill's HTTP interface as a Python object with coroutines."""
 
-from vectormill.client.shapes import ModelBody, ModelList, Readiness, WorkerBody, WorkerList
 from vectormill.client.sync.collections import CollectionCalls
 from vectormill.client.sync.jobs import JobCalls
 from vectormill.client.sync.searches import SearchCalls
 from vectormill.client.sync.sources import RunCalls, ScheduleCalls, SourceCalls
 from vectormill.client.sync.webhooks import WebhookCalls
+from vectormill.models import operations as models
+from vectormill.models.bodies import ModelBody
+from vectormill.workers import operations as workers
+from vectormill.workers.bodies import Readiness, WorkerBody
 
 
 class Client(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, SourceCalls, WebhookCalls):
@@ -24,12 +27,12 @@ class Client(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, So
 
     def models(self) -> list[ModelBody]:
         """Return every registered model, and how many workers serve it."""
-        return (self.call(ModelList, "GET", "/v1/models"))["data"]
+        return (self.ask(models.LIST))["data"]
 
     def workers(self) -> list[WorkerBody]:
         """Return every live worker, with what it reports of its devices, its plan and its speed."""
-        return (self.call(WorkerList, "GET", "/v1/workers"))["data"]
+        return (self.ask(workers.LIST))["data"]
 
     def readiness(self) -> Readiness:
         """Return which parts of the service are reachable. Raise ApiFailure where it cannot work at all."""
-        return self.call(Readiness, "GET", "/readyz")
+        return self.ask(workers.SHOW_READINESS)

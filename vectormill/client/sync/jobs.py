@@ -10,15 +10,15 @@ from typing import Any, BinaryIO, Final, Unpack
 
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import Columns
-from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_key_header, make_path
-from vectormill.client.shapes import ItemErrorBody, JobBody, TruncatedItemBody
-from vectormill.client.shapes.rows import RecordRow, ScoreRow, VectorRow
+from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header, make_path
 from vectormill.client.sync import flow
 from vectormill.client.sync.exports import Export, ExportTransport, Results
 from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments
 from vectormill.domain.tasks.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
+from vectormill.jobs import operations
+from vectormill.jobs.bodies import ItemErrorBody, JobBody, RecordRow, ScoreRow, TruncatedItemBody, VectorRow
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 
@@ -66,10 +66,8 @@ class JobCalls(ExportTransport):
         headers = NDJSON_HEADERS | make_key_header(idempotency_key)
         if gzip:
             headers["Content-Encoding"] = "gzip"
-        job = self.call(
-            JobBody,
-            "POST",
-            "/v1/jobs",
+        job = self.ask(
+            operations.SUBMIT,
             params=given(parameters),
             headers=headers,
             make_body=lambda: flow.encode_body(sent, gzip=gzip),
@@ -80,11 +78,11 @@ class JobCalls(ExportTransport):
 
     def job(self, job_id: str) -> JobBody:
         """Return the job as it stands now."""
-        return self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
+        return self.ask(operations.SHOW, job_id)
 
     def jobs(self, state: str | None = None) -> Iterator[JobBody]:
         """Yield all jobs, newest first, page by page."""
-        return self.pages(JobBody, "/v1/jobs", {"state": state})
+        return self.pages(JobBody, operations.LIST.path, {"state": state})
 
     def wait(
         self,
@@ -123,7 +121,7 @@ class JobCalls(ExportTransport):
 
         A lost connection is made again for as long as each brings news.
         """
-        path = make_path("/v1/jobs", job_id, "events")
+        path = fill_path(operations.FOLLOW.path, job_id)
         pauses = self.retries.begin()
         last: JobBody | None = None
         while last is None or last["state"] not in TERMINAL_JOB_STATES:
@@ -148,19 +146,19 @@ class JobCalls(ExportTransport):
 
     def cancel(self, job_id: str) -> JobBody:
         """Stop it; what was committed until then stays."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "cancel"))
+        return self.ask(operations.CANCEL, job_id)
 
     def pause(self, job_id: str) -> JobBody:
         """Keep back what no worker holds yet; what a worker has is finished."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "pause"))
+        return self.ask(operations.PAUSE, job_id)
 
     def resume(self, job_id: str) -> JobBody:
         """Let a paused job go on."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "resume"))
+        return self.ask(operations.RESUME, job_id)
 
     def retry(self, job_id: str) -> JobBody:
         """Encode the job's failed items again; the others stay as they are."""
-        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
+        return self.ask(operations.RETRY, job_id)
 
     def delete(self, job_id: str) -> None:
         """Remove an ended job with its texts, errors, and vectors that are in no collection; rows in collections
@@ -168,15 +166,15 @@ class JobCalls(ExportTransport):
 
         A job that has not ended is refused (ApiError 409): cancel it first.
         """
-        self.call(Json, "DELETE", make_path("/v1/jobs", job_id))
+        self.ask(operations.DELETE, job_id)
 
     def errors(self, job_id: str) -> Iterator[ItemErrorBody]:
         """Yield every failed item as `{"key", "code", "detail"}`, page by page."""
-        return self.pages(ItemErrorBody, make_path("/v1/jobs", job_id, "errors"), {})
+        return self.pages(ItemErrorBody, fill_path(operations.LIST_ERRORS.path, job_id), {})
 
     def truncated(self, job_id: str) -> Iterator[TruncatedItemBody]:
         """Yield every item that was cut because it was too long, as `{"key"}`, page by page."""
-        return self.pages(TruncatedItemBody, make_path("/v1/jobs", job_id, "truncated"), {})
+        return self.pages(TruncatedItemBody, fill_path(operations.LIST_TRUNCATED.path, job_id), {})
 
     def export(
         self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
@@ -224,6 +222,6 @@ class JobCalls(ExportTransport):
         )
 
     def _find_route(self, job_id: str) -> str:
-        """Return the route of the job's results; an API of a release without tasks has vectors only."""
-        job = self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
+        """Return the route of the job's results; a job that embeds names no task."""
+        job = self.ask(operations.SHOW, job_id)
         return RESULT_ROUTES[TASKS[job["options"].get("task", EMBED)].result]

@@ -1,0 +1,274 @@
+"""Jobs, their items and their results as the API takes and answers them, and as the client returns them."""
+
+from typing import Annotated, Any, Final, TypedDict
+
+import msgspec
+from msgspec import Meta, Struct
+
+from vectormill.domain.encoding import DEFAULT_MODEL, RequestedOptions
+from vectormill.encoding_options import struct_of
+from vectormill.files.formats import OutputName, RowsName
+from vectormill.jobs.job import (
+    DEFAULT_PRIORITY,
+    JOB_STATES,
+    LEAST_URGENT_PRIORITY,
+    MOST_URGENT_PRIORITY,
+    PAUSED,
+    Job,
+)
+from vectormill.moments import Moment, tell_moment
+from vectormill.operation import Identifier, NextCursor, PageQuery, describe, one_of
+
+Priority = Annotated[
+    int,
+    Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY, description="0 is the most urgent, 9 the least."),
+]
+LINES_EXAMPLE: Final = (
+    '{"key": "a", "text": "A text."}\n{"key": "b", "text": "Another.", "metadata": {"p": 2}}\n'
+)
+CollectionName = Annotated[str | None, Meta(description="Its SQL view gets the vectors.", examples=["docs"])]
+
+
+class ItemBody(Struct, forbid_unknown_fields=True, gc=False):
+    """One item: a line of NDJSON, or an entry of `items`."""
+
+    key: Annotated[str, Meta(description="Yours; unique in the job.", examples=["a"])]
+    text: Annotated[str, Meta(examples=["A text to encode."])]
+    metadata: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Kept beside the vector in the collection.", examples=[{"page": 1}]),
+    ] = None
+    text_pair: Annotated[
+        str | None,
+        Meta(
+            description="The text that `text` is compared with, in a job of the task `score`.",
+            examples=["Another text."],
+        ),
+    ] = None
+
+
+class OptionsBody(struct_of(RequestedOptions)):  # type: ignore[misc]  # of its fields
+    """Options of encoding. An option that is left out has the model's default."""
+
+    def requested(self) -> RequestedOptions:
+        return RequestedOptions(**{name: getattr(self, name) for name in OptionsBody.__struct_fields__})
+
+
+class JobRequest(Struct, forbid_unknown_fields=True):
+    """A new job with all its items."""
+
+    items: list[ItemBody]
+    model: str = DEFAULT_MODEL
+    collection: CollectionName = None
+    priority: Priority = DEFAULT_PRIORITY
+    options: OptionsBody = msgspec.field(default_factory=OptionsBody)
+    metadata: dict[str, Any] | None = None
+
+
+class SubmissionQuery(OptionsBody):
+    """Query parameters beside an NDJSON stream. Beside a JSON body they take precedence over it."""
+
+    model: Annotated[str, Meta(description="A name of GET /v1/models.")] = DEFAULT_MODEL
+    collection: CollectionName = None
+    priority: Priority = DEFAULT_PRIORITY
+    metadata: Annotated[
+        str | None,
+        Meta(description="A JSON object, kept with the job.", examples=['{"source":"wiki"}']),
+    ] = None
+
+
+class JobQuery(PageQuery, kw_only=True):
+    """The page of the list of jobs that a client asks for."""
+
+    state: Annotated[str | None, Meta(extra_json_schema={"enum": list(JOB_STATES)})] = None
+
+
+class ItemQuery(PageQuery, kw_only=True):
+    """The page of a list of items that a client asks for."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The part of a job's results that a client asks for."""
+
+    partial: Annotated[bool, Meta(description="Export what is there although the job has not ended.")] = False
+    # Any key that Postgres can hold.
+    after: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000)] | None,
+        Meta(
+            description="Only items behind the one with this key: an export of ndjson that broke off goes on."
+        ),
+    ] = None
+
+
+class VectorQuery(ExportQuery, kw_only=True):
+    """The way in which vectors are wanted."""
+
+    format: OutputName = "ndjson"
+
+
+class ResultQuery(ExportQuery, kw_only=True):
+    """The way in which results that are no vectors are wanted."""
+
+    format: RowsName = "ndjson"
+
+
+class StageBody(TypedDict):
+    """The time that a job spent in one stage."""
+
+    seconds: Annotated[
+        float, Meta(description="Busy time, over all workers and threads; of `wait`, waiting time.")
+    ]
+    share: Annotated[
+        float,
+        Meta(
+            description="Share of the time in which a worker held chunks of the job: of the device for `run`, of one "
+            "thread for the others, which have several."
+        ),
+    ]
+
+
+class BottleneckBody(TypedDict):
+    """The stage that bounded a job, and how that is known."""
+
+    value: str
+    reason: str
+
+
+class JobBody(TypedDict):
+    """A job, in the same shape wherever it is answered."""
+
+    id: Identifier
+    state: Annotated[str, one_of(JOB_STATES)]
+    waiting_because: Annotated[
+        str | None,
+        Meta(
+            description="Why it makes no progress, in a sentence; null while it does, and when it has ended."
+        ),
+    ]
+    model: str
+    collection: str | None
+    priority: int
+    num_items: int
+    num_done: int
+    num_failed: int
+    num_chunks: int
+    num_retried_chunks: int
+    num_tokens: int
+    truncated_items: Annotated[int, Meta(description="Items of more than max_tokens that were cut.")]
+    num_passages: Annotated[
+        int, Meta(description="Passages that longer items were read in instead of being cut.")
+    ]
+    num_reused: Annotated[
+        int, Meta(description="Items, or passages of them, that got the vector of an equal one.")
+    ]
+    created_at: Moment
+    started_at: Moment | None
+    finished_at: Moment | None
+    paused_at: Annotated[Moment | None, Meta(description="Null unless the job is paused.")]
+    items_per_second: Annotated[float, Meta(description="The mean since its start, pauses left out.")]
+    tokens_per_second: float
+    eta_seconds: Annotated[
+        float | None, Meta(description="Null while nothing is known, and while the job is paused.")
+    ]
+    padding_waste: Annotated[
+        float, Meta(description="Share of the computed tokens that were padding, 0 to 1.")
+    ]
+    stages: Annotated[dict[str, StageBody], Meta(description="By stage, in the order of a text's way.")]
+    bound_by: Annotated[
+        BottleneckBody | None,
+        Meta(description="The stage that bounded the job, or `queue`; null until its first chunk is done."),
+    ]
+    stage_seconds: Annotated[
+        dict[str, float],
+        Meta(description="As stored: the stages, and `held` and `device`, which their shares are of."),
+    ]
+    options: Annotated[dict[str, Any], Meta(description="The EncodingSpec: all that decides the vectors.")]
+    metadata: dict[str, Any]
+    twin_of: Annotated[
+        Identifier | None,
+        Meta(
+            description="The job whose items it encodes once more, for a generation that is built beside the live one."
+        ),
+    ]
+
+
+class JobPage(TypedDict):
+    """A page of jobs."""
+
+    data: list[JobBody]
+    next: NextCursor
+
+
+class ItemErrorBody(TypedDict):
+    """An item that failed, and why."""
+
+    key: str
+    code: str
+    detail: str
+
+
+class ItemErrorPage(TypedDict):
+    """A page of items that failed."""
+
+    data: list[ItemErrorBody]
+    next: NextCursor
+
+
+class TruncatedItemBody(TypedDict):
+    """An item that was cut."""
+
+    key: str
+
+
+class TruncatedItemPage(TypedDict):
+    """A page of items that were cut."""
+
+    data: list[TruncatedItemBody]
+    next: NextCursor
+
+
+class VectorRow(TypedDict):
+    """A line of the vectors of a job. The numbers are those of its vector type."""
+
+    key: str
+    embedding: list[float]
+
+
+class ScoreRow(TypedDict):
+    """A line of the results of a job that scores.
+
+    `label` is null where the model has one number; `probabilities` are by label.
+    """
+
+    key: str
+    score: float
+    label: str | None
+    probabilities: dict[str, float]
+
+
+class RecordRow(TypedDict):
+    """A line of the results of a job that extracts."""
+
+    key: str
+    output: list[Any]
+
+
+def describe_job(job: Job, waiting_because: str | None = None) -> JobBody:
+    """Return the job as it is answered, with what it waits for."""
+    bottleneck = job.bottleneck
+    return describe(
+        JobBody,
+        job,
+        waiting_because=waiting_because,
+        model=job.spec.model,
+        truncated_items=job.num_truncated,
+        paused_at=tell_moment(job.paused_at) if job.state == PAUSED else None,
+        stages={
+            stage: StageBody(seconds=job.stage_seconds[stage], share=share)
+            for stage, share in job.stage_shares.items()
+        },
+        bound_by=None if bottleneck is None else describe(BottleneckBody, bottleneck),
+        options=job.spec.describe(),
+    )

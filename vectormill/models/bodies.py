@@ -1,0 +1,39 @@
+"""Models as the API answers them, and as the client returns them."""
+
+from typing import Annotated, Literal, TypedDict
+
+from msgspec import Meta
+
+
+class ModelBody(TypedDict):
+    """A registered model. Its card's fields are null when its files cannot be read; `problem` says why."""
+
+    id: Annotated[str, Meta(description="Its name, as OpenAI's clients call it.")]
+    object: Literal["model"]
+    created: Annotated[int, Meta(description="When its files came to this machine, in seconds since 1970.")]
+    owned_by: Literal["vectormill"]
+    name: str
+    task: Annotated[str | None, Meta(description="Default task of a job with this model.")]
+    dimension: Annotated[
+        int | None, Meta(description="Length of a vector; for scores the number of labels, for records 0.")
+    ]
+    max_tokens: int | None
+    pooling: str | None
+    normalize: bool | None
+    prompts: dict[str, str]
+    revision: str | None
+    workers: Annotated[int, Meta(description="Live workers that serve this model.")]
+    problem: str | None
+    notes: Annotated[
+        list[str], Meta(description="Notes on how the model differs from what its files alone say.")
+    ]
+    unprompted: Annotated[
+        str | None, Meta(description="That of the notes which is true of jobs without a prompt alone.")
+    ]
+
+
+class ModelList(TypedDict):
+    """All registered models."""
+
+    object: Literal["list"]
+    data: list[ModelBody]

@@ -1,0 +1,19 @@
+"""Operations on workers, and the health of a service."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from vectormill.keys.api_key import READ
+from vectormill.operation import Operation
+from vectormill.workers.bodies import Liveness, Readiness, WorkerList
+
+LIST: Final = Operation("GET", "/v1/workers", READ, WorkerList)
+SHOW_LIVENESS: Final = Operation("GET", "/livez", None, Liveness)
+SHOW_READINESS: Final = Operation("GET", "/readyz", None, Readiness, other_status=503)
+# text-embeddings-inference has this route.
+SHOW_HEALTH: Final = replace(SHOW_READINESS, path="/health")
+SHOW_METRICS: Final = Operation("GET", "/metrics", READ, bytes, media_types=("text/plain",))
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (
+    LIST, SHOW_LIVENESS, SHOW_READINESS, SHOW_HEALTH, SHOW_METRICS,
+)  # fmt: skip
