@@ -1,5 +1,6 @@
 """The composition root of the HTTP interface: what is real is decided here, and only here."""
 
+import functools
 import gc
 import logging
 from collections.abc import AsyncIterator
@@ -23,20 +24,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.items import DeleteRequest, PutRequest
 from api.console.console import Console
-from api.console.guard import ConsoleGuard
+from api.console.guard import ConsoleGuard, is_for_people
 from api.console.routes import CONSOLE_ROUTERS
 from api.dependencies import Resources
-from api.door.host_guard import HostGuard, parse_allowed_hosts, parse_trusted_proxies
-from api.door.key_guard import KeyGuard
-from api.door.request_ids import RequestIds
-from api.door.request_traces import RequestTraces
+from api.door.door import Door
+from api.door.hosts import parse_allowed_hosts, parse_trusted_proxies
+from api.door.keys import KeyGuard
+from api.door.observer import RequestObserver
 from api.door.scopes import find_scope
 from api.intake.puts import Puts
 from api.limits.gates import Gates
 from api.limits.patience import PatientConfig
-from api.limits.request_limits import RequestLimits
 from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
-from api.metrics.metrics import ApiMetrics, RequestMetrics
+from api.metrics import ApiMetrics
 from api.openai.cohere import CohereEmbedRequest, CohereRankRequest
 from api.openai.tei import EmbedRequest, PredictRequest, RankRequest, SimilarityRequest
 from api.problems import MEDIA_TYPE, register_handlers
@@ -63,8 +63,7 @@ from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.addresses import is_loopback_host
 from vectormill.batches.bodies import BatchRequest
-from vectormill.batches.embeddings_request import INPUT_SCHEMA, EmbeddingsRequest
-from vectormill.batches.rerank_request import RerankRequest
+from vectormill.batches.endpoints import INPUT_SCHEMA, EmbeddingsRequest, RerankRequest
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.keys.api_keys import require_key_beyond_loopback
@@ -167,11 +166,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     for router in CONSOLE_ROUTERS:
         app.include_router(router)
     register_handlers(app)
-    add_door(app, settings, serving_engine)
-    app.add_middleware(RequestLimits, settings=settings, gates=resources.gates)
-    app.add_middleware(RequestMetrics, metrics=resources.metrics)
-    app.add_middleware(RequestTraces)
-    app.add_middleware(RequestIds)
+    add_door(app, settings, resources)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     build_routes(app)
     return app
@@ -186,21 +181,27 @@ def build_routes(app: FastAPI) -> None:
         route.matches({"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []})
 
 
-def add_door(app: FastAPI, settings: Settings, engine: Engine) -> None:
-    """Whoever knocks meets the last of these first: the name, then the key, or the session of a visitor's browser."""
-    keyring = Keyring(engine, settings.max_requests + settings.max_logins)
+def add_door(app: FastAPI, settings: Settings, resources: Resources) -> None:
+    """Add the two middlewares of a request: the observer, which is the outermost, and the door behind it."""
+    keyring = Keyring(resources.engine, settings.max_requests + settings.max_logins)
     is_local = is_loopback_host(settings.api_host)
     app.state.console, app.state.keyring = Console(app.version), keyring
-    app.add_middleware(KeyGuard, keyring=keyring, is_local=is_local, settings=settings)
-    # Before the key: a browser that brings none to / or /docs is shown the way.
     app.add_middleware(
-        ConsoleGuard,
-        console=app.state.console,
-        keyring=keyring,
-        is_local=is_local,
-        hsts_seconds=settings.hsts_seconds,
+        Door,
+        settings=settings,
+        gates=resources.gates,
+        hosts=parse_allowed_hosts(settings.api_host, settings.allowed_hosts),
+        keys=KeyGuard(keyring, is_local=is_local, settings=settings),
+        pages=functools.partial(
+            ConsoleGuard,
+            console=app.state.console,
+            keyring=keyring,
+            is_local=is_local,
+            hsts_seconds=settings.hsts_seconds,
+        ),
+        is_for_people=is_for_people,
     )
-    app.add_middleware(HostGuard, allowed=parse_allowed_hosts(settings.api_host, settings.allowed_hosts))
+    app.add_middleware(RequestObserver, metrics=resources.metrics)
 
 
 def open_engine(settings: Settings) -> Engine:

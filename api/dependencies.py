@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from api.intake.puts import Puts
 from api.limits.gates import Gates
 from api.limits.search_pool import SearchPool
-from api.metrics.metrics import ApiMetrics
+from api.metrics import ApiMetrics
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
 from api.watch import Watch

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 
-from api.door.request_ids import HEADER, read_request_id
+from api.door.observer import HEADER, read_request_id
 from api.openai.errors import name_parameter, tell_refusal
 from vectormill.domain.errors import (
     BodyTimeout,

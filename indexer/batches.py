@@ -1,6 +1,6 @@
-"""BatchKeeper: brings request batches on: lines into jobs, ended jobs into files, and ends those whose time is over.
+"""BatchKeeper: carries out request batches. Lines become jobs, ended jobs become files, overdue batches are ended.
 
-A few at a time, each in a thread of its own; any number of indexers may do it, by lease and fence.
+A few run at a time, each in a thread of its own; leases and fences let any number of indexers do it.
 """
 
 import logging
@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from vectormill.batches.claims import HeldBatch, claim_batch, expire_next, fail_batch
+from vectormill.batches.batches import HeldBatch, claim_batch, expire_next, fail_batch
 from vectormill.batches.finalizing import finalize
 from vectormill.batches.request_batch import VALIDATING, BatchFault
 from vectormill.batches.validation import validate
@@ -20,17 +20,17 @@ from vectormill.work.loop import Loop, handing_back
 
 logger = logging.getLogger(__name__)
 
-# A small batch must not hold its client up, nor wait behind a large one.
+# A small batch must not wait behind a large one.
 BATCHES_AT_ONCE: Final = 2
 _PAUSE_SECONDS: Final = 0.5
 
 
 class BatchKeeper(Loop):
-    """Works from the beginning of the block to its end, on threads and connections of its own."""
+    """Carry out batches from the beginning of the block to its end, on threads and connections of its own."""
 
     def __init__(self, database_url: str, settings: Settings, registry: Registry, owner: str) -> None:
         super().__init__("request batches", pause_seconds=_PAUSE_SECONDS, num_threads=BATCHES_AT_ONCE)
-        # One for each: what is read is read before something is written.
+        # One connection for each thread: it reads and writes in turn.
         self._engine = make_engine(
             database_url, application_name="vectormill batches", pool_size=BATCHES_AT_ONCE, max_overflow=0
         )
@@ -48,7 +48,7 @@ class BatchKeeper(Loop):
 def keep_next(
     engine: Engine, settings: Settings, registry: Registry, owner: str, stopping: threading.Event
 ) -> bool:
-    """Do the next step of some batch; return False when there is nothing to do for any."""
+    """Do the next step of some batch; return False if no batch has one."""
     with engine.begin() as connection:
         has_expired = expire_next(connection)
     with engine.begin() as connection:
@@ -56,7 +56,7 @@ def keep_next(
     if claimed is None:
         return has_expired
     lease, batch = claimed
-    bring_on(
+    process_batch(
         HeldBatch(
             engine=engine,
             lease=lease,
@@ -69,7 +69,7 @@ def keep_next(
     return True
 
 
-def bring_on(held: HeldBatch) -> None:
+def process_batch(held: HeldBatch) -> None:
     """Do one step of a claimed batch, or give it up. Raises an error of the database that could not be recorded."""
     logger.info("Batch %s is %s.", held.batch.name, held.batch.state)
     with handing_back(held.engine, held.lease):

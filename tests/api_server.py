@@ -14,7 +14,7 @@ from fastapi.routing import _IncludedRouter
 from sqlalchemy import Engine, text
 
 from api.app import ApiServer, create_app
-from api.door.host_guard import parse_trusted_proxies
+from api.door.hosts import parse_trusted_proxies
 from api.limits.patience import PatientConfig
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, text
 
-from indexer.batches import bring_on
+from indexer.batches import process_batch
 from indexer.context import RunContext
 from indexer.phases.phases import Tools, carry_out
 from scheduler.webhooks import attempt
@@ -24,11 +24,9 @@ from tests.obedient_engine import ObedientEngine, encoding_chunks
 from tests.protocol import SPEC, submit
 from tests.request_batches import keep_all, line, write
 from tests.webhooks import make_webhook
-from vectormill.batches.batches import BATCHES, cancel_batch, create_batch
-from vectormill.batches.claims import HeldBatch, claim_batch
-from vectormill.batches.file_writer import FileWriter
-from vectormill.batches.request_batch import EMBEDDINGS, NewRequestBatch
-from vectormill.batches.request_file import BATCH
+from vectormill.batches.batches import BATCHES, HeldBatch, cancel_batch, claim_batch, create_batch
+from vectormill.batches.files import FileWriter
+from vectormill.batches.request_batch import BATCH, EMBEDDINGS, NewRequestBatch
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost, RunCancelled, WrongBatchState, WrongJobState, WrongRunState
 from vectormill.domain.states import States
@@ -175,7 +173,7 @@ class ValidatingBatches:
             settings=Settings(),
             registry=Registry({}),
         )
-        bring_on(held)
+        process_batch(held)
 
     def finish(self, engine: Engine) -> None:
         keep_all(engine)

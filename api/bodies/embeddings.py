@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field
 from api.openai.errors import name_parameter
 from api.problems import Place, Problem
 from api.queries.exchange import Answered
-from vectormill.batches.embeddings_request import EmbeddingsRequest, read_inputs
-from vectormill.batches.request_lines import BASE64
+from vectormill.batches.endpoints import BASE64, EmbeddingsRequest, read_inputs
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.tasks.token_ids import has_token_ids
 from vectormill.jobs.item import find_text_failure

@@ -22,7 +22,7 @@ from api.console.assets import PREFIX as STATIC_PREFIX
 from api.console.console import Console
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, make_visit, open_session
 from api.console.visitor import Visitor
-from api.door.key_guard import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
+from api.door.keys import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
 from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
 from vectormill.domain.errors import DatabaseUnavailable
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsoleGuard:
-    """ASGI middleware. `is_local`: only this machine can connect, so that without any key all may come in."""
+    """Serves a request of `is_for_people`. `is_local`: only this machine can connect, so that without keys all may."""
 
     def __init__(
         self, app: ASGIApp, console: Console, keyring: Keyring, *, is_local: bool, hsts_seconds: int = 0
@@ -72,9 +72,6 @@ class ConsoleGuard:
         self._hsts_seconds = hsts_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not is_for_people(scope):
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         cookies = read_cookies(headers)
         visit = cookies.get(VISIT_COOKIE) or make_visit()

@@ -5,12 +5,21 @@ from dataclasses import dataclass
 from re import Pattern
 from typing import Final
 
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import compile_path
 
-from api.door.item_path import ITEM_PATH
 from vectormill.keys.api_key import ADMIN, READ, WRITE
 from vectormill.operations import OPERATIONS
 
+
+class ItemKeyConvertor(PathConvertor):
+    """Takes the rest of a path with its line breaks, which `path` lacks: it takes the key "a\\n" for "a"."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("item_key", ItemKeyConvertor())
+ITEM_PATH: Final = "/v1/collections/{name}/items/{key:item_key}"
 METRICS_PATH: Final = "/metrics"
 # No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).
 CONSOLE: Final = "console"

@@ -13,8 +13,8 @@ from api.dependencies import Resources
 from api.intake.multipart import MultipartReader, read_boundary
 from api.intake.submissions import make_inflater, read_blocks
 from api.problems import Limit, Place, Problem
-from vectormill.batches.file_writer import FileWriter
-from vectormill.batches.request_file import BATCH, RequestFile
+from vectormill.batches.files import FileWriter
+from vectormill.batches.request_batch import BATCH, RequestFile
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.errors import SubmissionTooLarge
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Header, Request
 
-from api.door.key_guard import KEY_ID
+from api.door.keys import KEY_ID
 from api.problems import Place, Problem
 from vectormill.db.idempotency import own_idempotency_key
 

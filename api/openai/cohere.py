@@ -12,9 +12,14 @@ from pydantic import BaseModel, Field
 from api.bodies.reranking import RankedDocument
 from api.queries.exchange import Answered
 from api.streams.decimal_tables import write_wholes
-from vectormill.batches.embeddings_request import MAX_INPUTS
-from vectormill.batches.rerank_request import Document, read_documents
-from vectormill.batches.wishes import DOCUMENT, QUERY, Wish
+from vectormill.batches.endpoints import (
+    DOCUMENT,
+    MAX_INPUTS,
+    QUERY,
+    Document,
+    EncodingRequest,
+    read_documents,
+)
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL
@@ -43,13 +48,13 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         Meta(description="END, the default, cuts what is too long; NONE refuses it. START is refused."),
     ] = None
 
-    def wish(self) -> Wish:
+    def encoding(self) -> EncodingRequest:
         options = EncodingOptions(
             dimensions=self.output_dimension,
             long_texts=FAIL if self.truncate == "NONE" else TRUNCATE,
             task=EMBED,
         )
-        return Wish(self.model, options, PROMPT_OF.get(self.input_type or ""))
+        return EncodingRequest(self.model, options, PROMPT_OF.get(self.input_type or ""))
 
 
 def write_floats(vectors: Vectors) -> list[Any]:

@@ -6,8 +6,7 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from vectormill.batches.rerank_request import Document, read_documents
-from vectormill.batches.wishes import Wish
+from vectormill.batches.endpoints import Document, EncodingRequest, read_documents
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EMBED, JUDGE
@@ -48,7 +47,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
 
-    def wish(self, registry: Registry) -> Wish:
+    def encoding(self, registry: Registry) -> EncodingRequest:
         options = EncodingOptions(
             dimensions=self.dimensions,
             prompt=self.prompt_name,
@@ -56,7 +55,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
             long_texts=TRUNCATE if self.truncate else FAIL,
             task=EMBED,
         )
-        return Wish(choose_model(registry, self.model), options)
+        return EncodingRequest(choose_model(registry, self.model), options)
 
 
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -149,7 +148,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
             raise InvalidOption("inputs must be a text, a pair of texts, or lists of one text or of two.")
         return cast("list[list[str]]", sequences)
 
-    def wish(self, registry: Registry) -> Wish:
+    def encoding(self, registry: Registry) -> EncodingRequest:
         """Ask for the numbers of all labels. Raises UnknownModel, ModelError, and InvalidOption if it has none."""
         model = choose_model(registry, self.model)
         if registry.card(model).classifier is None:
@@ -162,7 +161,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
             activation="raw" if self.raw_scores else None,
             long_texts=TRUNCATE if self.truncate else FAIL,
         )
-        return Wish(model, options)
+        return EncodingRequest(model, options)
 
 
 class PredictionBody(BaseModel):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from api.metrics.query_metrics import QueryMetrics
+from api.metrics import QueryMetrics
 from vectormill.broker.query_messages import (
     PULSE_SECONDS,
     Answer,

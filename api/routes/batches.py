@@ -22,8 +22,7 @@ from vectormill.batches.bodies import (
     BatchPage,
     BatchRequest,
 )
-from vectormill.batches.request_batch import NewRequestBatch, parse_batch_name
-from vectormill.batches.request_file import parse_file_name
+from vectormill.batches.request_batch import NewRequestBatch, parse_batch_name, parse_file_name
 
 router = APIRouter(tags=["batches"])
 

@@ -11,10 +11,10 @@ from api.intake.file_uploads import receive_file
 from api.intake.idempotency import IdempotencyKey
 from api.problems import Place, Problem
 from api.streams.vector_streams import PieceResponse, start_reading
+from vectormill.batches.answers import read_content
 from vectormill.batches.bodies import FILE_FORM, DeletedFile, FileBody, FileFilter, FilePage
 from vectormill.batches.files import discard_file, find_file, list_files
-from vectormill.batches.outputs import read_content
-from vectormill.batches.request_file import PURPOSES, name_file, parse_file_name
+from vectormill.batches.request_batch import PURPOSES, name_file, parse_file_name
 
 router = APIRouter(tags=["files"])
 

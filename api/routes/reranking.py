@@ -13,8 +13,14 @@ from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import read_body
 from api.queries.encoding import answer_all, check_query
-from vectormill.batches.rerank_request import RERANK_DECODER, RerankRequest, check_documents, check_ranks
-from vectormill.batches.wishes import Wish, make_wished_spec
+from vectormill.batches.endpoints import (
+    RERANK_DECODER,
+    EncodingRequest,
+    RerankRequest,
+    check_documents,
+    check_ranks,
+    resolve_spec,
+)
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.pair import pair_with_each
 from vectormill.vectors.scores import Numbers, rank_scores
@@ -56,18 +62,18 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
     """Read the request, its spec and the pairs to be judged. Raise Problem, InvalidOption and InvalidItem."""
     wanted = decode_body(body, RERANK_DECODER)
-    return wanted, *pair_up(resources, wanted.wish(), wanted.query, wanted.texts())
+    return wanted, *pair_up(resources, wanted.encoding(), wanted.query, wanted.texts())
 
 
 def pair_up(
-    resources: Resources, wish: Wish, query: str, texts: list[str], field: str = "documents"
+    resources: Resources, encoding: EncodingRequest, query: str, texts: list[str], field: str = "documents"
 ) -> tuple[EncodingSpec, list[bytes]]:
     """The query with each text of the request's field. Raises UnknownModel, InvalidOption and InvalidItem."""
     check_documents(texts, field)
     check_query(query, "", resources.settings)
     for index, text in enumerate(texts):
         check_query(text, f"{field}[{index}]: ", resources.settings, what="document")
-    spec = make_wished_spec(resources.registry, wish)
+    spec = resolve_spec(resources.registry, encoding)
     check_ranks(spec)
     return spec, pair_with_each(query.encode(), [text.encode() for text in texts])
 

@@ -393,7 +393,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "token ids of another vocabulary are read",
-        "vectormill/batches/embeddings_request.py",
+        "vectormill/batches/endpoints.py",
         "if kinds != {str} and not request.token_ids:",
         "if False:",
         (
@@ -458,9 +458,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a login may be sent for ever",
-        "api/limits/request_limits.py",
-        "LOGIN_SECONDS if is_login else None",
-        "None",
+        "api/door/door.py",
+        "self._time(receive, LOGIN_SECONDS)",
+        "self._time(receive)",
         (f"{FLOODS}::test_a_login_that_is_sent_byte_by_byte_ends_although_it_is_never_silent",),
     ),
     Mutant(
@@ -561,25 +561,11 @@ MUTANTS: Final = (
         (f"{WORK}::test_a_renewal_from_beside_the_work_waits_for_no_transaction",),
     ),
     Mutant(
-        "what was handed back has no lease that a process of the release before could see the end of",
-        "vectormill/work/work.py",
-        '"lease_owner = NULL, lease_until = now()"',
-        '"lease_owner = NULL, lease_until = NULL"',
-        (f"{WORK}::test_what_we_hand_back_a_process_of_the_release_before_takes_at_once",),
-    ),
-    Mutant(
         "a cancellation of leased work leaves it to its holder",
         "vectormill/work/work.py",
         "SET fence = fence + 1, {_FREE}, {sets} WHERE",
         "SET {_FREE}, {sets} WHERE",
         (f"{WORK}::test_a_row_that_is_cancelled_at_any_step_ends_cancelled_or_was_done_before",),
-    ),
-    Mutant(
-        "a delivery that is held looks free to a scheduler of the release before",
-        "vectormill/webhooks/deliveries.py",
-        ', due_at = now() + make_interval(secs => CAST(:lease_seconds AS double precision))\n    """,',
-        '\n    """,',
-        (f"{SENDER}::test_during_an_attempt_a_delivery_is_due_when_its_lease_ends",),
     ),
     Mutant(
         "a process that stops counts what it hands back as an attempt",
@@ -647,7 +633,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a key opens whatever it asks for",
-        "api/door/key_guard.py",
+        "api/door/keys.py",
         "return key if includes(key.scope, needed) else scope_missing(key, needed)",
         "return key",
         (
@@ -663,15 +649,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "any Host is answered",
-        "api/door/host_guard.py",
-        "if not self._allowed.allow(host):",
+        "api/door/hosts.py",
+        "if not allowed.allow(host):",
         "if False:",
         ("tests/integration/api/test_api_keys.py::test_a_name_that_a_page_made_point_here_is_refused",),
     ),
     Mutant(
         "a page of another site may write",
-        "api/door/host_guard.py",
-        'if origin is None or scope["method"] in SAFE_METHODS or self._allowed.allow(name_of(origin)):',
+        "api/door/hosts.py",
+        'if origin is None or scope["method"] in SAFE_METHODS or allowed.allow(name_of(origin)):',
         "if True:",
         (
             "tests/integration/api/test_api_keys.py::test_a_page_of_another_site_changes_nothing_by_a_key_in_such_a_header",

@@ -1,21 +1,34 @@
-"""The results of a request batch's items, in their order, a chunk at a time; and the lines that became no
-item.
+"""Answers: the lines of a batch's output file and error file, made from the results of its job's items.
+
+The bytes follow from the stored results alone, so that a file is the same whenever it is made. An output file is made
+while it is read. Results are read a few chunks at a time.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import base64
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.domain.errors import JobNotFound
+from vectormill.batches.batches import find_batch
+from vectormill.batches.endpoints import BASE64
+from vectormill.batches.files import read_file
+from vectormill.batches.request_batch import CANCELLED, EMBEDDINGS, EXPIRED, RERANK, RequestBatch, RequestFile
+from vectormill.batches.request_lines import split_key
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import JobNotFound, RequestFileNotFound
 from vectormill.jobs.chunks.payloads import decode_payload
 from vectormill.jobs.item import ItemFailure, Items
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.pair import split_pair
+from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
+from vectormill.vectors.scores import rank_scores
 from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
 
 # As two statements at once, chunks and payloads; a few chunks a page, as results are exported.
@@ -25,7 +38,7 @@ REFUSALS_PER_PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class AnswerBlock:
-    """Items from position `first_item` on; of each its result [n, width], whether it has one [n], and its tokens [n].
+    """Items from position `first_item` on: their results [n, width], whether each has one [n], their tokens [n].
 
     `failures` are by place in the block; an item without a result that is not among them was never tried.
     """
@@ -40,7 +53,7 @@ class AnswerBlock:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A line of a batch that became no item, and why."""
+    """A line of a batch that became no item, with the reason."""
 
     line: int
     custom_id: str | None
@@ -66,7 +79,7 @@ LIST_FAILURES = text("""
 
 
 def read_answers(engine: Engine, job_id: UUID) -> Iterator[AnswerBlock]:
-    """All items of an ended job; memory does not grow with it. Raises JobNotFound, too when it is removed meanwhile."""
+    """Yield all items of an ended job, in order. Raises JobNotFound, also when the job is removed meanwhile."""
     with engine.connect() as connection:
         job = find_job(connection, job_id)
     position = 0
@@ -126,7 +139,7 @@ INSERT_REFUSAL = text("""
 
 
 def add_refusals(connection: Connection, batch_id: UUID, refusals: Sequence[Refusal]) -> None:
-    """Behind keep_batch in the same transaction."""
+    """Store refused lines, in a transaction that has renewed the batch's lease."""
     if refusals:
         values: list[dict[str, Any]] = [{"batch_id": batch_id, **asdict(refusal)} for refusal in refusals]
         connection.execute(INSERT_REFUSAL, values)
@@ -139,7 +152,7 @@ LIST_REFUSALS = text("""
 
 
 def read_refusals(engine: Engine, batch_id: UUID) -> Iterator[Refusal]:
-    """In the order of lines, a page at a time."""
+    """Yield the refused lines of a batch in their order."""
     after = 0
     while True:
         values = {"batch_id": batch_id, "after": after, "limit": REFUSALS_PER_PAGE}
@@ -149,3 +162,230 @@ def read_refusals(engine: Engine, batch_id: UUID) -> Iterator[Refusal]:
         if len(page) < REFUSALS_PER_PAGE:
             return
         after = page[-1].line
+
+
+# Decimals are written in strips of so many bytes.
+STRIP_BYTES: Final = 256 << 10
+BAD_REQUEST: Final = 400
+SERVER_ERROR: Final = 500
+# Codes of failures that are no fault of what was sent.
+OUR_FAULTS: Final = frozenset({"out_of_memory", "crashed_worker", "encoding_failed", "not_stored"})
+NOT_TRIED: Final = {
+    EXPIRED: ("batch_expired", "This request could not be answered before the completion window expired."),
+    CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
+}
+
+
+@dataclass(slots=True)
+class AnsweredLine:
+    """A line with the results of its items so far. `rows` has one for each item that has a result."""
+
+    line: int
+    custom_id: str
+    facts: dict[str, Any]
+    num_items: int = 0
+    num_tokens: int = 0
+    rows: list[npt.NDArray[Any]] = field(default_factory=list)
+    written: list[bytes] = field(default_factory=list)  # the rows as JSON
+    texts: list[bytes] = field(default_factory=list)
+    failure: ItemFailure | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        return len(self.rows) == self.num_items
+
+
+class _Strips:
+    """Write the rows of a block as decimals, a strip of rows at a time."""
+
+    def __init__(self, rows: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> None:
+        self._rows = rows
+        self._present = present
+        self._length = max(1, STRIP_BYTES // (SLOT_BYTES * rows.shape[1]))
+        self._start = -self._length
+        self._written: npt.NDArray[np.uint8] | None = None
+
+    def write(self, place: int) -> bytes:
+        """Return the row as a JSON list."""
+        if not self._start <= place < self._start + self._length:
+            self._start = place
+            strip = slice(place, place + self._length)
+            finite = np.where(self._present[strip, np.newaxis], self._rows[strip], np.float32(0))
+            self._written = write_decimals(finite)
+        assert self._written is not None
+        written: bytes = self._written[place - self._start].tobytes()
+        return b"[" + written
+
+
+def join_lines(blocks: Iterable[AnswerBlock], endpoint: str) -> Iterator[AnsweredLine]:
+    """Group the items of all blocks by line. A line may continue in the next block."""
+    current: AnsweredLine | None = None
+    for block in blocks:
+        strips = _Strips(block.rows, block.present)
+        for place, key in enumerate(block.items.keys):
+            line, index, custom_id = split_key(key)
+            if index == 0:
+                if current is not None:
+                    yield current
+                told = block.items.metadata[place]
+                current = AnsweredLine(line, custom_id, msgspec.json.decode(told) if told else {})
+            assert current is not None, "a line begins with its first item"
+            _add_item(current, block, place, strips, endpoint)
+    if current is not None:
+        yield current
+
+
+def _add_item(line: AnsweredLine, block: AnswerBlock, place: int, strips: _Strips, endpoint: str) -> None:
+    line.num_items += 1
+    if not block.present[place]:
+        line.failure = line.failure or block.failures.get(place)
+        return
+    line.num_tokens += int(block.tokens[place])
+    row = block.rows[place]
+    line.rows.append(row)
+    if endpoint == RERANK:
+        if "return_documents" in line.facts:
+            line.texts.append(block.items.texts[place])
+    elif line.facts.get("encoding_format") == BASE64:
+        line.written.append(b'"' + base64.b64encode(row.astype("<f4").tobytes()) + b'"')
+    else:
+        line.written.append(strips.write(place))
+
+
+class AnswerWriter:
+    """Write the lines of one batch. `end_state` decides what is said of lines that were never tried."""
+
+    def __init__(self, batch: RequestBatch, spec: EncodingSpec, end_state: str) -> None:
+        self._id = batch.id
+        self._spec = spec
+        self._end_state = end_state
+        self._model = msgspec.json.encode(spec.model)
+        self._write_body: Callable[[AnsweredLine], bytes] = {
+            EMBEDDINGS: self._write_embeddings,
+            RERANK: self._write_ranking,
+        }[batch.endpoint]
+
+    def write_answer(self, line: AnsweredLine) -> bytes:
+        """Return a line of the output file."""
+        return (
+            b'{"id":"%b","custom_id":%b,"response":{"status_code":200,"request_id":"%b","body":'
+            % (
+                _name_line("batch_req", self._id, line.line),
+                msgspec.json.encode(line.custom_id),
+                _name_line("req", self._id, line.line),
+            )
+            + self._write_body(line)
+            + b'},"error":null}\n'
+        )
+
+    def write_failure(self, line: AnsweredLine) -> bytes:
+        """Return a line of the error file, for a line without an answer."""
+        if line.failure is not None:
+            status = SERVER_ERROR if line.failure.code in OUR_FAULTS else BAD_REQUEST
+            return self._write_error(
+                line.line, line.custom_id, status, line.failure.code, line.failure.detail
+            )
+        code, message = NOT_TRIED.get(self._end_state, NOT_TRIED[CANCELLED])
+        told = {
+            "id": _name_line("batch_req", self._id, line.line).decode(),
+            "custom_id": line.custom_id,
+            "response": None,
+            "error": {"code": code, "message": message},
+        }
+        return msgspec.json.encode(told) + b"\n"
+
+    def write_refusal(self, refusal: Refusal) -> bytes:
+        """Return a line of the error file, for a line that became no item."""
+        message = f"Line {refusal.line}: {refusal.message}"
+        return self._write_error(
+            refusal.line, refusal.custom_id, BAD_REQUEST, refusal.code, message, refusal.param
+        )
+
+    def _write_error(
+        self,
+        line: int,
+        custom_id: str | None,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+    ) -> bytes:
+        kind = "invalid_request_error" if status == BAD_REQUEST else "server_error"
+        told = {
+            "id": _name_line("batch_req", self._id, line).decode(),
+            "custom_id": custom_id,
+            "response": {
+                "status_code": status,
+                "request_id": _name_line("req", self._id, line).decode(),
+                "body": {"error": {"message": message, "type": kind, "param": param, "code": code}},
+            },
+            "error": None,
+        }
+        return msgspec.json.encode(told) + b"\n"
+
+    def _write_embeddings(self, line: AnsweredLine) -> bytes:
+        data = b",".join(
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, written)
+            for index, written in enumerate(line.written)
+        )
+        return b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
+            data,
+            self._model,
+            line.num_tokens,
+            line.num_tokens,
+        )
+
+    def _write_ranking(self, line: AnsweredLine) -> bytes:
+        is_voyages = "is_voyages" in line.facts
+        numbers = np.stack(line.rows).astype(np.float32)
+        rows: list[dict[str, Any]] = []
+        for index, score in rank_scores(numbers, self._spec.labels, line.facts.get("top_n")):
+            document: str | dict[str, str] | None = None
+            if line.texts:
+                _, second = split_pair(line.texts[index])
+                text = (second or b"").decode("utf-8", "replace")
+                document = text if is_voyages else {"text": text}
+            rows.append({"index": index, "relevance_score": score, "document": document})
+        told = {"object": "list", "data": rows} if is_voyages else {"results": rows}
+        usage = {"prompt_tokens": line.num_tokens, "total_tokens": line.num_tokens}
+        return msgspec.json.encode({"model": self._spec.model, **told, "usage": usage})
+
+
+def _name_line(kind: str, batch_id: UUID, line: int) -> bytes:
+    return f"{kind}_{batch_id.hex}_{line}".encode()
+
+
+PIECE_BYTES: Final = 256 << 10
+
+
+def read_content(engine: Engine, file: RequestFile) -> Generator[bytes, None, None]:
+    """Yield the content of any file in pieces. Raises RequestFileNotFound, also when it is removed meanwhile."""
+    return read_file(engine, file) if file.batch_id is None else read_output(engine, file)
+
+
+def read_output(engine: Engine, file: RequestFile) -> Generator[bytes, None, None]:
+    """Yield the content of an output file: the answers of all lines that have one, in the order of the input."""
+    assert file.batch_id is not None
+    try:
+        with engine.connect() as connection:
+            batch = find_batch(connection, file.batch_id)
+            if batch.job_id is None:
+                raise JobNotFound
+            spec = find_job(connection, batch.job_id).spec
+        writer = AnswerWriter(batch, spec, batch.state)
+        parts: list[bytes] = []
+        num_bytes = 0
+        for line in join_lines(read_answers(engine, batch.job_id), batch.endpoint):
+            if not line.is_answered:
+                continue
+            parts.append(writer.write_answer(line))
+            num_bytes += len(parts[-1])
+            if num_bytes >= PIECE_BYTES:
+                yield b"".join(parts)
+                parts, num_bytes = [], 0
+        if parts:
+            yield b"".join(parts)
+    except JobNotFound as error:
+        raise RequestFileNotFound(
+            f"The content of {file.name} is made of the results of its batch's job, which was removed."
+        ) from error

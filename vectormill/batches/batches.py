@@ -1,24 +1,34 @@
-"""Request batches as clients see them: made once however often they are asked for, found, listed, cancelled."""
+"""Request batches in the database: made, found, listed and cancelled by clients, claimed and ended by indexers.
 
+A request that is repeated makes no second batch. A batch stays in its state when its indexer dies; whoever claims it
+after the lease does that step again from its beginning.
+"""
+
+import contextlib
 import hashlib
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from vectormill.batches.request_batch import (
+    BATCH,
     CANCELLING,
     FINALIZING,
     IN_PROGRESS,
     REPEATABLE_BATCH_STATES,
     REPEATED_SECONDS,
+    TENDED_BATCH_STATES,
     VALIDATING,
+    BatchFault,
     NewRequestBatch,
     RequestBatch,
+    name_file,
     parse_window,
     state_after_cancel,
 )
-from vectormill.batches.request_file import BATCH, name_file
 from vectormill.db.idempotency import bare_idempotency_key
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.errors import (
@@ -30,13 +40,17 @@ from vectormill.domain.errors import (
     WrongJobState,
 )
 from vectormill.domain.states import States
+from vectormill.jobs.job import RECEIVED_JOB_STATES
 from vectormill.jobs.jobs import cancel_job
-from vectormill.work.work import Work
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+from vectormill.work.loop import Held
+from vectormill.work.work import Lease, Work, claim
 
 BATCHES: Final = Work(
     table="vectormill.request_batches",
     row="batch",
-    # A batch in progress is nobody's matter until its job has ended.
+    # A batch in progress waits for the end of its job, and is claimed after that.
     begins={IN_PROGRESS: FINALIZING},
     working=States((VALIDATING, FINALIZING, CANCELLING)),
 )
@@ -95,10 +109,10 @@ INSERT_BATCH = text("""
 
 
 def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
-    """The batch that is asked for: a new one, or that of an earlier request of which this is a repetition.
+    """Create a batch and return it, or return the batch of an earlier request of which this is a repetition.
 
-    With an Idempotency-Key the key tells; without one it is a repetition when all that is asked for is the same, and
-    the earlier batch has not ended, or was made in the last ten minutes and completed. Raises IdempotencyMismatch,
+    An Idempotency-Key decides whether it is one. Without a key it is a repetition when everything asked for is equal,
+    and the earlier batch has not ended, or was made in the last ten minutes and completed. Raises IdempotencyMismatch,
     RequestFileNotFound and InvalidOption.
     """
     window_seconds = parse_window(new.completion_window)
@@ -128,7 +142,7 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
 
 
 def describe_content(new: NewRequestBatch) -> str:
-    """All that a repetition repeats."""
+    """Return a text that is equal for two requests if one repeats the other."""
     metadata = sorted((new.metadata or {}).items())
     return to_jsonb(
         [
@@ -171,27 +185,23 @@ def _share_input(connection: Connection, file_id: UUID) -> None:
 
 
 def find_batch(connection: Connection, batch_id: UUID) -> RequestBatch:
-    """Raises RequestBatchNotFound."""
+    """Find a batch by its id. Raises RequestBatchNotFound."""
     row = connection.execute(FIND_BATCH, {"batch_id": batch_id}).one_or_none()
     if row is None:
         raise RequestBatchNotFound
-    return _batch(row)
+    return RequestBatch(**row._mapping)
 
 
 def list_batches(connection: Connection, *, after: UUID | None, limit: int) -> list[RequestBatch]:
-    """Batches, newest first, behind the one with the id `after`. Raises RequestBatchNotFound when that one is gone."""
+    """List the newest batches behind the one with the id `after`. Raises RequestBatchNotFound when that one is gone."""
     before_seq = _MAX_SEQ if after is None else find_batch(connection, after).seq
     rows = connection.execute(LIST_BATCHES, {"before_seq": before_seq, "limit": limit})
-    return [_batch(row) for row in rows]
-
-
-def _batch(row: Row[Any]) -> RequestBatch:
-    return RequestBatch(**row._mapping)
+    return [RequestBatch(**row._mapping) for row in rows]
 
 
 LOCK_BATCH = text("SELECT 1 FROM vectormill.request_batches WHERE id = :batch_id FOR NO KEY UPDATE")
 
-# An indexer that validates it loses the batch with this.
+# An indexer that is validating the batch loses its lease with this.
 MARK_CANCELLING = BATCHES.compose_revocation(
     "state = 'cancelling', cancelling_at = now(), available_at = now(), attempt = 0, updated_at = now()",
     where="id = :batch_id",
@@ -199,7 +209,7 @@ MARK_CANCELLING = BATCHES.compose_revocation(
 
 
 def cancel_batch(connection: Connection, batch_id: UUID) -> RequestBatch:
-    """Stops a batch, and its job; lines that have their answer keep it. Twice is the same as once.
+    """Cancel a batch and its job; lines that are answered keep their answer. A second cancellation changes nothing.
 
     Raises RequestBatchNotFound and WrongBatchState.
     """
@@ -214,13 +224,10 @@ def cancel_batch(connection: Connection, batch_id: UUID) -> RequestBatch:
 
 
 def stop_job(connection: Connection, job_id: UUID | None) -> None:
-    """Cancels a batch's job, unless it has ended, or never began."""
-    if job_id is None:
-        return
-    try:
-        cancel_job(connection, job_id)
-    except (JobNotFound, WrongJobState):
-        return
+    """Cancel a batch's job, unless it has ended, or never began."""
+    if job_id is not None:
+        with contextlib.suppress(JobNotFound, WrongJobState):
+            cancel_job(connection, job_id)
 
 
 FIND_HOLDING_BATCH = text("""
@@ -234,17 +241,17 @@ FIND_HOLDING_BATCH = text("""
 """)
 
 
-def refuse_job_of_batch(connection: Connection, job_id: UUID, wish: str) -> None:
-    """Raises WrongJobState while a batch's answers are made of the job's results, and so must stay what they are."""
+def refuse_job_of_batch(connection: Connection, job_id: UUID, change: str) -> None:
+    """Raise WrongJobState while a batch's answers are made of the job's results, which must not change then."""
     batch_id = connection.execute(FIND_HOLDING_BATCH, {"job_id": job_id}).scalar_one_or_none()
     if batch_id is not None:
         raise WrongJobState(
-            f"The answers of batch batch_{batch_id.hex} are made of this job's results, so it cannot be {wish}; delete "
-            "the batch's output file first, or send the lines of its error file as a new batch."
+            f"The answers of batch batch_{batch_id.hex} are made of this job's results, so it cannot be {change}; "
+            "delete the batch's output file first, or send the lines of its error file as a new batch."
         )
 
 
-# Batches that nobody reads any more. Answers that are kept longer than that keep their batch.
+# A batch is kept as long as its output file, which is made of its job's results.
 DELETE_OLD_BATCHES = text("""
     DELETE FROM vectormill.request_batches
      WHERE id IN (
@@ -258,6 +265,161 @@ DELETE_OLD_BATCHES = text("""
 
 
 def delete_old_batches(connection: Connection, retention_seconds: float) -> int:
-    """Batches that ended so long ago; how many."""
+    """Delete batches that ended so long ago; return their number."""
     values = {"retention_seconds": float(retention_seconds)}
     return len(connection.execute(DELETE_OLD_BATCHES, values).all())
+
+
+# A batch in progress is claimed when its job has ended, whoever ended it.
+CLAIM_BATCH = BATCHES.compose_claim(
+    f"""
+        SELECT batch.id
+          FROM vectormill.request_batches AS batch
+         WHERE {{claimable}}
+           AND (batch.state IN {TENDED_BATCH_STATES}
+                OR NOT EXISTS (SELECT 1 FROM vectormill.jobs AS job
+                                WHERE job.id = batch.job_id
+                                  AND job.state IN {RECEIVED_JOB_STATES}))
+         ORDER BY batch.seq
+         LIMIT 1
+         {{lock}}
+    """,
+    sets="""
+        finalizing_at = CASE WHEN batch.state = 'in_progress' THEN now() ELSE batch.finalizing_at END,
+        updated_at = now()
+    """,
+)
+
+
+def claim_batch(
+    connection: Connection, owner: str, lease_seconds: float
+) -> tuple[Lease, RequestBatch] | None:
+    """Claim the oldest batch for which there is something to do; return None if there is none."""
+    for lease, _ in claim(connection, BATCHES, CLAIM_BATCH, owner=owner, lease_seconds=lease_seconds):
+        return lease, find_batch(connection, lease.key)
+    return None
+
+
+NOTE_JOB = text("UPDATE vectormill.request_batches SET job_id = :job_id WHERE id = :batch_id")
+FORGET_REFUSALS = text("DELETE FROM vectormill.request_refusals WHERE batch_id = :batch_id")
+
+
+def begin_reading(connection: Connection, lease: Lease, job_id: UUID) -> None:
+    """Note the job before anything of it is written, and forget what an earlier attempt refused. Raises LeaseLost."""
+    lease.keep(connection)
+    connection.execute(NOTE_JOB, {"batch_id": lease.key, "job_id": job_id})
+    connection.execute(FORGET_REFUSALS, {"batch_id": lease.key})
+
+
+BEGIN_PROGRESS = BATCHES.compose_release("""
+    state = 'in_progress', in_progress_at = now(), model = :model, num_lines = :num_lines, num_refused = :num_refused,
+    attempt = 0, updated_at = now()
+""")
+
+
+def begin_progress(
+    connection: Connection, lease: Lease, *, model: str, num_lines: int, num_refused: int
+) -> None:
+    """Leave the batch to its job, in the transaction that queues that. Raises LeaseLost."""
+    lease.release(connection, BEGIN_PROGRESS, model=model, num_lines=num_lines, num_refused=num_refused)
+
+
+FAIL_BATCH = BATCHES.compose_release("""
+    state = 'failed', failed_at = now(), finished_at = now(), errors = CAST(:errors AS jsonb),
+    num_lines = :num_lines, num_failed = :num_lines, updated_at = now()
+""")
+
+
+def fail_batch(
+    connection: Connection, lease: Lease, faults: Sequence[BatchFault], num_lines: int = 0
+) -> None:
+    """End a batch of which nothing can be answered. Raises LeaseLost."""
+    errors = to_jsonb([fault.to_json() for fault in faults])
+    lease.release(connection, FAIL_BATCH, errors=errors, num_lines=num_lines)
+    connection.execute(FORGET_REFUSALS, {"batch_id": lease.key})
+
+
+INSERT_OUTPUT = text("""
+    INSERT INTO vectormill.request_files (id, state, purpose, filename, num_bytes, batch_id, expires_at)
+    VALUES (:id, 'processed', 'batch_output', :filename, :num_bytes, :batch_id,
+            now() + make_interval(secs => CAST(:lifetime_seconds AS double precision)))
+""")
+
+
+def add_output(
+    connection: Connection, batch: RequestBatch, file_id: UUID, num_bytes: int, lifetime_seconds: float
+) -> None:
+    """Add a file whose content is made when it is read."""
+    values = {
+        "id": file_id,
+        "filename": f"{batch.name}_output.jsonl",
+        "num_bytes": num_bytes,
+        "batch_id": batch.id,
+        "lifetime_seconds": float(lifetime_seconds),
+    }
+    connection.execute(INSERT_OUTPUT, values)
+
+
+END_BATCH = BATCHES.compose_release("""
+    state = :state, finished_at = now(), num_completed = :num_completed, num_failed = :num_failed,
+    num_tokens = :num_tokens, output_file_id = CAST(:output_file_id AS uuid),
+    error_file_id = CAST(:error_file_id AS uuid), updated_at = now(),
+    completed_at = CASE WHEN CAST(:state AS text) = 'completed' THEN now() END,
+    expired_at = CASE WHEN CAST(:state AS text) = 'expired' THEN now() END,
+    cancelled_at = CASE WHEN CAST(:state AS text) = 'cancelled' THEN now() END
+""")
+
+
+def end_batch(
+    connection: Connection,
+    lease: Lease,
+    state: str,
+    *,
+    num_completed: int = 0,
+    num_failed: int = 0,
+    num_tokens: int = 0,
+    output_file_id: UUID | None = None,
+    error_file_id: UUID | None = None,
+) -> None:
+    """End the batch in this state. Raises LeaseLost."""
+    lease.release(
+        connection,
+        END_BATCH,
+        state=state,
+        num_completed=num_completed,
+        num_failed=num_failed,
+        num_tokens=num_tokens,
+        output_file_id=output_file_id,
+        error_file_id=error_file_id,
+    )
+    connection.execute(FORGET_REFUSALS, {"batch_id": lease.key})
+
+
+FIND_OVERDUE = text("""
+    SELECT id FROM vectormill.request_batches
+     WHERE state = 'in_progress' AND expires_at <= now() AND NOT is_overdue
+     ORDER BY seq LIMIT 1
+       FOR NO KEY UPDATE SKIP LOCKED
+""")
+
+MARK_OVERDUE = text("""
+    UPDATE vectormill.request_batches SET is_overdue = true, updated_at = now() WHERE id = :batch_id RETURNING job_id
+""")
+
+
+def expire_next(connection: Connection) -> bool:
+    """Cancel the job of a batch whose time is over, one a transaction; return False if there is none."""
+    batch_id = connection.execute(FIND_OVERDUE).scalar_one_or_none()
+    if batch_id is None:
+        return False
+    stop_job(connection, connection.execute(MARK_OVERDUE, {"batch_id": batch_id}).scalar_one())
+    return True
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldBatch(Held):
+    """A batch that was claimed, and what is needed to carry out its next step."""
+
+    batch: RequestBatch
+    settings: Settings
+    registry: Registry

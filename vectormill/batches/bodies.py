@@ -8,8 +8,15 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, ConfigDict, Field
 
-from vectormill.batches.request_batch import BATCH_STATES, ENDPOINTS, WINDOW, RequestBatch
-from vectormill.batches.request_file import PURPOSES, RequestFile, name_file
+from vectormill.batches.request_batch import (
+    BATCH_STATES,
+    ENDPOINTS,
+    PURPOSES,
+    WINDOW,
+    RequestBatch,
+    RequestFile,
+    name_file,
+)
 
 MOST_PAIRS: Final = 16
 LARGEST_PAGE: Final = 100

@@ -1,83 +1,68 @@
-"""Files of requests: found, listed, read part by part, and given back. What they contain is nobody's matter here."""
+"""Files of requests in the database: stored as compressed parts, found, listed, read and deleted.
 
-from collections.abc import Generator
-from typing import Any, Final
-from uuid import UUID
+Parts are written while they arrive, below a file in state `uploading` that nobody finds; the last transaction makes it
+`processed`. A file whose writer was killed gives no sign of life any more, and the pruner removes it.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Final, Self
+from uuid import UUID, uuid4
 
 import zstandard
-from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
-from vectormill.batches.request_file import RequestFile
-from vectormill.domain.errors import RequestFileInUse, RequestFileNotFound
+from vectormill.batches.request_batch import BATCH, RequestFile
+from vectormill.db.idempotency import make_once
+from vectormill.domain.errors import RequestFileInUse, RequestFileNotFound, UploadRemoved
 
 # The most bytes of one part; more would be read from a row that nobody here wrote.
 MAX_PART_BYTES: Final = 64 << 20
 
-FIND_FILE = text("""
+_FILE: Final = """
     SELECT id, seq, purpose, filename, num_bytes, created_at, expires_at, batch_id
       FROM vectormill.request_files
-     WHERE id = :file_id AND state = 'processed' AND (expires_at IS NULL OR expires_at > now())
-""")
+     WHERE state = 'processed'
+"""
+_UNEXPIRED: Final = "AND (expires_at IS NULL OR expires_at > now())"
+FIND_FILE = text(f"{_FILE} {_UNEXPIRED} AND id = :file_id")
+FIND_WHOLE_FILE = text(f"{_FILE} AND id = :file_id")
 
 
 def find_file(connection: Connection, file_id: UUID) -> RequestFile:
-    """Raises RequestFileNotFound, too for one whose time is over although nobody has removed it yet."""
-    row = connection.execute(FIND_FILE, {"file_id": file_id}).one_or_none()
-    if row is None:
-        raise RequestFileNotFound
-    return _file(row)
-
-
-FIND_WHOLE_FILE = text("""
-    SELECT id, seq, purpose, filename, num_bytes, created_at, expires_at, batch_id
-      FROM vectormill.request_files WHERE id = :file_id AND state = 'processed'
-""")
+    """Find a file by its id. Raise RequestFileNotFound, also for an expired file that is not removed yet."""
+    return _find(connection, FIND_FILE, file_id)
 
 
 def find_whole_file(connection: Connection, file_id: UUID) -> RequestFile:
-    """Find a file that is being read, and so is kept beyond its time. Raise RequestFileNotFound."""
-    row = connection.execute(FIND_WHOLE_FILE, {"file_id": file_id}).one_or_none()
+    """Find a file that a batch reads, which is kept until then although it expired. Raise RequestFileNotFound."""
+    return _find(connection, FIND_WHOLE_FILE, file_id)
+
+
+def _find(connection: Connection, statement: TextClause, file_id: UUID) -> RequestFile:
+    row = connection.execute(statement, {"file_id": file_id}).one_or_none()
     if row is None:
         raise RequestFileNotFound
-    return _file(row)
-
-
-def _file(row: Row[Any]) -> RequestFile:
     return RequestFile(**row._mapping)
 
 
-# One for each end, so that each goes along an index, of all files or of a purpose.
-LIST_NEWEST = text("""
-    SELECT id, seq, purpose, filename, num_bytes, created_at, expires_at, batch_id
-      FROM vectormill.request_files
-     WHERE state = 'processed' AND (expires_at IS NULL OR expires_at > now()) AND seq < :after
-     ORDER BY seq DESC LIMIT :limit
-""")
-LIST_NEWEST_OF_PURPOSE = text("""
-    SELECT id, seq, purpose, filename, num_bytes, created_at, expires_at, batch_id
-      FROM vectormill.request_files
-     WHERE state = 'processed' AND (expires_at IS NULL OR expires_at > now()) AND purpose = :purpose AND seq < :after
-     ORDER BY seq DESC LIMIT :limit
-""")
-LIST_OLDEST = text("""
-    SELECT id, seq, purpose, filename, num_bytes, created_at, expires_at, batch_id
-      FROM vectormill.request_files
-     WHERE state = 'processed' AND (expires_at IS NULL OR expires_at > now()) AND seq > :after
-     ORDER BY seq LIMIT :limit
-""")
-LIST_OLDEST_OF_PURPOSE = text("""
-    SELECT id, seq, purpose, filename, num_bytes, created_at, expires_at, batch_id
-      FROM vectormill.request_files
-     WHERE state = 'processed' AND (expires_at IS NULL OR expires_at > now()) AND purpose = :purpose AND seq > :after
-     ORDER BY seq LIMIT :limit
-""")
+# One for each order and filter, so that each goes along an index: of all files, or of a purpose.
+LIST_NEWEST = text(f"{_FILE} {_UNEXPIRED} AND seq < :after ORDER BY seq DESC LIMIT :limit")
+LIST_NEWEST_OF_PURPOSE = text(
+    f"{_FILE} {_UNEXPIRED} AND purpose = :purpose AND seq < :after ORDER BY seq DESC LIMIT :limit"
+)
+LIST_OLDEST = text(f"{_FILE} {_UNEXPIRED} AND seq > :after ORDER BY seq LIMIT :limit")
+LIST_OLDEST_OF_PURPOSE = text(
+    f"{_FILE} {_UNEXPIRED} AND purpose = :purpose AND seq > :after ORDER BY seq LIMIT :limit"
+)
 _MAX_SEQ: Final = 2**63 - 1
 
 
 def list_files(
     connection: Connection, *, purpose: str | None, after: UUID | None, is_newest_first: bool, limit: int
 ) -> list[RequestFile]:
-    """Files behind the one with the id `after`: a keyset page. Raises RequestFileNotFound when that one is gone."""
+    """List the files behind the one with the id `after`. Raises RequestFileNotFound when that one is gone."""
     start = _MAX_SEQ if is_newest_first else 0
     if after is not None:
         start = find_file(connection, after).seq
@@ -86,14 +71,14 @@ def list_files(
         statement = LIST_NEWEST if purpose is None else LIST_NEWEST_OF_PURPOSE
     else:
         statement = LIST_OLDEST if purpose is None else LIST_OLDEST_OF_PURPOSE
-    return [_file(row) for row in connection.execute(statement, values)]
+    return [RequestFile(**row._mapping) for row in connection.execute(statement, values)]
 
 
 LOAD_PART = text("SELECT content FROM vectormill.request_file_parts WHERE file_id = :file_id AND seq = :seq")
 
 
 def read_file(engine: Engine, file: RequestFile) -> Generator[bytes, None, None]:
-    """The content of a stored file in pieces of about a megabyte, each read in a transaction of its own.
+    """Yield the content of a stored file in pieces of about a megabyte, each read in a transaction of its own.
 
     Raises RequestFileNotFound in the middle when the file is removed meanwhile.
     """
@@ -125,7 +110,7 @@ DISCARD_FILE = text("""
 
 
 def discard_file(connection: Connection, file_id: UUID) -> None:
-    """Makes a file vanish; its parts go in batches. Raises RequestFileNotFound and RequestFileInUse."""
+    """Delete a file; the pruner removes its parts later. Raises RequestFileNotFound and RequestFileInUse."""
     if connection.execute(LOCK_FILE, {"file_id": file_id}).one_or_none() is None:
         raise RequestFileNotFound
     find_file(connection, file_id)
@@ -174,14 +159,14 @@ FILES_AT_ONCE: Final = 1000
 
 
 def discard_old_files(connection: Connection, upload_timeout_seconds: float) -> int:
-    """Uploads whose client went silent, and files past their time; how many."""
+    """Discard uploads whose client went silent, and expired files; return their number."""
     stale = {"timeout_seconds": float(upload_timeout_seconds), "limit": FILES_AT_ONCE}
     num_stale = len(connection.execute(DISCARD_STALE_FILES, stale).all())
     return num_stale + len(connection.execute(DISCARD_EXPIRED_FILES, {"limit": FILES_AT_ONCE}).all())
 
 
 def delete_file_batch(connection: Connection) -> bool | None:
-    """Removes some parts of a discarded file; whether the file is gone with them. None when there is none."""
+    """Remove some parts of a discarded file; return whether the file is gone with them, or None if there is none."""
     file_id = connection.execute(FIND_DISCARDED_FILE).scalar_one_or_none()
     if file_id is None:
         return None
@@ -190,3 +175,137 @@ def delete_file_batch(connection: Connection) -> bool | None:
         return False
     connection.execute(DELETE_FILE, values)
     return True
+
+
+# One row of Postgres, far from its limit; and what a reader has in memory.
+PART_BYTES: Final = 1 << 20
+# While bytes arrive a part is written so often at the least: it is the upload's sign of life.
+PART_SECONDS: Final = 15.0
+_COMPRESSION_LEVEL: Final = 1
+
+BEGIN_FILE = text("""
+    INSERT INTO vectormill.request_files (id, state, purpose, filename) VALUES (:id, 'uploading', :purpose, '')
+""")
+
+# Locks the file until the part is committed, so that nobody removes it meanwhile.
+GIVE_SIGN_OF_LIFE = text("""
+    UPDATE vectormill.request_files SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
+""")
+
+INSERT_PART = text("""
+    INSERT INTO vectormill.request_file_parts (file_id, seq, num_bytes, content)
+    VALUES (:file_id, :seq, :num_bytes, :content)
+""")
+
+FINISH_FILE = text("""
+    UPDATE vectormill.request_files
+       SET state = 'processed', purpose = :purpose, filename = :filename, num_bytes = :num_bytes, updated_at = now(),
+           expires_at = created_at + make_interval(secs => CAST(:lifetime_seconds AS double precision))
+     WHERE id = :id
+""")
+
+DISCARD_UPLOAD = text("""
+    UPDATE vectormill.request_files SET state = 'deleting', updated_at = now()
+     WHERE id = :id AND state = 'uploading'
+""")
+
+
+class FileWriter:
+    """Write bytes that arrive as a file of compressed parts, in the memory of one part. Not thread-safe.
+
+    Use as a context manager: leaving it without `finish` removes what was written.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._part_due = 0.0
+        self.id: UUID = uuid4()
+        self._is_begun = False
+        self._is_finished = False
+        self._pieces: list[bytes] = []
+        self._waiting_bytes = 0
+        self.num_bytes = 0
+        self._num_parts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, piece: bytes) -> None:
+        """Take more bytes, and write a part when one is full."""
+        self._pieces.append(piece)
+        self._waiting_bytes += len(piece)
+        self.num_bytes += len(piece)
+        if self._waiting_bytes >= PART_BYTES or (self._is_begun and self._clock() >= self._part_due):
+            with self._engine.begin() as connection:
+                self.write(connection)
+
+    def write(self, connection: Connection) -> None:
+        """Write what has come since the last part, in the caller's transaction. Raises UploadRemoved."""
+        if not self._is_begun:
+            connection.execute(BEGIN_FILE, {"id": self.id, "purpose": BATCH})
+            self._is_begun = True
+        elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self.id}).one_or_none() is None:
+            raise UploadRemoved
+        content = b"".join(self._pieces)
+        rows = []
+        for start in range(0, len(content), PART_BYTES):
+            part = content[start : start + PART_BYTES]
+            rows.append(
+                {
+                    "file_id": self.id,
+                    "seq": self._num_parts,
+                    "num_bytes": len(part),
+                    "content": zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(part),
+                }
+            )
+            self._num_parts += 1
+        if rows:
+            connection.execute(INSERT_PART, rows)
+        self._pieces, self._waiting_bytes = [], 0
+        self._part_due = self._clock() + PART_SECONDS
+
+    def finish(
+        self,
+        purpose: str,
+        filename: str,
+        lifetime_seconds: float | None,
+        idempotency_key: str | None = None,
+        content: bytes = b"",
+    ) -> RequestFile:
+        """Make the file visible, unless an earlier one with the same key and content is, which is returned instead.
+
+        `lifetime_seconds` counts from its creation, None is for ever. Raises UploadRemoved, IdempotencyMismatch, and
+        RequestFileNotFound where the earlier one is gone.
+        """
+
+        def make() -> str:
+            return str(self.finish_in(connection, purpose, filename, lifetime_seconds).id)
+
+        with self._engine.begin() as connection:
+            file_id = UUID(make_once(connection, "file", idempotency_key, content, make))
+            file = find_file(connection, file_id)
+        self._is_finished = file_id == self.id
+        return file
+
+    def finish_in(
+        self, connection: Connection, purpose: str, filename: str, lifetime_seconds: float | None
+    ) -> RequestFile:
+        """Finish the file in the caller's transaction, which then decides whether the file is there."""
+        self.write(connection)
+        values = {
+            "id": self.id,
+            "purpose": purpose,
+            "filename": filename,
+            "num_bytes": self.num_bytes,
+            "lifetime_seconds": lifetime_seconds,
+        }
+        connection.execute(FINISH_FILE, values)
+        return find_file(connection, self.id)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_begun and not self._is_finished:
+            with self._engine.begin() as connection:
+                connection.execute(DISCARD_UPLOAD, {"id": self.id})

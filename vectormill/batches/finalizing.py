@@ -1,7 +1,7 @@
-"""Finalizing: what came of a batch's lines is counted, and its files are made, when its job has ended.
+"""Finalizing: when a batch's job has ended, its lines are counted and its files are made.
 
 The error file is written; the output file is only measured, since its content is made of the job's results whenever
-it is read. Whoever takes over begins anew: files are there with the transaction that ends the batch.
+it is read. Each attempt begins anew: files appear with the transaction that ends the batch.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,18 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine
 
-from vectormill.batches.answer_lines import AnsweredLine, AnswerWriter, join_lines
-from vectormill.batches.answers import Refusal, read_answers, read_refusals
-from vectormill.batches.claims import HeldBatch, add_output, end_batch, fail_batch
-from vectormill.batches.file_writer import FileWriter
+from vectormill.batches.answers import (
+    AnsweredLine,
+    AnswerWriter,
+    Refusal,
+    join_lines,
+    read_answers,
+    read_refusals,
+)
+from vectormill.batches.batches import HeldBatch, add_output, end_batch, fail_batch
+from vectormill.batches.files import FileWriter
 from vectormill.batches.request_batch import (
+    BATCH_OUTPUT,
     CANCELLED,
     CANCELLING,
     COMPLETED,
@@ -23,7 +30,6 @@ from vectormill.batches.request_batch import (
     BatchFault,
     RequestBatch,
 )
-from vectormill.batches.request_file import BATCH_OUTPUT
 from vectormill.domain.errors import JobNotFound
 from vectormill.jobs.deletion import discard_upload
 from vectormill.jobs.job import CANCELLED as JOB_CANCELLED
@@ -42,7 +48,7 @@ class _Tally:
 
 
 def finalize(held: HeldBatch) -> None:
-    """Ends the batch. Raises LeaseLost and Stopping."""
+    """End the batch. Raises LeaseLost and Stopping."""
     batch = held.batch
     job = find_written_job(held, batch)
     if job is not None:
@@ -59,7 +65,7 @@ def finalize(held: HeldBatch) -> None:
 
 
 def find_written_job(held: HeldBatch, batch: RequestBatch) -> Job | None:
-    """The batch's job, if it was submitted whole; what is left of a broken upload is removed."""
+    """Return the batch's job if it was submitted whole; remove what is left of a broken upload."""
     if batch.job_id is None:
         return None
     with held.engine.begin() as connection:
@@ -72,7 +78,7 @@ def find_written_job(held: HeldBatch, batch: RequestBatch) -> Job | None:
 
 
 def choose_end(batch: RequestBatch, job: Job) -> str:
-    """In which state the batch ends, now that its job has ended."""
+    """Return the state in which a batch ends whose job has ended."""
     if batch.cancelling_at is not None:
         return CANCELLED
     if job.state != JOB_CANCELLED:
@@ -81,7 +87,7 @@ def choose_end(batch: RequestBatch, job: Job) -> str:
 
 
 def write_answers(held: HeldBatch, job: Job) -> None:
-    """Counts the lines, writes the error file, and ends the batch, all at once in the last transaction."""
+    """Count the lines and write the error file; end the batch with them in the last transaction."""
     batch, end_state = held.batch, choose_end(held.batch, job)
     lines = AnswerWriter(batch, job.spec, end_state)
     tally = _Tally()

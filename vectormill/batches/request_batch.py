@@ -1,6 +1,7 @@
-"""RequestBatch: a file of requests that is answered by a file of answers. Its states, and what is known of it.
+"""Request batches and their files: their states, and what is known of them. Knows no bytes and no SQL.
 
-OpenAI calls it a batch; here a batch is what goes through a model at once, so in code it is never called that alone.
+A request batch is a file of requests that is answered by a file of answers. OpenAI calls it a batch; here a batch is
+what goes through a model at once, so in code it is never called that alone.
 """
 
 import re
@@ -10,8 +11,57 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from vectormill.domain.errors import InvalidOption, RequestBatchNotFound, WrongBatchState
+from vectormill.domain.errors import InvalidOption, RequestBatchNotFound, RequestFileNotFound, WrongBatchState
 from vectormill.domain.states import States
+
+UPLOADING: Final = "uploading"
+PROCESSED: Final = "processed"
+# Such a file is not found any more, and its parts are being removed.
+DELETING: Final = "deleting"
+
+REQUEST_FILE_STATES: Final = States((UPLOADING, PROCESSED, DELETING))
+
+# The purposes of files that a client uploads, and of those that a batch makes.
+BATCH: Final = "batch"
+BATCH_OUTPUT: Final = "batch_output"
+PURPOSES: Final = (BATCH, BATCH_OUTPUT)
+
+_FILE_ID: Final = re.compile(r"file-([0-9a-f]{32})")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFile:
+    """A file as it stands in the database at one moment.
+
+    `batch_id` is the batch from whose job the content is made whenever it is read; None where the content is stored.
+    """
+
+    id: UUID
+    seq: int
+    purpose: str
+    filename: str
+    num_bytes: int
+    created_at: datetime
+    expires_at: datetime | None
+    batch_id: UUID | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the id as clients have it."""
+        return name_file(self.id)
+
+
+def name_file(file_id: UUID) -> str:
+    return f"file-{file_id.hex}"
+
+
+def parse_file_name(name: str) -> UUID:
+    """Parse a file's id as clients have it. Raise RequestFileNotFound for any other text, since no file has it."""
+    found = _FILE_ID.fullmatch(name)
+    if found is None:
+        raise RequestFileNotFound
+    return UUID(found[1])
+
 
 VALIDATING: Final = "validating"
 IN_PROGRESS: Final = "in_progress"
@@ -25,7 +75,7 @@ CANCELLED: Final = "cancelled"
 OPEN_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING, CANCELLING))
 # A repeated request is answered with a batch in one of these states.
 REPEATABLE_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING))
-# Somebody has to do something, whatever the job does.
+# An indexer has something to do, whatever state the job is in.
 TENDED_BATCH_STATES: Final = States((VALIDATING, FINALIZING))
 ENDED_BATCH_STATES: Final = States((COMPLETED, FAILED, EXPIRED, CANCELLED))
 BATCH_STATES: Final = States((*OPEN_BATCH_STATES, *ENDED_BATCH_STATES))
@@ -40,12 +90,12 @@ REPEATED_SECONDS: Final = 600.0
 WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})([mhd])")
 _WINDOW_SECONDS: Final = {"m": 60, "h": 3600, "d": 86400}
 MOST_WINDOW_SECONDS: Final = 30 * 86400
-_ID: Final = re.compile(r"batch_([0-9a-f]{32})")
+_BATCH_ID: Final = re.compile(r"batch_([0-9a-f]{32})")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFault:
-    """Why a line, or the whole batch, was refused. `line` counts from 1."""
+    """The reason for which a line, or the whole batch, was refused. `line` counts from 1."""
 
     code: str
     message: str
@@ -114,7 +164,7 @@ class RequestBatch:
 
     @property
     def name(self) -> str:
-        """The id as clients have it."""
+        """Return the id as clients have it."""
         return f"batch_{self.id.hex}"
 
     @property
@@ -122,7 +172,7 @@ class RequestBatch:
         return self.state in ENDED_BATCH_STATES
 
     def count_lines(self) -> tuple[int, int]:
-        """Lines that have an answer and lines that failed; while the job runs as many as its items come to."""
+        """Return the numbers of lines that have an answer and that failed, estimated from items while the job runs."""
         if self.is_ended:
             return self.num_completed, self.num_failed
         if not self.job_items:
@@ -135,15 +185,15 @@ class RequestBatch:
 
 
 def parse_batch_name(name: str) -> UUID:
-    """The id that clients call so. Raises RequestBatchNotFound: what is none is no batch's."""
-    found = _ID.fullmatch(name)
+    """Parse a batch's id as clients have it. Raise RequestBatchNotFound for any other text, since no batch has it."""
+    found = _BATCH_ID.fullmatch(name)
     if found is None:
         raise RequestBatchNotFound
     return UUID(found[1])
 
 
 def parse_window(window: str) -> float:
-    """The seconds of a completion window, such as 24h. Raises InvalidOption."""
+    """Return the seconds of a completion window, such as 24h. Raises InvalidOption."""
     found = WINDOW.fullmatch(window)
     seconds = int(found[1]) * _WINDOW_SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MOST_WINDOW_SECONDS:
@@ -154,7 +204,7 @@ def parse_window(window: str) -> float:
 
 
 def state_after_cancel(state: str) -> str:
-    """Cancelling twice is the same as once. Raises WrongBatchState."""
+    """Return the state after a cancellation; a second one changes nothing. Raises WrongBatchState."""
     if state in (CANCELLING, CANCELLED):
         return state
     if state in (VALIDATING, IN_PROGRESS):

@@ -1,4 +1,4 @@
-"""Request lines: a line of a request file as what is asked for, or the reason for which it is refused.
+"""Request lines: each line of a request file is parsed into a request, or refused with a reason.
 
 A line is `{"custom_id", "method", "url", "body"}`; the body is that of the endpoint. Knows no database and no model.
 """
@@ -9,17 +9,19 @@ from typing import Any, Final
 
 import msgspec
 
-from vectormill.batches.embeddings_request import EMBEDDINGS_DECODER, read_inputs
+from vectormill.batches.endpoints import (
+    BASE64,
+    EMBEDDINGS_DECODER,
+    RERANK_DECODER,
+    EncodingRequest,
+    read_inputs,
+)
 from vectormill.batches.request_batch import EMBEDDINGS, RERANK
-from vectormill.batches.rerank_request import RERANK_DECODER
-from vectormill.batches.wishes import Wish
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.pair import pair_with_each
 
 # The bytes of a key beside the custom_id.
 KEY_ROOM: Final = 32
-
-BASE64: Final = "base64"
 
 
 # Options that must be the same in all lines of a batch.
@@ -27,7 +29,7 @@ SHARED_OPTIONS: Final = ("dimensions", "prompt", "input_type", "normalize", "lon
 
 
 class RefusedLine(Exception):
-    """The line is no request that can be answered."""
+    """The line is not a request that can be answered."""
 
     def __init__(
         self, code: str, message: str, *, custom_id: str | None = None, param: str | None = None
@@ -41,10 +43,10 @@ class RefusedLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """`texts` become items; `facts` are what the answer has to know beside their results."""
+    """A parsed line. `texts` become items of the job; `facts` are kept for writing the answer."""
 
     custom_id: str
-    wish: Wish
+    encoding: EncodingRequest
     texts: Sequence[bytes]
     facts: Mapping[str, Any]
 
@@ -74,7 +76,7 @@ def find_custom_id(line: bytes) -> str | None:
 
 
 def parse_line(line: bytes, endpoint: str, max_key_bytes: int) -> RequestLine:
-    """Raises RefusedLine."""
+    """Parse a line of a batch of this endpoint. Raises RefusedLine."""
     try:
         envelope = _ENVELOPE.decode(line)
     except _ERRORS as error:
@@ -96,13 +98,13 @@ def parse_line(line: bytes, endpoint: str, max_key_bytes: int) -> RequestLine:
             param="url",
         )
     try:
-        wish, texts, facts = PARSERS[endpoint](bytes(envelope.body))
+        encoding, texts, facts = PARSERS[endpoint](bytes(envelope.body))
     except RefusedLine as refused:
         refused.custom_id = custom_id
         raise
     except _ERRORS as error:
         raise _describe(error, "body", custom_id) from error
-    return RequestLine(custom_id, wish, texts, facts)
+    return RequestLine(custom_id, encoding, texts, facts)
 
 
 def _check_custom_id(custom_id: str, max_bytes: int) -> None:
@@ -126,14 +128,14 @@ def _describe(error: Exception, subject: str, custom_id: str | None) -> RefusedL
     return RefusedLine("invalid_request", f"{where}: {reason}.", custom_id=custom_id, param=path or None)
 
 
-Parsed = tuple[Wish, Sequence[bytes], Mapping[str, Any]]
+Parsed = tuple[EncodingRequest, Sequence[bytes], Mapping[str, Any]]
 
 
 def _parse_embeddings(content: bytes) -> Parsed:
     body = EMBEDDINGS_DECODER.decode(content)
     facts = {"encoding_format": BASE64} if body.encoding_format == BASE64 else {}
     try:
-        return body.wish(), read_inputs(body), facts
+        return body.encoding(), read_inputs(body), facts
     except InvalidOption as error:
         raise RefusedLine("invalid_request", str(error), param="input") from error
 
@@ -151,19 +153,19 @@ def _parse_rerank(content: bytes) -> Parsed:
         pairs = pair_with_each(body.query.encode(), [text.encode() for text in body.texts()])
     except InvalidOption as error:
         raise RefusedLine("invalid_request", str(error), param="documents") from None
-    return body.wish(), pairs, facts
+    return body.encoding(), pairs, facts
 
 
 PARSERS: Final = {EMBEDDINGS: _parse_embeddings, RERANK: _parse_rerank}
 
 
 def make_key(line: int, index: int, custom_id: str) -> str:
-    """Make the key of an item: unique in its job, and its line can be read from it."""
+    """Return the key of an item, which is unique in its job and contains its line and custom_id."""
     return f"{line}.{index}:{custom_id}"
 
 
 def split_key(key: str) -> tuple[int, int, str]:
-    """The line, the place within it, and the custom_id."""
+    """Split an item's key into its line, the place within the line, and the custom_id."""
     place, _, custom_id = key.partition(":")
     line, _, index = place.partition(".")
     return int(line), int(index), custom_id
@@ -173,7 +175,7 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_lines(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """The number of each line that is not blank, from 1, and its bytes; None for a line that is too long."""
+    """Yield the number, from 1, and the bytes of each line that is not blank; None for a line that is too long."""
     number, rest, is_too_long = 0, bytearray(), False
     for piece in pieces:
         start = 0
@@ -183,7 +185,7 @@ def read_lines(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[i
                 yield number, None
             else:
                 line = bytes(rest) + piece[start:end] if rest else piece[start:end]
-                yield from _give(number, line)
+                yield from _yield_unless_blank(number, line)
             rest.clear()
             is_too_long, start = False, end + 1
         if not is_too_long:
@@ -194,10 +196,10 @@ def read_lines(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[i
     if is_too_long:
         yield number + 1, None
     else:
-        yield from _give(number + 1, bytes(rest))
+        yield from _yield_unless_blank(number + 1, bytes(rest))
 
 
-def _give(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:
+def _yield_unless_blank(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:
     if number == 1:
         line = line.removeprefix(BYTE_ORDER_MARK)
     if line.strip():

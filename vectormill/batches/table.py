@@ -18,8 +18,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from vectormill.batches.request_batch import BATCH_STATES, ENDPOINTS, OPEN_BATCH_STATES
-from vectormill.batches.request_file import PURPOSES, REQUEST_FILE_STATES
+from vectormill.batches.request_batch import (
+    BATCH_STATES,
+    ENDPOINTS,
+    OPEN_BATCH_STATES,
+    PURPOSES,
+    REQUEST_FILE_STATES,
+)
 from vectormill.db.schema import BUSY, count, metadata, moment, one_of
 
 request_files = Table(

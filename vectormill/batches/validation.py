@@ -1,7 +1,7 @@
-"""Validation: the lines of a batch's file become the items of its job; what cannot becomes a refusal.
+"""Validation: the lines of a batch's file become the items of its job, or are refused with a reason.
 
-The file is read twice, so that a custom_id that comes again is known when its line comes. Whoever takes over begins
-anew: the job is invisible until the transaction that queues it, which begins the batch's progress too.
+The file is read twice, so that a repeated custom_id is known when its line comes. Each attempt begins anew: the job is
+invisible until the transaction that queues it, which begins the batch's progress too.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ import numpy.typing as npt
 from sqlalchemy import Connection
 
 from vectormill.batches.answers import Refusal, add_refusals
-from vectormill.batches.claims import HeldBatch, begin_progress, begin_reading, fail_batch
+from vectormill.batches.batches import HeldBatch, begin_progress, begin_reading, fail_batch
+from vectormill.batches.endpoints import EncodingRequest, check_ranks, resolve_spec
 from vectormill.batches.files import find_whole_file, read_file
-from vectormill.batches.request_batch import BatchFault
-from vectormill.batches.request_file import RequestFile, name_file
+from vectormill.batches.request_batch import BatchFault, RequestFile, name_file
 from vectormill.batches.request_lines import (
     SHARED_OPTIONS,
     RefusedLine,
@@ -27,8 +27,6 @@ from vectormill.batches.request_lines import (
     parse_line,
     read_lines,
 )
-from vectormill.batches.rerank_request import check_ranks
-from vectormill.batches.wishes import Wish, make_wished_spec
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
 from vectormill.jobs.deletion import discard_upload
@@ -44,7 +42,7 @@ LINES_BETWEEN_LOOKS: Final = 256
 
 
 def validate(held: HeldBatch) -> None:
-    """Ends with a job that is queued, or with a batch that has failed. Raises LeaseLost, Stopping, ModelError."""
+    """Queue the batch's job, or fail the batch. Raises LeaseLost, Stopping and ModelError."""
     try:
         with held.engine.connect() as connection:
             file = find_whole_file(connection, held.batch.input_file_id)
@@ -57,16 +55,16 @@ def validate(held: HeldBatch) -> None:
 
 
 class Validation:
-    """One attempt at one batch. Not thread-safe."""
+    """One attempt to validate a batch. Not thread-safe."""
 
     def __init__(self, held: HeldBatch, file: RequestFile) -> None:
         self._held = held
         self._file = file
         self._batch = held.batch
         self._job_id = uuid4()
-        self._wish: Wish | None = None
+        self._encoding: EncodingRequest | None = None
         self._spec: EncodingSpec | None = None
-        self._unusable: dict[Wish, RefusedLine] = {}
+        self._unusable: dict[EncodingRequest, RefusedLine] = {}
         self._refusals: list[Refusal] = []
         self._faults: list[BatchFault] = []
         self._num_lines = 0
@@ -104,7 +102,7 @@ class Validation:
             yield number, line
 
     def _find_repeated(self) -> npt.NDArray[np.int64]:
-        """The places, among lines that are not blank, of those whose custom_id an earlier line has."""
+        """Return the places, among lines that are not blank, of those whose custom_id an earlier line has."""
         ledger = KeyLedger()
         try:
             for number, line in self._read():
@@ -117,7 +115,7 @@ class Validation:
             ledger.close()
 
     def _parse_all(self, repeated: npt.NDArray[np.int64]) -> Iterator[tuple[int, RequestLine]]:
-        """Lines that can be answered, with their numbers; the others are noted."""
+        """Yield the lines that can be answered, with their numbers, and note why the others are refused."""
         upcoming = iter(repeated.tolist())
         next_repeated = next(upcoming, None)
         for place, (number, content) in enumerate(self._read()):
@@ -134,7 +132,7 @@ class Validation:
                         custom_id=line.custom_id,
                         param="custom_id",
                     )
-                self._check_wish(line)
+                self._check_encoding(line)
             except RefusedLine as refused:
                 self._refuse(number, refused)
             else:
@@ -149,20 +147,23 @@ class Validation:
             )
         return parse_line(content, self._batch.endpoint, settings.max_key_bytes)
 
-    def _check_wish(self, line: RequestLine) -> None:
-        """The first line whose model and options can be used decides for all. Raises RefusedLine."""
-        wish, known = line.wish, self._wish
-        if wish == known:
+    def _check_encoding(self, line: RequestLine) -> None:
+        """Require the model and options of the first line for which there is a spec. Raises RefusedLine."""
+        encoding, known = line.encoding, self._encoding
+        if encoding == known:
             return
         if known is None:
             self._spec = self._make_spec(line)
-            self._wish = wish
+            self._encoding = encoding
             return
-        if wish.model != known.model:
-            reason = f"the model is {wish.model[:100]!r}, and that of the batch {known.model!r}; a batch has one model."
+        if encoding.model != known.model:
+            reason = (
+                f"the model is {encoding.model[:100]!r}, and that of the batch {known.model!r}; "
+                "a batch has one model."
+            )
             raise RefusedLine("mismatched_model", reason, custom_id=line.custom_id, param="model")
         for name in SHARED_OPTIONS:
-            theirs, ours = wish.find(name), known.find(name)
+            theirs, ours = encoding.find(name), known.find(name)
             if theirs != ours:
                 reason = (
                     f"{name} is {theirs!r}, and that of the batch's first line {ours!r}; a batch has one."
@@ -170,12 +171,12 @@ class Validation:
                 raise RefusedLine("mismatched_options", reason, custom_id=line.custom_id, param=name)
 
     def _make_spec(self, line: RequestLine) -> EncodingSpec:
-        """Raises RefusedLine, and ModelError when the model is away, which another attempt may find there."""
-        if line.wish in self._unusable:
-            earlier = self._unusable[line.wish]
+        """Return the spec of a line. Raises RefusedLine, and ModelError when the model's files are away for now."""
+        if line.encoding in self._unusable:
+            earlier = self._unusable[line.encoding]
             raise RefusedLine(earlier.code, earlier.message, custom_id=line.custom_id, param=earlier.param)
         try:
-            spec = make_wished_spec(self._held.registry, line.wish)
+            spec = resolve_spec(self._held.registry, line.encoding)
             check_ranks(spec)
         except ModelError:
             raise
@@ -186,7 +187,7 @@ class Validation:
         else:
             return spec
         if len(self._unusable) < MOST_FAULTS:
-            self._unusable[line.wish] = refused
+            self._unusable[line.encoding] = refused
         raise refused
 
     def _write(self, writer: JobWriter, numbered: tuple[int, RequestLine]) -> None:

@@ -54,10 +54,7 @@ CLAIM_DELIVERIES = DELIVERIES.compose_claim(
          ORDER BY webhook.failing_since NULLS FIRST, due.id
          LIMIT CAST(:room AS integer)
     """,
-    # During an attempt a delivery is due when its lease ends. A scheduler of the release before looks at nothing else.
-    sets="""
-        attempted_at = now(), due_at = now() + make_interval(secs => CAST(:lease_seconds AS double precision))
-    """,
+    sets="attempted_at = now()",
     returning="""
         delivery.webhook_id, delivery.event_id, delivery.payload, candidate.url, candidate.secret,
         candidate.former_secret

@@ -68,7 +68,7 @@ webhook_deliveries = Table(
     moment("lease_until"),
     Column("status_code", Integer),
     Column("error", Text),
-    # When it is tried next; during an attempt when that is held to be lost.
+    # When it is tried next, or when the attempt that goes on was due.
     Column("due_at", moment("due_at").type, server_default=func.now()),
     moment("attempted_at"),
     moment("ended_at"),

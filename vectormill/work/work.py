@@ -109,11 +109,10 @@ class Work:
             SELECT state FROM {self.table} WHERE {self._is_ours}
         """)
 
-    # A process of a release that claims by `lease_until` alone would never claim a row in which it is null.
     @cached_property
     def handing_back(self) -> TextClause:
         return self._compose_ours(
-            "lease_owner = NULL, lease_until = now()",
+            _FREE,
             f"{self.attempt} = {self.attempt} - CASE WHEN CAST(:is_counted AS boolean) THEN 0 ELSE 1 END",
             f"{self.available_at} = now() + make_interval(secs => CAST(:pause_seconds AS double precision))",
             f"{self.last_error} = coalesce(CAST(:error AS text), {self.last_error})"

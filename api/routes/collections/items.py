@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.bodies.items import DeleteAnswer, DeleteRequest, ItemAnswer, PutAnswer, PutRequest
 from api.dependencies import CollectionName, Resources, ResourcesDependency
-from api.door.item_path import ITEM_PATH
 from api.door.media_types import require_json
+from api.door.scopes import ITEM_PATH
 from api.intake.puts import Followed
 from api.intake.requests import UnreadableItem, check_key, decode_body, make_item
 from api.intake.submissions import read_body

@@ -1,6 +1,4 @@
-"""The part that all routes of vectors share, between body and answer: texts go to a worker, and failures are
-named.
-"""
+"""Embedding of a request's texts, for all routes that answer vectors: a worker encodes them, and failures are named."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -15,8 +13,7 @@ from api.intake.submissions import read_body
 from api.limits.gates import Hold
 from api.queries.encoding import answer_many
 from api.queries.exchange import Answered
-from vectormill.batches.embeddings_request import write_input
-from vectormill.batches.wishes import Wish, make_wished_spec
+from vectormill.batches.endpoints import EncodingRequest, resolve_spec, write_input
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 
@@ -30,9 +27,7 @@ SMALL_VECTORS: Final = 64 << 10
 async def read_wanted(
     request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
 ) -> T:
-    """Read the body with `read`, which may wait for a hub, on a thread. Raise Problem and the errors of
-    `read`.
-    """
+    """Read the body with `read`, which may wait for a hub, on a thread. Raises Problem and the errors of `read`."""
     require_json(request)
     return await run_in_threadpool(read, await read_body(request, resources.settings, hold), resources)
 
@@ -49,13 +44,19 @@ async def read_at_once(
 
 
 async def embed(
-    resources: Resources, hold: Hold, wish: Wish, texts: Sequence[bytes], field: str, *, is_list: bool = True
+    resources: Resources,
+    hold: Hold,
+    encoding: EncodingRequest,
+    texts: Sequence[bytes],
+    field: str,
+    *,
+    is_list: bool = True,
 ) -> tuple[Answered, int]:
-    """The vectors of the texts of a field, and how many tokens were read of them.
+    """Return the vectors of the texts of a field, and the number of tokens that were read.
 
-    Raises Problem for a text that has none, and as find_spec and answer_texts do.
+    Raises Problem for a text that has no vector, and the errors of find_spec and answer_many.
     """
-    spec = await find_spec(resources.registry, wish)
+    spec = await find_spec(resources.registry, encoding)
     num_bytes = measure(spec, texts)
     if num_bytes > SMALL_VECTORS:
         # The vectors and the answer made of them are five times as much; a byte of JSON is held for 16.
@@ -65,15 +66,15 @@ async def embed(
     return answered, answered.num_tokens
 
 
-async def find_spec(registry: Registry, wish: Wish) -> EncodingSpec:
-    """Make the spec of a wish, in a thread where that may wait for a hub. Raises as make_wished_spec."""
-    if registry.is_read(wish.model):
-        return make_wished_spec(registry, wish)
-    return await run_in_threadpool(make_wished_spec, registry, wish)
+async def find_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
+    """Return the requested spec, read in a thread where that may wait for a hub. Raises as resolve_spec."""
+    if registry.is_read(encoding.model):
+        return resolve_spec(registry, encoding)
+    return await run_in_threadpool(resolve_spec, registry, encoding)
 
 
 async def write(answered: Answered, work: Callable[[], bytes]) -> bytes:
-    """The answer, in a thread where it holds up others."""
+    """Write the answer, in a thread where it is large enough to hold up other requests."""
     return work() if answered.vectors.nbytes <= SMALL_VECTORS else await run_in_threadpool(work)
 
 
@@ -82,7 +83,7 @@ def measure(spec: EncodingSpec, texts: Sequence[bytes]) -> int:
 
 
 def read_texts(texts: Sequence[str], field: str, resources: Resources) -> list[bytes]:
-    """Raises Problem for the first that can have no vector."""
+    """Return the texts in UTF-8. Raises Problem for the first that can have no vector."""
     max_chars = resources.settings.max_text_chars
     encoded = list(map(write_input, texts))
     for number, text in enumerate(encoded):

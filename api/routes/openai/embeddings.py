@@ -10,7 +10,7 @@ from api.bodies.embeddings import EmbeddingsAnswer, read_checked_inputs, write_a
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.requests import decode_body
 from api.routes.openai.embedded import embed, read_at_once, write
-from vectormill.batches.embeddings_request import EMBEDDINGS_DECODER, EmbeddingsRequest
+from vectormill.batches.endpoints import EMBEDDINGS_DECODER, EmbeddingsRequest
 
 
 class EmbeddingsRoute(APIRoute):
@@ -50,7 +50,7 @@ async def post_embeddings(request: Request, resources: ResourcesDependency) -> R
         wanted, texts = await read_at_once(request, resources, hold, read_request)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             answered, num_tokens = await embed(
-                resources, hold, wanted.wish(), texts, "input", is_list=wanted.has_list
+                resources, hold, wanted.encoding(), texts, "input", is_list=wanted.has_list
             )
             content = await write(answered, lambda: write_answer(wanted, answered, num_tokens))
             return Response(content, media_type="application/json")

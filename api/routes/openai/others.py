@@ -40,8 +40,7 @@ from api.queries.encoding import encode_texts
 from api.queries.exchange import Answered
 from api.routes.openai.embedded import embed, read_texts, read_wanted, write
 from api.routes.reranking import pair_up, rank_documents
-from vectormill.batches.embeddings_request import MAX_INPUTS
-from vectormill.batches.wishes import Wish, make_wished_spec
+from vectormill.batches.endpoints import MAX_INPUTS, EncodingRequest, resolve_spec
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import JUDGE
@@ -71,8 +70,8 @@ async def post_embed(request: Request, resources: ResourcesDependency) -> Respon
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_embed)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            wish = wanted.wish(resources.registry)
-            answered, _ = await embed(resources, hold, wish, texts, "inputs")
+            encoding = wanted.encoding(resources.registry)
+            answered, _ = await embed(resources, hold, encoding, texts, "inputs")
 
             def write_rows() -> bytes:
                 rows = (b"[" + row.tobytes() for row in write_decimals(answered.vectors))
@@ -112,7 +111,7 @@ async def post_similarity(request: Request, resources: ResourcesDependency) -> l
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_similarity)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            answered, _ = await embed(resources, hold, wanted.wish(resources.registry), texts, "inputs")
+            answered, _ = await embed(resources, hold, wanted.encoding(resources.registry), texts, "inputs")
             cosines = answered.vectors[1:] @ answered.vectors[0]
             return [float(f"{cosine:.9g}") for cosine in cosines.tolist()]
 
@@ -155,7 +154,7 @@ def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[Enc
         long_texts=TRUNCATE if wanted.truncate else FAIL,
     )
     model = choose_model(resources.registry, wanted.model)
-    return wanted, pair_up(resources, Wish(model, options), wanted.query, texts, field)
+    return wanted, pair_up(resources, EncodingRequest(model, options), wanted.query, texts, field)
 
 
 @router.post(
@@ -166,10 +165,10 @@ def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[Enc
 async def post_predict(request: Request, resources: ResourcesDependency) -> Response:
     """The labels of a classifier for texts or pairs, the best first, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
-        wanted, (wish, sequences) = await read_wanted(request, resources, hold, read_predict)
+        wanted, (encoding, sequences) = await read_wanted(request, resources, hold, read_predict)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            answered, _ = await embed(resources, hold, wish, sequences, "inputs", is_list=wanted.is_many)
-            labels = make_wished_spec(resources.registry, wish).labels
+            answered, _ = await embed(resources, hold, encoding, sequences, "inputs", is_list=wanted.is_many)
+            labels = resolve_spec(resources.registry, encoding).labels
 
             def write_rows() -> bytes:
                 rows = [write_predictions(labels, row) for row in answered.vectors.tolist()]
@@ -178,7 +177,9 @@ async def post_predict(request: Request, resources: ResourcesDependency) -> Resp
             return Response(await write(answered, write_rows), media_type=JSON)
 
 
-def read_predict(body: bytes, resources: Resources) -> tuple[PredictRequest, tuple[Wish, list[bytes]]]:
+def read_predict(
+    body: bytes, resources: Resources
+) -> tuple[PredictRequest, tuple[EncodingRequest, list[bytes]]]:
     """Raises Problem, UnknownModel, InvalidOption and ModelError."""
     wanted = decode_body(body, PREDICT_DECODER)
     check_direction(wanted.truncation_direction)
@@ -190,7 +191,7 @@ def read_predict(body: bytes, resources: Resources) -> tuple[PredictRequest, tup
         read_texts(sequence, field, resources) for field, sequence in zip(fields, sequences, strict=True)
     ]
     texts = [join_pair(*each) if len(each) == 2 else each[0] for each in encoded]
-    return wanted, (wanted.wish(resources.registry), texts)
+    return wanted, (wanted.encoding(resources.registry), texts)
 
 
 def write_predictions(labels: Sequence[str], numbers: Sequence[float]) -> bytes:
@@ -242,7 +243,7 @@ async def answer_cohere(
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_cohere)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            answered, num_tokens = await embed(resources, hold, wanted.wish(), texts, "texts")
+            answered, num_tokens = await embed(resources, hold, wanted.encoding(), texts, "texts")
             content = await write(answered, lambda: write_answer(wanted, answered, num_tokens, str(uuid4())))
             return Response(content, media_type=JSON)
 
@@ -279,4 +280,4 @@ def read_cohere_rank(
     if max_tokens is not None:  # a cap, which clients set for models that read more
         max_tokens = min(max_tokens, resources.registry.card(wanted.model).max_tokens)
     options = EncodingOptions(task=JUDGE, max_tokens=max_tokens)
-    return wanted, pair_up(resources, Wish(wanted.model, options), wanted.query, wanted.texts())
+    return wanted, pair_up(resources, EncodingRequest(wanted.model, options), wanted.query, wanted.texts())

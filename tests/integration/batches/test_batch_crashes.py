@@ -9,12 +9,12 @@ import openai
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.batches import bring_on
+from indexer.batches import process_batch
 from tests.acceptance.relay import relay
 from tests.api_server import encode_waiting
 from tests.request_batches import create, end_leases, keep_all, line, load_file, write
-from vectormill.batches.claims import HeldBatch, claim_batch
-from vectormill.batches.file_writer import FileWriter
+from vectormill.batches.batches import HeldBatch, claim_batch
+from vectormill.batches.files import FileWriter
 from vectormill.batches.request_batch import RequestBatch
 from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
@@ -172,7 +172,7 @@ def test_who_lost_the_lease_of_a_batch_writes_nothing_of_it(
 
         claimed = claim(engine, "slow")
         monkeypatch.setattr(slow, moment, overtaken)
-        bring_on(hold(engine, claimed))
+        process_batch(hold(engine, claimed))
         finish(engine)
         check_outcome(client, engine, batch.id)
         with engine.begin() as connection:

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.pruner import Pruner
 from tests.api_server import api_client
-from vectormill.batches.file_writer import PART_BYTES
+from vectormill.batches.files import PART_BYTES
 
 LINES = b"".join(b'{"custom_id": "%d"}\n' % number for number in range(1000))
 # What no compression makes small: four parts, and one that is not full.

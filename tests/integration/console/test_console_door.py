@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from api.console.guard import HEADERS
 from api.console.routes import CONSOLE_ROUTERS
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, open_session, seal_session
-from api.door.host_guard import parse_trusted_proxies
+from api.door.hosts import parse_trusted_proxies
 from tests.api_server import api_client, assert_problem
 from tests.protocol import make_items, submit
 from vectormill.domain.errors import ConfigurationError

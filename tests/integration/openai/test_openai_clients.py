@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.api_server import JSON
 from tests.front_door import FrontDoor, open_front_door
 from tests.reference import packaged_reference
-from vectormill.batches.embeddings_request import MAX_INPUTS
+from vectormill.batches.endpoints import MAX_INPUTS
 from vectormill.client import AsyncClient, Client
 from vectormill.models.registry import DEFAULT_MODEL
 

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -178,18 +177,6 @@ def running_scheduler(database_url: str, redis_url: str, folder: Path) -> Iterat
             yield process
         finally:
             process.send_signal(signal.SIGKILL)
-
-
-def test_during_an_attempt_a_delivery_is_due_when_its_lease_ends(engine: Engine) -> None:
-    webhook, _ = make_webhook(engine)
-    end_job(engine)
-    claim(engine, lease_seconds=60)
-    (delivery,) = deliveries_of(engine, webhook)
-    assert delivery.due_at is not None
-    assert delivery.attempted_at is not None
-    assert delivery.due_at - delivery.attempted_at == timedelta(seconds=60), (
-        "by it the release before knows a lease"
-    )
 
 
 def test_a_private_address_is_refused_with_a_visible_reason(engine: Engine, receiver: Receiver) -> None:

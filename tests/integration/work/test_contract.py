@@ -392,17 +392,3 @@ def test_a_process_of_the_release_before_and_one_of_ours_respect_each_other_s_le
         before(f"finish {name}")
         user.finish(engine)
         assert (state_of(engine, user), look(engine, user)[1]) == (user.done, expected)
-
-
-def test_what_we_hand_back_a_process_of_the_release_before_takes_at_once(
-    engine: Engine, user: User, database_url: str, former_release: Path
-) -> None:
-    name = type(user).__name__
-    expected = undisturbed(engine, user)
-    with former_process(former_release, database_url) as before:
-        user.make(engine)
-        user.carry_out(engine, claim(engine, user), lambda: True)
-        assert before(f"claim {name}") == 1
-        before(f"finish {name}")
-        user.finish(engine)
-        assert (state_of(engine, user), look(engine, user)[1]) == (user.done, expected)

@@ -6,11 +6,15 @@ import re
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import create_engine
 
-from api.door.request_ids import RequestIds
+from api.door.observer import RequestObserver
+from api.metrics import ApiMetrics
 from api.openai.errors import name_parameter, tell_refusal
 from api.problems import Place, Problem, register_handlers
 from vectormill.domain import errors
+
+ENGINE = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
 
 
 def ask(
@@ -18,7 +22,7 @@ def ask(
 ) -> httpx.Response:
     app = FastAPI()
     register_handlers(app)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestObserver, metrics=ApiMetrics(ENGINE))
 
     @app.get(path)
     def answer() -> None:

@@ -7,11 +7,9 @@ import pytest
 
 from api.bodies.embeddings import read_checked_inputs
 from tests.request_batches import line, write
-from vectormill.batches.embeddings_request import EMBEDDINGS_DECODER
+from vectormill.batches.endpoints import EMBEDDINGS_DECODER, RERANK_DECODER, resolve_spec
 from vectormill.batches.request_batch import EMBEDDINGS, RERANK, parse_window
 from vectormill.batches.request_lines import RefusedLine, make_key, parse_line, read_lines, split_key
-from vectormill.batches.rerank_request import RERANK_DECODER
-from vectormill.batches.wishes import make_wished_spec
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.jobs.pair import pair_with_each
@@ -68,8 +66,8 @@ def test_a_body_means_the_same_as_a_line_of_a_batch_and_by_itself(body: dict[str
     asked = {"custom_id": "x", "method": "POST", "url": EMBEDDINGS, "body": body}
     as_line = parse_line(json.dumps(asked).encode(), EMBEDDINGS, 1024)
     by_itself = EMBEDDINGS_DECODER.decode(json.dumps(body))
-    spec = make_wished_spec(REGISTRY, replace(by_itself.wish(), model=DEFAULT_MODEL))
-    assert make_wished_spec(REGISTRY, replace(as_line.wish, model=DEFAULT_MODEL)) == spec
+    spec = resolve_spec(REGISTRY, replace(by_itself.encoding(), model=DEFAULT_MODEL))
+    assert resolve_spec(REGISTRY, replace(as_line.encoding, model=DEFAULT_MODEL)) == spec
     assert as_line.texts == read_checked_inputs(by_itself, 1000)
     assert spec.long_texts == body.get("long_texts", "truncate")
 
@@ -106,7 +104,7 @@ def test_a_ranking_means_the_same_as_a_line_of_a_batch_and_by_itself(wanted: dic
     asked = {"custom_id": "x", "method": "POST", "url": RERANK, "body": body}
     as_line = parse_line(json.dumps(asked).encode(), RERANK, 1024)
     by_itself = RERANK_DECODER.decode(json.dumps(body))
-    assert as_line.wish == by_itself.wish()
+    assert as_line.encoding == by_itself.encoding()
     assert as_line.facts.get("top_n") == by_itself.limit
     assert ("is_voyages" in as_line.facts) == ("truncation" in wanted)
     assert as_line.texts == pair_with_each(b"q", [text.encode() for text in by_itself.texts()])

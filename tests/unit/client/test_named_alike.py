@@ -12,7 +12,7 @@ import pytest
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from vectormill import Client
-from vectormill.batches.rerank_request import RerankRequest
+from vectormill.batches.endpoints import RerankRequest
 from vectormill.cli.commands import collections, schedules, searches, webhooks
 from vectormill.domain.encoding import EncodingOptions, list_options
 from vectormill.schedules.bodies import ScheduleChange, ScheduleRequest

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.metrics.query_metrics import QueryMetrics
+from api.metrics import QueryMetrics
 from api.queries.exchange import (
     KNOWN_SECONDS,
     MAX_TEXTS,

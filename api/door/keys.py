@@ -1,13 +1,15 @@
-"""KeyGuard: lets a request in when its key opens what it asks for. Reads no body."""
+"""KeyGuard: admits a request whose key opens what it asks for. Reads no body."""
 
 import logging
 import math
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from api.door.scopes import CONSOLE, METRICS_PATH, find_scope
 from api.limits.gates import Gate
@@ -28,49 +30,41 @@ logger = logging.getLogger(__name__)
 
 
 class KeyGuard:
-    """ASGI middleware. `is_local`: only this machine can connect, so that without any key all may come in."""
+    """Admits requests by their keys. `is_local`: only this machine can connect, so that without any key all may."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, *, is_local: bool, settings: Settings) -> None:
-        self._app = app
+    def __init__(self, keyring: Keyring, *, is_local: bool, settings: Settings) -> None:
         self._keyring = keyring
         self._is_local = is_local
         self._settings = settings
-        self._metrics_are_open = settings.open_metrics
-        self._gates: dict[int, Gate] = {}  # of keys with requests inside
+        self._gates: dict[int, Gate] = {}  # of keys that have requests in progress
         self._num_refused = 0
         self._logged_at = -math.inf
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            found = await self._find_key(scope)
-            if isinstance(found, KeptKey):
-                await self._let_in(found, scope, receive, send)
-                return
-            if found is not None:
-                await found.response(scope["path"])(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    async def _let_in(self, key: KeptKey, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request as one of those that the key may have at once."""
+    @asynccontextmanager
+    async def admit(self, scope: Scope) -> AsyncIterator[None]:
+        """Admit a request for the time of the block. Raises Problem when its key does not open what it asks for, or has
+        as many requests in progress as it may.
+        """
+        key = await self._find_key(scope)
+        if key is None:
+            yield
+            return
         gate = self._gates.setdefault(
             key.id, Gate(self._settings, "max_requests_per_key", f"requests of the key {key.name}")
         )
         scope[KEY_ID] = key.id
         try:
             with gate.enter():
-                await self._app(scope, receive, send)
-        except Problem as problem:  # the application answers its own
-            await problem.response(scope["path"])(scope, receive, send)
+                yield
         finally:
             if not gate.inside:
                 self._gates.pop(key.id, None)
 
-    async def _find_key(self, scope: Scope) -> KeptKey | Problem | None:
-        """Find the key with which the request comes in, or why it may not; None when it needs none."""
+    async def _find_key(self, scope: Scope) -> KeptKey | None:
+        """Return the key of the request; None if it needs none. Raises Problem."""
         method, path = scope["method"], scope["path"]
         needed = find_scope(method, path)
-        if needed in (None, CONSOLE) or (path == METRICS_PATH and self._metrics_are_open):
+        if needed in (None, CONSOLE) or (path == METRICS_PATH and self._settings.open_metrics):
             return None
         try:
             keys = await self._keyring.keys()
@@ -81,19 +75,23 @@ class KeyGuard:
             # The metrics of this process's own requests must be seen above all while Postgres is away.
             if path != METRICS_PATH or not (keys or self._is_local):
                 logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
-                return describe_error(DatabaseUnavailable())
+                raise describe_error(DatabaseUnavailable()) from error
         if not keys:
-            return None if self._is_local else NO_KEY_EXISTS
+            if self._is_local:
+                return None
+            raise NO_KEY_EXISTS
         secrets = read_secrets(Headers(scope=scope))
         if len(secrets) > 1:
-            return KEYS_DIFFER
+            raise KEYS_DIFFER
         secret = next(iter(secrets), None)
         key = find_key(keys, secret) if secret is not None else None
         if key is None:
             self._note_refusal(scope)
-            return KEY_UNKNOWN if secret is not None else KEY_MISSING
+            raise KEY_UNKNOWN if secret is not None else KEY_MISSING
         await self._keyring.note_use(key)
-        return key if includes(key.scope, needed) else scope_missing(key, needed)
+        if not includes(key.scope, needed):
+            raise scope_missing(key, needed)
+        return key
 
     def _note_refusal(self, scope: Scope) -> None:
         """Log it, without what was brought; of many in a second one line, so that a flood fills no disk."""
@@ -119,7 +117,7 @@ def read_secrets(headers: Headers) -> set[str]:
 
 
 def read_bearer(header: str) -> str | None:
-    """The secret of `Authorization: Bearer SECRET` (RFC 6750); None when the header brings none."""
+    """Return the secret of `Authorization: Bearer SECRET` (RFC 6750); None when the header brings none."""
     scheme, _, secret = header.strip().partition(" ")
     return secret.strip() if scheme.lower() == "bearer" and secret.strip() else None
 

@@ -1,8 +1,8 @@
-"""HostGuard: refuses what a browser was tricked into sending here by another site's page.
+"""Host names: requests that another site's page tricks a browser into sending are refused.
 
 A page may have its own name resolve to this machine (DNS rebinding): its requests then carry that name in Host. Or it
-sends a form across sites: such a request carries the page's Origin. Neither can be forged by a page; programs that are
-no browsers forge both, and are met by the key.
+sends a form across sites: such a request carries the page's Origin. A page can forge neither; programs that are no
+browsers can, and need a key.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from api.door.scopes import SAFE_METHODS, find_scope
 from api.problems import Problem
@@ -22,8 +22,10 @@ EVERY_HOST = "*"
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The names under which this API is asked. Where it listens on every address, each address is one of them: a page
-    can make a name of its own point here, but has no address of ours.
+    """The names under which this API may be asked.
+
+    Where it listens on every address, any address is allowed: a page can make a name of its own point here, but it has
+    no address of ours.
     """
 
     bound: str
@@ -41,7 +43,7 @@ def is_every_address(bound: str) -> bool:
 
 
 def parse_allowed_hosts(bound: str, setting: str) -> AllowedHosts:
-    """`setting` is VECTORMILL_ALLOWED_HOSTS: names with commas between them."""
+    """Parse VECTORMILL_ALLOWED_HOSTS, names with commas between them."""
     names = (name.strip().lower().rstrip(".") for name in setting.split(","))
     return AllowedHosts(bound.lower(), frozenset(name for name in names if name))
 
@@ -62,44 +64,33 @@ def parse_trusted_proxies(setting: str) -> list[str] | None:
     return proxies
 
 
-class HostGuard:
-    """ASGI middleware. Probes of `/livez` and `/readyz` may come under any name: they learn nothing there."""
+def find_host_problem(allowed: AllowedHosts, scope: Scope) -> Problem | None:
+    """Return why a request under this name, or from a page of this origin, is refused; None if it is not.
 
-    def __init__(self, app: ASGIApp, allowed: AllowedHosts) -> None:
-        self._app = app
-        self._allowed = allowed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            problem = self._find_problem(scope)
-            if problem is not None:
-                await problem.response(scope["path"])(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _find_problem(self, scope: Scope) -> Problem | None:
-        headers = Headers(scope=scope)
-        if find_scope(scope["method"], scope["path"]) is None:
-            return None
-        host = name_of(f"//{headers.get('host', '')}")
-        if not self._allowed.allow(host):
-            return Problem(
-                421,
-                "unknown-host",
-                f"This API is not asked under the name {host!r}; if it is its own, set VECTORMILL_ALLOWED_HOSTS to it.",
-            )
-        origin = headers.get("origin")
-        if origin is None or scope["method"] in SAFE_METHODS or self._allowed.allow(name_of(origin)):
-            return None
+    Probes may come under any name, since they learn nothing.
+    """
+    if find_scope(scope["method"], scope["path"]) is None:
+        return None
+    headers = Headers(scope=scope)
+    host = name_of(f"//{headers.get('host', '')}")
+    if not allowed.allow(host):
         return Problem(
-            403,
-            "foreign-page",
-            f"A page of {origin} may change nothing here; if it is your own, set VECTORMILL_ALLOWED_HOSTS to its host.",
+            421,
+            "unknown-host",
+            f"This API is not asked under the name {host!r}; if it is its own, set VECTORMILL_ALLOWED_HOSTS to it.",
         )
+    origin = headers.get("origin")
+    if origin is None or scope["method"] in SAFE_METHODS or allowed.allow(name_of(origin)):
+        return None
+    return Problem(
+        403,
+        "foreign-page",
+        f"A page of {origin} may change nothing here; if it is your own, set VECTORMILL_ALLOWED_HOSTS to its host.",
+    )
 
 
 def name_of(url: str) -> str:
-    """The host in a URL, without its port; empty where there is none."""
+    """Return the host in a URL, without its port; empty where there is none."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:  # half of a bracket

@@ -1,0 +1,84 @@
+"""RequestObserver: gives each request an id, counts and times it, and records a span of it where traces are recorded.
+
+Every answer has the id in `x-request-id`. A client that names its request is heard, if the name can stand in a log:
+short, and without blanks.
+"""
+
+import re
+import secrets
+import time
+from contextlib import AbstractContextManager
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.metrics import ApiMetrics
+from vectormill.processes.logs import logging_with
+from vectormill.tracing import NOTHING, Note, is_tracing, span
+
+HEADER: Final = b"x-request-id"
+SANE: Final = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
+# The entry of a request's ASGI scope that holds its id.
+KEY: Final = "vectormill.request_id"
+# Asked again and again by machines, and never slow for a reason of their own.
+NOT_TRACED: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+
+
+class RequestObserver:
+    """ASGI middleware, the outermost: it sees the requests that the door refuses, too. It reads no body."""
+
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope[KEY] = choose_id(scope)
+        status = 500  # what the server answers when the application raises
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (HEADER, request_id)]
+            await send(message)
+
+        began = time.perf_counter()
+        with logging_with(request_id=request_id.decode()), open_span(scope) as note:
+            try:
+                await self._app(scope, receive, send_with_id)
+            finally:
+                # The template, never the path: ids in labels would make a series per job.
+                method, route = scope["method"], getattr(scope.get("route"), "path", "unmatched")
+                self._metrics.requests.labels(method, route, str(status)).inc()
+                self._metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
+                note.rename(f"{method} {route}")
+                note.tell(route=route, status=status)
+                if status >= 500:
+                    note.fail(f"It answered {status}.")
+
+
+def open_span(scope: Scope) -> AbstractContextManager[Note]:
+    """Return the span of a request, within the trace of a client that has one."""
+    if not is_tracing() or scope["path"] in NOT_TRACED:
+        return NOTHING
+    return span(scope["method"], kind="server", parent=read_header(scope, b"traceparent"))
+
+
+def read_header(scope: Scope, wanted: bytes) -> str | None:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), None)
+
+
+def choose_id(scope: Scope) -> bytes:
+    """Return the client's id for the request if it is well-formed, else a new one."""
+    for name, value in scope["headers"]:
+        if name == HEADER and SANE.fullmatch(value):
+            return bytes(value)
+    return b"req_" + secrets.token_hex(16).encode()
+
+
+def read_request_id(scope: Scope) -> str:
+    """Return the id of a request; empty where no middleware gave it one."""
+    return bytes(scope.get(KEY, b"")).decode()

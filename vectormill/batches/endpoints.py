@@ -1,0 +1,251 @@
+"""The bodies of /v1/embeddings and /v1/rerank, and the encoding specs that they ask for.
+
+A body means the same when it is answered at once and when it is a line of a batch. Knows no database.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec, list_options
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.task import EMBED, JUDGE
+from vectormill.domain.tasks.token_ids import write_token_ids
+from vectormill.models.registry import DEFAULT_MODEL, Registry, make_spec
+
+QUERY: Final = "query"
+DOCUMENT: Final = "document"
+# The names under which models keep their prompts for queries and for documents.
+PROMPT_NAMES: Final = {QUERY: ("query",), DOCUMENT: ("document", "passage")}
+# A spec takes longer to make than to send, and most requests want the same.
+SPECS_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingRequest:
+    """A model and the options that a request names. `input_type` is one of PROMPT_NAMES, and chooses the prompt."""
+
+    model: str
+    options: EncodingOptions
+    input_type: str | None = None
+
+    def find(self, name: str) -> Any:
+        """Return the value of an option, or of input_type."""
+        return self.input_type if name == "input_type" else getattr(self.options, name)
+
+
+@functools.lru_cache(maxsize=SPECS_KEPT)
+def resolve_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
+    """Return the spec that a request asks for. May wait for a hub.
+
+    Raises UnknownModel, InvalidOption, and ModelError when the model's files are away.
+    """
+    card = registry.card(encoding.model)
+    options = encoding.options
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in options.prompt or ""):
+        raise InvalidOption(
+            "prompt cannot be put before a text: it contains a NUL character or half of a UTF-16 surrogate pair."
+        )
+    if encoding.input_type is not None:
+        if options.prompt is not None:
+            raise InvalidOption(
+                "input_type chooses one of the model's prompts, and prompt is given too; leave one out."
+            )
+        named = next((name for name in PROMPT_NAMES[encoding.input_type] if name in card.prompts), None)
+        options = replace(options, prompt=named)
+    return make_spec(card, options)
+
+
+# As many as OpenAI takes. More are a job, or several lines of a batch.
+MAX_INPUTS: Final = 2_048
+BASE64: Final = "base64"
+HELP: Final = {option.name: option.help.description for option in list_options(EncodingOptions)}
+
+
+class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v1/embeddings: OpenAI's, and what our models can do beyond."""
+
+    input: Annotated[
+        str | list[str | int | list[int]],
+        Meta(
+            description="A text or texts; with `token_ids` the ids of a text's tokens, or such lists; "
+            f"{MAX_INPUTS:,} at the most."
+        ),
+    ]
+    model: str = DEFAULT_MODEL
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        Meta(description="Numbers (the default), or float32, little-endian, as base64."),
+    ] = None
+    dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description=HELP["dimensions"])] = None
+    user: Annotated[str | None, Meta(description="Taken, and not used.")] = None
+    input_type: Annotated[
+        Literal["query", "document"] | None,
+        Meta(description="Ours: the model's prompt for these, if it has one; else its default."),
+    ] = None
+    prompt: Annotated[str | None, Meta(description=f"Ours: {HELP['prompt']}")] = None
+    normalize: Annotated[bool | None, Meta(description=f"Ours: {HELP['normalize']}")] = None
+    long_texts: Annotated[
+        Literal["truncate", "fail", "passages"] | None, Meta(description=f"Ours: {HELP['long_texts']}")
+    ] = None
+    truncation: Annotated[bool | None, Meta(description="Voyage's: false refuses what is too long.")] = None
+    output_dimension: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Voyage's: `dimensions`.")
+    ] = None
+    output_dtype: Annotated[Literal["float"] | None, Meta(description="Voyage's.")] = None
+    token_ids: Annotated[
+        bool,
+        Meta(description="Ours: numbers in `input` are token ids of this model's own tokenizer."),
+    ] = False
+
+    @property
+    def has_list(self) -> bool:
+        """Return whether the input is a list of texts or of lists of ids."""
+        return not (isinstance(self.input, str) or isinstance(self.input[0], int))
+
+    def encoding(self) -> EncodingRequest:
+        """Return what is asked for. Raises InvalidOption for an option that is given under two names."""
+        long_texts = self.long_texts
+        if self.truncation is not None:
+            if long_texts is not None:
+                raise InvalidOption("truncation and long_texts say the same; send one of them.")
+            long_texts = TRUNCATE if self.truncation else FAIL
+        if None not in (self.dimensions, self.output_dimension):
+            raise InvalidOption("dimensions and output_dimension say the same; send one of them.")
+        options = EncodingOptions(
+            normalize=self.normalize,
+            dimensions=self.dimensions or self.output_dimension,
+            prompt=self.prompt,
+            long_texts=long_texts,
+            task=EMBED,
+        )
+        return EncodingRequest(self.model, options, self.input_type)
+
+
+# The part of `input`'s description that types cannot express.
+INPUT_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_INPUTS},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            "minItems": 1,
+            "maxItems": MAX_INPUTS,
+        },
+    ]
+}
+EMBEDDINGS_DECODER: Final = msgspec.json.Decoder(EmbeddingsRequest)
+
+
+def read_inputs(request: EmbeddingsRequest) -> list[bytes]:
+    """Return the texts in UTF-8, with token ids in the form that workers read. Raises InvalidOption.
+
+    The content of a text is not checked; the worker checks whether the model has these ids.
+    """
+    if isinstance(request.input, str):
+        return [write_input(request.input)]
+    kinds = set(map(type, request.input))
+    if len(kinds) != 1:
+        raise InvalidOption(
+            "input has texts, or lists of token ids, or is one such list; it is empty or has several of these."
+        )
+    if kinds != {str} and not request.token_ids:
+        raise InvalidOption(
+            "input has token ids, and nothing says that they are of this model's tokenizer; those of another mean "
+            "other words. Send texts (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or say "
+            '"token_ids": true beside input when they are the model\'s own.'
+        )
+    inputs: Sequence[Any] = [request.input] if kinds == {int} else request.input
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidOption(
+            f"input has {len(inputs):,} texts, and {MAX_INPUTS:,} are answered at once; send more in several "
+            "requests, or as a job."
+        )
+    if not all(isinstance(each, str) or each for each in inputs):
+        raise InvalidOption("input has an empty list of token ids; leave it out.")
+    return [write_input(each) for each in inputs]
+
+
+def write_input(given: str | Sequence[int]) -> bytes:
+    return given.encode("utf-8", "surrogatepass") if isinstance(given, str) else write_token_ids(given)
+
+
+# The limit of one request, or of one line: all of them are in memory at once.
+MAX_DOCUMENTS: Final = 1_000
+
+
+class Document(msgspec.Struct):
+    """A document as an object, of which the text is read."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v1/rerank."""
+
+    query: Annotated[str, Meta(examples=["how to parse a date"])]
+    documents: Annotated[
+        list[str | Document],
+        Meta(description=f"Texts, or objects with a `text`; {MAX_DOCUMENTS:,} at the most."),
+    ]
+    model: str = DEFAULT_MODEL
+    top_n: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Only so many of the best; else all.")
+    ] = None
+    return_documents: Annotated[bool, Meta(description="Repeat the texts in the answer.")] = False
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Read so many tokens of a query and a document together."),
+    ] = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Voyage's: `top_n`.")] = None
+    truncation: Annotated[bool | None, Meta(description="Voyage's: false refuses what is too long.")] = None
+
+    @property
+    def is_voyages(self) -> bool:
+        """Return whether the names are Voyage's, whose clients read `data` where others read `results`."""
+        return self.top_k is not None or self.truncation is not None
+
+    @property
+    def limit(self) -> int | None:
+        return self.top_n or self.top_k
+
+    def encoding(self) -> EncodingRequest:
+        long_texts = FAIL if self.truncation is False else TRUNCATE
+        return EncodingRequest(
+            self.model, EncodingOptions(task=JUDGE, max_tokens=self.max_tokens, long_texts=long_texts)
+        )
+
+    def texts(self) -> list[str]:
+        """Return the texts of the documents. Raises InvalidOption."""
+        if None not in (self.top_n, self.top_k):
+            raise InvalidOption("top_n and top_k say the same; send one of them.")
+        return check_documents(read_documents(self.documents))
+
+
+RERANK_DECODER: Final = msgspec.json.Decoder(RerankRequest)
+
+
+def read_documents(documents: Sequence[str | Document]) -> list[str]:
+    return [each if isinstance(each, str) else each.text for each in documents]
+
+
+def check_documents(texts: list[str], field: str = "documents") -> list[str]:
+    """Return the texts of the field. Raises InvalidOption when they are none or too many."""
+    if not 1 <= len(texts) <= MAX_DOCUMENTS:
+        raise InvalidOption(f"{field} must be 1 to {MAX_DOCUMENTS:,}, not {len(texts):,}.")
+    return texts
+
+
+def check_ranks(spec: EncodingSpec) -> None:
+    """Raise InvalidOption for a classifier of more than two labels, none of which is known to mean relevance."""
+    if len(spec.labels) > 2:
+        raise InvalidOption(
+            f"The model {spec.model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
+            "which of them ranks documents is not said; use a model of one label or of two."
+        )
