@@ -19,7 +19,7 @@ from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import queue_key
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.engine import Engine as EncodingEngine
-from worker.queries.listener import QueryListener
+from worker.queries import QueryListener
 from worker.settings import WorkerSettings
 
 

@@ -18,7 +18,7 @@ from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 

@@ -10,7 +10,7 @@ from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import Query, name_space
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.request import EncodeRequest
-from worker.queries.listener import QueryEngine, QueryListener
+from worker.queries import QueryEngine, QueryListener
 
 _CARD = Registry({}).card(DEFAULT_MODEL)
 SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))

@@ -36,17 +36,15 @@ from vectormill.tracing import begin_tracing
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import ChunkLedger
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import ChunkLedger, Timesheet
 from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
 from worker.encoder.memory import keep_large_blocks_apart
-from worker.ended_worker import EndedWorker, release_chunks_of
 from worker.engine.engine import Engine
-from worker.identity import FailureNotice, WorkerIdentity, take_name
+from worker.identity import EndedWorker, FailureNotice, WorkerIdentity, release_chunks_of, take_name
 from worker.loading import LoadingDisplay
 from worker.placement.placement import Assignment, read_assignment
-from worker.queries.listener import QueryListener
+from worker.queries import QueryListener
 from worker.report import ReportMaker, WorkerReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings, load_worker_settings
@@ -80,7 +78,6 @@ def main() -> None:
     parser.add_argument("--incarnation", type=UUID, default=uuid4(), help="of this start")
     parser.add_argument(
         "--ended",
-        "--former",  # of a launcher that was started before an upgrade
         type=EndedWorker.parse,
         action="append",
         default=[],

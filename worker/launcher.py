@@ -18,11 +18,11 @@ from vectormill.processes.supervisor import ChildSpec, Supervisor
 from vectormill.settings import Settings, process_environment
 from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
-from worker.ended_worker import EndedWorker
+from worker.identity import EndedWorker
 from worker.placement.placement import Assignment, draw_placement, part_json, write_assignment
 from worker.placement.together import Planned
 from worker.plan import plan_machine
-from worker.runner.kernel_kills import count_kernel_kills
+from worker.runner.memory import count_kernel_kills
 from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     if len(children) == 1 and sys.stderr.isatty():  # two bars would overwrite each other
         children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
     with StopSignals() as stopping:
-        supervisor = Supervisor([incarnate(child) for child in children], stopping=stopping)
+        supervisor = Supervisor([make_process_spec(child) for child in children], stopping=stopping)
         try:
             supervisor.start()
             supervisor.wait()
@@ -94,7 +94,7 @@ def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
     return ChildSpec(f"{model} on {names}", argv, process_environment() | threads)
 
 
-def incarnate(replica: ChildSpec, ended: tuple[EndedWorker, ...] = ()) -> ChildSpec:
+def make_process_spec(replica: ChildSpec, ended: tuple[EndedWorker, ...] = ()) -> ChildSpec:
     """Return the replica as a new process that is told how those before it ended, which only we see."""
     incarnation = uuid4()
     num_kills = count_kernel_kills()
@@ -102,6 +102,6 @@ def incarnate(replica: ChildSpec, ended: tuple[EndedWorker, ...] = ()) -> ChildS
 
     def succeed(status: int) -> ChildSpec:
         by_kernel = status == -signal.SIGKILL and (count_kernel_kills() or 0) > (num_kills or 0)
-        return incarnate(replica, (*ended, EndedWorker(incarnation, status, by_kernel))[-MAX_ENDED:])
+        return make_process_spec(replica, (*ended, EndedWorker(incarnation, status, by_kernel))[-MAX_ENDED:])
 
     return replace(replica, argv=(*replica.argv, f"--incarnation={incarnation}", *told), succeed=succeed)

@@ -6,9 +6,10 @@ first nor on the job that did, and the same text gets the same codes everywhere.
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
-from typing import Final, Protocol
+from typing import Final
 
 from sqlalchemy import Engine
 
@@ -27,18 +28,17 @@ MAX_TEXT_CHARS: Final = 10_000
 MARGIN_SHARE: Final = 0.2
 
 
-class CalibrationEngine(Protocol):
-    """The part of an engine that is needed here."""
-
-    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult: ...
-
-
 class Calibrator:
-    """Thread-safe; the texts are encoded once for a space, by whichever worker is first to need it."""
+    """Thread-safe; the texts are encoded once for a space, by whichever worker is first to need it.
 
-    def __init__(self, database: Engine, encoding: CalibrationEngine) -> None:
+    `encode` is the engine's.
+    """
+
+    def __init__(
+        self, database: Engine, encode: Callable[[EncodeRequest, threading.Event], EncodeResult]
+    ) -> None:
         self._database = database
-        self._encoding = encoding
+        self._encode = encode
         self._known: set[str] = set()
         self._lock = threading.Lock()
 
@@ -72,7 +72,7 @@ class Calibrator:
             interactive=False,
             max_text_chars=MAX_TEXT_CHARS,
         )
-        result = self._encoding.encode(request, cancelled)
+        result = self._encode(request, cancelled)
         sound = [position for position in range(len(texts)) if position not in result.failures]
         if not sound:
             raise ModelError(f"Model {spec.model} has no vectors for the texts that int8 is calibrated on.")

@@ -36,10 +36,8 @@ from vectormill.settings import Settings
 from vectormill.tracing import NOTHING, Note, is_tracing, note_past, span
 from worker.chunk.calibrator import Calibrator
 from worker.chunk.commit import PostgresSink
-from worker.chunk.leases import ChunkLease, LeaseKeeper
-from worker.chunk.ledger import DONE, ChunkLedger
-from worker.chunk.quarantine import Quarantine
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.leases import ChunkLease, LeaseKeeper, Quarantine
+from worker.chunk.ledger import DONE, ChunkLedger, Timesheet
 from worker.engine.engine import Engine as EncodingEngine
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.identity import WorkerIdentity
@@ -77,7 +75,7 @@ class ChunkEncoder:
         self._database = database
         self._committing = database.execution_options(isolation_level="AUTOCOMMIT")
         self._encoding = encoding
-        self._calibrator = Calibrator(database, encoding)
+        self._calibrator = Calibrator(database, encoding.encode)
         self._keeper = keeper
         self._sink = sink
         self._timesheet = timesheet

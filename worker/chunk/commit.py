@@ -3,11 +3,11 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
 from vectormill.db.short_locks import limit_lock_wait
@@ -65,42 +65,30 @@ class PostgresSink:
             counted = time.monotonic() - start
             return counted
 
+        lock_milliseconds = max(1, round(1000 * self._lease_seconds * LOCK_WAIT_SHARE))
+        pause = _FIRST_PAUSE_SECONDS
         try:
-            self._commit_in_time(claim, items, encoded, results, outcome, read_persist_seconds)
+            while True:
+                try:
+                    with self._engine.begin() as connection:
+                        limit_lock_wait(connection, lock_milliseconds)
+                        complete_chunk(
+                            connection, claim, items, encoded, results, outcome, read_persist_seconds
+                        )
+                    break
+                except DATABASE_ERRORS as error:
+                    if not is_outage(error):
+                        raise
+                    logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error)
+                    self._ledger.note_wait(claim.chunk_id, describe_refusal(error))
+                if self._was_committed(claim):
+                    break
+                if self._stopping.wait(pause):
+                    raise DatabaseUnavailable
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         finally:
             self._ledger.note_wait(claim.chunk_id, None)
         return time.monotonic() - start - counted
-
-    def _commit_in_time(
-        self,
-        claim: Claim,
-        items: Sequence[Item],
-        encoded: npt.NDArray[np.int64],
-        results: Ragged,
-        outcome: ChunkOutcome,
-        read_persist_seconds: Callable[[], float],
-    ) -> None:
-        """Try until it is committed or there is no hope left."""
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                with self._engine.begin() as connection:
-                    self._limit_lock_wait(connection)
-                    complete_chunk(connection, claim, items, encoded, results, outcome, read_persist_seconds)
-                return
-            except DATABASE_ERRORS as error:
-                if not is_outage(error):
-                    raise
-                logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error)
-                self._ledger.note_wait(claim.chunk_id, describe_refusal(error))
-            if self._was_committed(claim):
-                return
-            if self._stopping.wait(pause):
-                raise DatabaseUnavailable
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _limit_lock_wait(self, connection: Connection) -> None:
-        limit_lock_wait(connection, max(1, round(1000 * self._lease_seconds * LOCK_WAIT_SHARE)))
 
     def _was_committed(self, claim: Claim) -> bool:
         """Read the chunk again, and renew its lease while it is ours. A chunk that is done under our fence was

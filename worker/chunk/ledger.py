@@ -1,14 +1,19 @@
-"""ChunkLedger: how many chunks came and how they ended, how long messages and work took. Knows neither texts nor jobs.
+"""ChunkLedger counts how chunks came and ended; Timesheet, how long they were held and what was busy meanwhile.
 
-Sums since the start of this process, as Prometheus expects of counters. Threads meet here.
+Both are sums since the start of this process, as Prometheus expects of counters. Threads meet here.
 """
 
 import threading
+import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID
 
+from vectormill.jobs.bottleneck import DEVICE, HELD
 from vectormill.jobs.chunks.chunks import ClaimedChunk
 
 # From a worker that was waiting for the message, to the time-out after which a dispatch is repeated.
@@ -89,3 +94,89 @@ class ChunkLedger:
                 "dispatch_seconds": self._dispatch.describe(),
                 "claim_to_commit_seconds": self._commit.describe(),
             }
+
+
+@dataclass(slots=True)
+class _Span:
+    """The time since the last look in which at least one chunk was held."""
+
+    since: float
+    device_since: float
+    num_open: int = 0
+    carried: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def take(self, now: float, device_seconds: float) -> dict[str, float]:
+        taken = {HELD: now - self.since, DEVICE: device_seconds - self.device_since, **self.carried}
+        self.since, self.device_since = now, device_seconds
+        self.carried.clear()
+        return taken
+
+
+class Timesheet:
+    """How long the worker holds chunks of each job, what its device does meanwhile, and its busy time by stage.
+
+    `read_device_seconds` tells how long the device has been computing since the start.
+    """
+
+    def __init__(
+        self, read_device_seconds: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read_device_seconds = read_device_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: dict[UUID, _Span] = {}
+        self._whole: _Span | None = None  # of all jobs together, while any chunk is held
+        self._totals: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def hold(self, job_id: UUID) -> Iterator[None]:
+        """Count the time in the block as held. Chunks held at the same time count once."""
+        with self._lock:
+            span = self._jobs.setdefault(job_id, self._open())
+            whole = self._whole = self._whole or self._open()
+            span.num_open += 1
+            whole.num_open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._settle()
+                span.num_open -= 1
+                whole.num_open -= 1
+                if span.num_open == 0:
+                    del self._jobs[job_id]
+                if whole.num_open == 0:
+                    self._whole = None
+
+    def take(self, job_id: UUID) -> dict[str, float]:
+        """Return a job's `held` and `device` seconds, and what was carried, since the last call."""
+        with self._lock:
+            return self._jobs[job_id].take(self._clock(), self._read_device_seconds())
+
+    def count(self, stage_seconds: Mapping[str, float]) -> None:
+        """Add busy seconds to the worker's totals."""
+        with self._lock:
+            self._add(stage_seconds)
+
+    def carry(self, job_id: UUID, stage: str, seconds: float) -> None:
+        """Add busy seconds that were known too late for their chunk; the job's next chunk reports them."""
+        with self._lock:
+            self._jobs[job_id].carried[stage] += seconds
+            self._totals[stage] += seconds
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of each stage since the start, with `held`, and `device` while something was held."""
+        with self._lock:
+            self._settle()
+            return dict(self._totals)
+
+    def _open(self) -> _Span:
+        return _Span(self._clock(), self._read_device_seconds())
+
+    def _settle(self) -> None:
+        if self._whole is not None:
+            self._add(self._whole.take(self._clock(), self._read_device_seconds()))
+
+    def _add(self, stage_seconds: Mapping[str, float]) -> None:
+        for stage, seconds in stage_seconds.items():
+            self._totals[stage] += seconds

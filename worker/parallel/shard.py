@@ -3,7 +3,8 @@
 Knows no tasks: what a network is given, and what becomes of what comes out of its last layer, is its encoder's.
 
 What ranks do together is done in one order on all of them. They are given batches in one order
-(worker.runner.runner_group), one thread starts them in that order (worker.runner.stream), and only starting a batch, or
+(worker.runner.runner_group), one thread starts them in that order (worker.runner.runner_process), and
+only starting a batch, or
 computing it where nothing is queued, sends anything to another rank: the thread that prepares the next one does not. So
 all that batch 1 says to other ranks stands before all that batch 2 says, whether a rank queues the second behind the
 first or is a little later and has it still to start.

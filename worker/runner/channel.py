@@ -3,7 +3,8 @@
 The pipe carries words, the memory carries arrays. A message is pickled without its arrays (PEP 574); these are written
 into a block of the memory, and who receives the message reads them where they lie. The worker chooses the block of a
 batch, and the results come back in it, so that no two batches have one: the worker writes in the first half and the
-process in the second, which leaves a pass its inputs until it is forgotten.
+process in the second, which leaves a pass its inputs until it is forgotten. Results of a batch that was too large for a
+block come through the pipe too.
 
 The memory has no name and is each process's own: what a killed one leaves goes with it, and its successor has another.
 A block that was being written when its process died is named by no message and read by nobody.

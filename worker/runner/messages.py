@@ -61,9 +61,6 @@ class Encode:
     number: int
     batch: Batch
     is_urgent: bool
-    block: int | None = (
-        None  # of the memory that both share, for the batch and its results (worker.runner.channel)
-    )
 
 
 @dataclass(frozen=True, slots=True)

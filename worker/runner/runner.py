@@ -16,7 +16,7 @@ from typing import Any, Final
 from vectormill.processes.lifetimes import in_lasting_thread
 from vectormill.processes.logs import chosen_format
 from worker.runner.channel import NUM_BLOCKS, Channel, make_memory
-from worker.runner.kernel_kills import count_kernel_kills
+from worker.runner.memory import count_kernel_kills
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Load
 from worker.runner.stacks import StackFile
 
@@ -84,9 +84,8 @@ class Runner:
         bound_waits(ours)
         memory = make_memory()
         self._channel = Channel(Connection(ours.detach()), memory, is_worker=True)
-        self._free_blocks = list(range(NUM_BLOCKS))[
-            ::-1
-        ]  # the last is the next, so that few are ever written to
+        # The last is the next, so that few are ever written to.
+        self._free_blocks = list(range(NUM_BLOCKS))[::-1]
         self._blocks: dict[int, int] = {}  # of the batches that are with the process, by number
         with theirs:
             handed_down = (theirs.fileno(), memory, self._stack_file.fileno())
@@ -119,7 +118,6 @@ class Runner:
         block = None
         if isinstance(message, Encode) and self._free_blocks:
             block = self._blocks[message.number] = self._free_blocks.pop()
-            message = Encode(message.number, message.batch, message.is_urgent, block)
         try:
             self._channel.send(message, block)
         except BlockingIOError as error:

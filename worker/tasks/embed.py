@@ -20,9 +20,8 @@ from worker.tasks.finishing import (
     read_texts,
 )
 from worker.tasks.task import Finished
-from worker.tokens.given_ids import find_given, lay_together
 from worker.tokens.passages import PassagedTexts, cut_passages
-from worker.tokens.tokenized import TokenizedTexts
+from worker.tokens.tokenized import TokenizedTexts, find_given, lay_together
 from worker.tokens.tokenizer import Tokenizer
 
 

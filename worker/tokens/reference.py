@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 from tokenizers.processors import TemplateProcessing
@@ -18,7 +20,6 @@ from tokenizers.processors import TemplateProcessing
 from vectormill.domain.errors import ModelError
 from vectormill.models.special_tokens import SpecialTokens, read_special_tokens
 from vectormill.ragged import Ragged
-from worker.tokens.vocabulary import read_vocabulary
 
 # Texts tokenized at once. Enough for all threads of the library; a whole chunk of books would be hundreds of MB.
 GROUP_CHARS: Final = 1 << 16
@@ -26,6 +27,14 @@ GROUP_CHARS: Final = 1 << 16
 # only hold memory: six chunks of long texts took 115 MiB, most of which the heap kept. Who has little never waits.
 NUM_LARGE_GROUPS: Final = 2
 FEW_CHARS: Final = 1 << 12
+# Of a BERT that has a vocabulary alone, for it is older than tokenizer.json.
+SPECIAL: Final = {
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+    "pad_token": "[PAD]",
+}
 
 
 class Reference:
@@ -110,6 +119,42 @@ def _read(directory: Path) -> tuple[RustTokenizer, dict[str, Any], bool]:
         return RustTokenizer.from_file(str(path)), json.loads(path.read_text(encoding="utf-8")), True
     except Exception as error:  # the Rust library raises bare Exception
         raise ModelError(f"The tokenizer {path} cannot be read: {error}.") from error
+
+
+def read_vocabulary(directory: Path) -> RustTokenizer:
+    """Return the tokenizer that transformers makes of a BERT's `vocab.txt` and its configuration. Raises ModelError."""
+    path = directory / "vocab.txt"
+    # Not splitlines: pieces of multilingual vocabularies are characters at which that would end a line.
+    words = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    vocabulary = {word: number for number, word in enumerate(words)}
+    missing = [
+        token
+        for token in (SPECIAL["unk_token"], SPECIAL["cls_token"], SPECIAL["sep_token"])
+        if token not in vocabulary
+    ]
+    if missing:
+        raise ModelError(f"The vocabulary {path} has no {' or '.join(missing)}; it is not a BERT's.")
+    config_path = directory / "tokenizer_config.json"
+    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+    tokenizer = RustTokenizer(
+        WordPiece(vocabulary, unk_token=SPECIAL["unk_token"], max_input_chars_per_word=100)
+    )
+    tokenizer.add_special_tokens([token for token in SPECIAL.values() if token in vocabulary])
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"),
+        lowercase=bool(config.get("do_lower_case", True)),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    first, last = SPECIAL["cls_token"], SPECIAL["sep_token"]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=[(first, vocabulary[first]), (last, vocabulary[last])],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
 
 
 def _make_template(rust: RustTokenizer, special: SpecialTokens) -> TemplateProcessing:

@@ -1,4 +1,8 @@
-"""TokenizedTexts: what a model reads of many texts, as named arrays. Knows nothing of tokenizers."""
+"""TokenizedTexts: what a model reads of many texts, as named arrays; and texts that came as the ids of their tokens.
+
+Given ids are read as they are. Special tokens are put around them as around a text, unless they are there already.
+Knows no tokenizer but its bounds.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +11,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.jobs.item import ItemFailure
+from vectormill.domain.tasks.token_ids import LARGEST_ID, has_token_ids, read_token_ids
+from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.ragged import Ragged
 
 INPUT_IDS: Final = "input_ids"
 TOKEN_TYPE_IDS: Final = "token_type_ids"  # noqa: S105 - no password
+
+Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +68,53 @@ class TokenizedTexts:
         return TokenizedTexts(
             inputs, truncated, {places[index]: failure for index, failure in self.failures.items()}
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Surrounding:
+    """The tokens that the model reads around a text's own: special ones and the prompt before, special ones behind."""
+
+    prefix: Ids
+    prompt: Ids
+    suffix: Ids
+    num_known: int  # ids of the vocabulary, from 0
+
+    def put_around(self, ids: Ids) -> Ids:
+        num_prefix, num_suffix = len(self.prefix), len(self.suffix)
+        has_prefix = num_prefix and np.array_equal(ids[:num_prefix], self.prefix)
+        has_suffix = num_suffix and np.array_equal(ids[len(ids) - num_suffix :], self.suffix)
+        if has_prefix and has_suffix and len(ids) >= num_prefix + num_suffix:
+            ids = ids[num_prefix : len(ids) - num_suffix]
+        return np.concatenate([self.prefix, self.prompt, ids, self.suffix])
+
+    def read(self, text: bytes) -> "Ids | ItemFailure":
+        """Return what the model reads of a text that has token ids, or why it cannot."""
+        try:
+            ids = read_token_ids(text)
+        except ValueError:
+            return ItemFailure(ENCODING_FAILED, "the text is neither Unicode nor a list of token ids")
+        largest = min(self.num_known - 1, LARGEST_ID)
+        for place, number in enumerate(ids):
+            if not 0 <= number <= largest:
+                return ItemFailure(
+                    ENCODING_FAILED,
+                    f"token {place} has the id {number}, and the model's own go from 0 to {largest}; ids of another "
+                    "vocabulary, such as tiktoken's, mean other words here: send the text itself",
+                )
+        return self.put_around(np.array(ids, dtype=np.int32))
+
+
+def find_given(texts: Sequence[bytes], failures: Mapping[int, ItemFailure]) -> list[int]:
+    """Return the places of texts with token ids. They are among `failures`, because they are no Unicode."""
+    return [place for place in failures if has_token_ids(texts[place])]
+
+
+def lay_together(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts:
+    """Return one list from two of equal length, in which each place has tokens or a failure in one at most."""
+    num_texts = len(texts)
+    inputs = {}
+    for name, rows in texts.inputs.items():
+        others = given.inputs[name]
+        places = np.arange(num_texts) + np.where(others.lengths > 0, num_texts, 0)
+        inputs[name] = Ragged.join([rows, others]).take(places)
+    return TokenizedTexts(inputs, texts.truncated | given.truncated, {**texts.failures, **given.failures})

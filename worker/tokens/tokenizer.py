@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
-from worker.tokens.given_ids import Surrounding
 from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
 from worker.tokens.reference import Reference
 from worker.tokens.splitting import find_cuts, find_splitting
-from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, Surrounding, TokenizedTexts
 from worker.tokens.word_cache import WordCache, WordTally
 
 logger = logging.getLogger(__name__)

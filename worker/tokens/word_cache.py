@@ -8,9 +8,9 @@ mostly words never seen, go to the library whole.
 """
 
 import threading
-from collections.abc import Sequence
-from itertools import chain
-from typing import Final
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from vectormill.ragged import Ragged
 from worker.tokens.reference import Reference, group_texts
 from worker.tokens.splitting import Splitting
-from worker.tokens.word_table import UNKNOWN, WordTable
 
 # About 20 MiB. All are forgotten when there are more: to learn them again costs the library half a second.
 MAX_WORDS: Final = 1 << 17
@@ -31,6 +30,8 @@ FEW_CHARS: Final = 512
 LARGEST_NEW_SHARE: Final = 1 / 2
 # Rows of every table that are no word's: what comes before a text, and what comes behind it.
 PREFIX, SUFFIX = 0, 1
+UNKNOWN: Final = -1
+FIRST_CAPACITY: Final = 1 << 12
 
 
 class WordTally:
@@ -47,6 +48,57 @@ class WordTally:
         with self._lock:
             self.num_words += num_words
             self.num_known += num_known
+
+
+class WordTable:
+    """Words and their token ids, looked up for many words at once.
+
+    It only ever grows, so a number stays its word's. Readers take no lock: a word's number is told after its ids lie.
+    The first numbers are those of `rows`, which are no word's.
+    """
+
+    def __init__(self, rows: Ragged) -> None:
+        self._numbers: dict[str, int] = {}
+        self._values: NDArray[np.int32] = np.zeros(FIRST_CAPACITY, dtype=np.int32)
+        self._offsets: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
+        self._num_rows = 0
+        self.num_chars = 0  # of all words together
+        self._lock = threading.Lock()
+        self._append(rows)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def find(self, words: Sequence[str]) -> NDArray[np.int64]:
+        """Return the number of each word [words], UNKNOWN for new ones. Takes no Python step for each word."""
+        found = map(self._numbers.get, words, repeat(UNKNOWN))
+        return np.fromiter(found, dtype=np.int64, count=len(words))
+
+    def add(self, words: Iterable[str], ids: Ragged) -> None:
+        """Add words; row i of `ids` belongs to word i. Known words are skipped."""
+        with self._lock:
+            new = [(word, row) for row, word in enumerate(words) if word not in self._numbers]
+            rows = ids.take(np.array([row for _, row in new], dtype=np.int64))
+            first = self._append(rows)
+            self.num_chars += sum(len(word) for word, _ in new)
+            self._numbers.update(zip((word for word, _ in new), range(first, self._num_rows), strict=True))
+
+    def take(self, numbers: NDArray[np.int64]) -> Ragged:
+        """Return the ids of these words, one row a word."""
+        # The offsets first: values that they point to are in whatever array lies there afterwards.
+        offsets = self._offsets
+        return Ragged(self._values, offsets).take(numbers)
+
+    def _append(self, rows: Ragged) -> int:
+        """Append rows and return the number of the first."""
+        start, end = self._num_rows, self._num_rows + len(rows)
+        num_values = int(self._offsets[start])
+        self._offsets = _grown(self._offsets, end + 1)
+        self._values = _grown(self._values, num_values + len(rows.values))
+        self._values[num_values : num_values + len(rows.values)] = rows.values
+        self._offsets[start : end + 1] = num_values + rows.offsets
+        self._num_rows = end
+        return start
 
 
 class WordCache:
@@ -132,3 +184,12 @@ def _compose(table: WordTable, numbers: NDArray[np.int64], counts: NDArray[np.in
     rows[starts], rows[ends] = PREFIX, SUFFIX
     tokens = table.take(rows)
     return Ragged(tokens.values, np.concatenate(([0], tokens.offsets[ends + 1])))
+
+
+def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return the array, or a copy of twice the size or more. Never resized, since a reader may look at it."""
+    if size <= len(array):
+        return array
+    grown = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown

@@ -24,8 +24,7 @@ from vectormill.workers.workers import list_workers
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import ChunkLedger
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import ChunkLedger, Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.identity import WorkerIdentity
 

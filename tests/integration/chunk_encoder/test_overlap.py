@@ -23,7 +23,7 @@ from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import Timesheet
 from worker.engine.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity
 from worker.tasks.embed import Embed

@@ -35,7 +35,7 @@ from worker.chunk.calibrator import MARGIN_SHARE, Calibrator, read_sample
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
@@ -210,7 +210,7 @@ class CountingEngine:
 def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:
     spec = replace(SPEC, vector_type="int8")
     first, second = CountingEngine(), CountingEngine(scale=2)
-    calibrator, other = Calibrator(engine, cast(Any, first)), Calibrator(engine, cast(Any, second))
+    calibrator, other = Calibrator(engine, first.encode), Calibrator(engine, second.encode)
     never = threading.Event()
     threads = [threading.Thread(target=calibrator.prepare, args=(spec, never)) for _ in range(4)]
     for thread in threads:
@@ -258,7 +258,7 @@ def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(eng
 @pytest.mark.parametrize("vector_type", [None, "float32", "float16", "binary"])
 def test_types_without_codes_need_no_calibration(engine: Engine, vector_type: str | None) -> None:
     engine_of_model = CountingEngine()
-    Calibrator(engine, cast(Any, engine_of_model)).prepare(
+    Calibrator(engine, engine_of_model.encode).prepare(
         replace(SPEC, vector_type=vector_type), threading.Event()
     )
     assert engine_of_model.num_requests == 0

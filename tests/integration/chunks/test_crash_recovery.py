@@ -12,7 +12,7 @@ from tests.waiting import wait_for
 from vectormill.jobs.chunks.chunk import Claim
 from vectormill.jobs.chunks.crash_recovery import mark_alone
 from vectormill.jobs.jobs import find_job
-from worker.ended_worker import EndedWorker, release_chunks_of
+from worker.identity import EndedWorker, release_chunks_of
 
 DEAD, LIVE = uuid4(), uuid4()
 

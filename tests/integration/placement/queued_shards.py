@@ -15,7 +15,7 @@ from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderOrder, EncoderReport, ForwardPass
 from worker.parallel.shard_encoder import ShardEncoder
 from worker.placement.placement import Rank
-from worker.runner import runner_process, stream
+from worker.runner import runner_process
 
 FACTORY: Final = "tests.integration.placement.queued_shards:load_queued_shard"
 # Nothing is computed while it exists.
@@ -76,7 +76,7 @@ class QueuedPass:
         return self._inner.results()
 
 
-class PatientStream(stream.Stream):
+class PatientStream(runner_process.Stream):
     """While nothing is computed it waits for a second batch, and does not depend on how soon that one comes."""
 
     directory: Path
@@ -90,5 +90,5 @@ def load_queued_shard(order: EncoderOrder) -> QueuedShard:
     PatientStream.directory = order.cache_dir
     vars(runner_process)["Stream"] = PatientStream
     # However slow the machine is: behind a batch that took longer none is queued.
-    stream.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[attr-defined]
+    runner_process.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[attr-defined]
     return QueuedShard(order, order.rank)

@@ -16,7 +16,7 @@ from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport
-from worker.runner import stream
+from worker.runner import runner_process
 from worker.runner.messages import (
     LONGEST_QUEUED_SECONDS,
     Encode,
@@ -76,7 +76,7 @@ def load_queued_encoder(order: EncoderOrder) -> FakeEncoder:
 
 def load_patient_encoder(order: EncoderOrder) -> FakeEncoder:
     """A batch is queued behind another however long that one takes: on a slow machine each is a long one."""
-    stream.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[attr-defined]
+    runner_process.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[attr-defined]
     return FakeEncoder(order, is_queued=True)
 
 

@@ -76,7 +76,7 @@ def vectors(model: "SentenceTransformer") -> np.ndarray:
 
 
 def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, encoding: RealEngine) -> None:
-    Calibrator(engine, encoding).prepare(spec, threading.Event())
+    Calibrator(engine, encoding.encode).prepare(spec, threading.Event())
     kind = choose_vector_type(spec, in_collection=True)
     items = [Item(str(number), str(number).encode()) for number in range(len(vectors))]
     with engine.begin() as connection:

@@ -21,7 +21,7 @@ from vectormill.tracing import begin_tracing, current_traceparent, end_tracing, 
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.waiting import wait_for
-from worker.chunk.quarantine import Quarantine
+from worker.chunk.leases import Quarantine
 from worker.engine.request import EncodingCancelled
 
 NEVER = threading.Event()

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import Timesheet
 
 JOB, OTHER = UUID(int=1), UUID(int=2)
 

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,12 +47,13 @@ def make_batch(*rows: list[int]) -> Batch:
     return Batch.from_ids([np.array(row, np.int32) for row in rows])
 
 
-def answer(process: Channel, message: Encode) -> None:
+def answer(process: Channel, received: tuple[Encode, int | None]) -> None:
     """Rows of other lengths than the inputs', made of them."""
+    message, block = received
     rows = [
         np.repeat(row, 2) for row in np.split(message.batch.input_ids, message.batch.lengths.cumsum()[:-1])
     ]
-    process.send(Encoded(message.number, Ragged.from_rows(rows, np.float64), 0.1), message.block)
+    process.send(Encoded(message.number, Ragged.from_rows(rows, np.float64), 0.1), block)
 
 
 def test_arrays_of_any_type_cross_with_the_offsets_of_their_rows(ends: Ends) -> None:
@@ -66,13 +66,14 @@ def test_arrays_of_any_type_cross_with_the_offsets_of_their_rows(ends: Ends) -> 
     )
     runner.send(Encode(1, batch, is_urgent=True))
     message, block = process.receive()
-    assert (message.number, message.is_urgent, message.block) == (1, True, block)
+    assert (message.number, message.is_urgent) == (1, True)
+    assert block is not None
     for name, rows in batch.inputs.items():
         found = message.batch.inputs[name]
         assert found.values.dtype == rows.values.dtype
         assert [found.row(i).tolist() for i in range(2)] == [rows.row(i).tolist() for i in range(2)]
     records = [np.frombuffer(text, np.uint8) for text in (b"[1]", b"", b'{"a": 2}')]
-    process.send(Encoded(1, Ragged.from_rows(records, np.uint8), 0.1), message.block)
+    process.send(Encoded(1, Ragged.from_rows(records, np.uint8), 0.1), block)
     (encoded,) = runner.receive()
     assert [encoded.results.row(i).tobytes() for i in range(3)] == [b"[1]", b"", b'{"a": 2}']
 
@@ -102,8 +103,8 @@ def test_results_may_be_made_of_the_inputs_memory(ends: Ends) -> None:
     """As an encoder does that hands on what it was given."""
     runner, process = ends
     runner.send(Encode(1, make_batch([1, 2, 3], [4, 5]), is_urgent=False))
-    message, _ = process.receive()
-    process.send(Encoded(1, message.batch.inputs["input_ids"].take(np.array([1, 0])), 0.1), message.block)
+    message, block = process.receive()
+    process.send(Encoded(1, message.batch.inputs["input_ids"].take(np.array([1, 0])), 0.1), block)
     (encoded,) = runner.receive()
     assert encoded.results.covered.tolist() == [4, 5, 1, 2, 3]
 
@@ -117,7 +118,7 @@ def test_what_is_larger_than_a_block_goes_through_the_pipe(
     message, block = process.receive()
     assert block is None
     assert message.batch.input_ids.tolist() == list(range(40))
-    answer(process, message)
+    answer(process, (message, block))
     (encoded,) = runner.receive()
     assert encoded.results.covered.tolist() == np.repeat(np.arange(40), 2).tolist()
     assert len(runner._free_blocks) == NUM_BLOCKS
@@ -126,7 +127,7 @@ def test_what_is_larger_than_a_block_goes_through_the_pipe(
 def test_a_block_is_free_when_its_results_were_dropped_and_not_before(ends: Ends) -> None:
     runner, process = ends
     runner.send(Encode(1, make_batch([1, 2]), is_urgent=False))
-    answer(process, process.receive()[0])
+    answer(process, process.receive())
     gc.disable()  # nobody waits for the collector
     try:
         (encoded,) = runner.receive()
@@ -145,7 +146,7 @@ def test_more_batches_than_there_are_blocks_are_answered_too(ends: Ends) -> None
         runner.send(Encode(number, make_batch([number]), is_urgent=False))
     held = []
     for number in range(NUM_BLOCKS + 2):
-        answer(process, process.receive()[0])
+        answer(process, process.receive())
         held += runner.receive()
         assert held[-1].number == number
     assert [encoded.results.covered.tolist() for encoded in held] == [[n, n] for n in range(NUM_BLOCKS + 2)]
@@ -158,14 +159,14 @@ def test_no_batch_is_given_anothers_results_in_whatever_order_they_are_answered_
 ) -> None:
     """As two streams answer them, urgent ones first, and results wait for a canary's verdict."""
     runner, process = make_ends()
-    with_process: list[Encode] = []
+    with_process: list[tuple[Encode, int | None]] = []
     held: dict[int, Any] = {}
     sent: dict[int, list[int]] = {}
     with runner.connection, process.connection:
         for number in range(data.draw(st.integers(1, 40))):
             sent[number] = [number * 1000 + i for i in range(data.draw(st.integers(1, 30)))]
             runner.send(Encode(number, make_batch(sent[number]), is_urgent=False))
-            with_process.append(replace(process.receive()[0]))
+            with_process.append(process.receive())
             while with_process and data.draw(st.sampled_from([True, False])):
                 answer(process, with_process.pop(data.draw(st.integers(0, len(with_process) - 1))))
                 (encoded,) = runner.receive()
@@ -182,9 +183,10 @@ def test_no_batch_is_given_anothers_results_in_whatever_order_they_are_answered_
 def write_and_die(connection: "Connection[Any, Any]", memory: int) -> None:
     """Answers one batch, writes the results of another, and ends before it says so."""
     channel = Channel(connection, memory, is_worker=False)
-    answer(channel, channel.receive()[0])
-    message, _ = channel.receive()
-    channel._lay_out(Encoded(message.number, message.batch.inputs["input_ids"], 0.1), message.block)
+    answer(channel, channel.receive())
+    message, block = channel.receive()
+    assert block is not None
+    channel._lay_out(Encoded(message.number, message.batch.inputs["input_ids"], 0.1), block)
     os._exit(1)
 
 
@@ -198,7 +200,7 @@ def test_results_that_a_process_wrote_and_did_not_say_are_lost_with_it_alone() -
     os.close(memory)
     with channel.connection:
         for number, row in ((1, [1, 2]), (2, [3])):
-            channel.send(Encode(number, make_batch(row), is_urgent=False, block=number), number)
+            channel.send(Encode(number, make_batch(row), is_urgent=False), number)
         process.join(80)
         assert process.exitcode == 1
         assert channel.receive()[0].results.covered.tolist() == [1, 1, 2, 2]

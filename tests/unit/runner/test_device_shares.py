@@ -11,7 +11,7 @@ from worker.batching.batch import Batch
 from worker.encoder.encoder import Encoder, EncoderReport, ForwardPass
 from worker.runner.memory import MemoryGauge
 from worker.runner.messages import Encode, Encoded, EncodeFailed
-from worker.runner.stream import BatchRun, DeviceShares
+from worker.runner.runner_process import BatchRun, DeviceShares
 
 BATCH = Batch.from_ids([np.array([1, 2], dtype=np.int32)])
 

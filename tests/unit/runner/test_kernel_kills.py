@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.runner.kernel_kills import count_kernel_kills
+from worker.runner.memory import count_kernel_kills
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderReport
 from worker.runner.memory import PAUSE_SECONDS, MemoryGauge, count_hole_bytes
 from worker.runner.messages import Encode, EncodeFailed
-from worker.runner.stream import BatchRun
+from worker.runner.runner_process import BatchRun
 
 DEVICE = split_processor(detect_inventory(), 1)[0]
 BATCH = Batch.from_ids([np.arange(5, dtype=np.int32)])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from worker.tokens.vocabulary import read_vocabulary
+from worker.tokens.reference import read_vocabulary
 
 # A line ends with "\\n" alone: these are pieces of multilingual vocabularies, and Python would end a line at each.
 STRANGE = ["\u2028", "\x85", "\x0b", "\x1c"]

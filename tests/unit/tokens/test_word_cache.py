@@ -12,8 +12,7 @@ from vectormill.ragged import Ragged
 from worker.tokens import word_cache
 from worker.tokens.reference import Reference
 from worker.tokens.splitting import CONTROL_SPACE, Splitting
-from worker.tokens.word_cache import WordCache, WordTally
-from worker.tokens.word_table import UNKNOWN, WordTable
+from worker.tokens.word_cache import UNKNOWN, WordCache, WordTable, WordTally
 
 MODEL = find_packaged_model()
 assert MODEL is not None

@@ -2,7 +2,7 @@
 
 from vectormill.workers.samples import MOST_SAMPLES, Sample, read_samples
 from worker.devices.detect import DeviceUse
-from worker.recent import GAP_SECONDS, Recent
+from worker.report import GAP_SECONDS, Recent
 
 GIB = 1 << 30
 

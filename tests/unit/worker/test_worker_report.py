@@ -6,8 +6,7 @@ from uuid import UUID
 import pytest
 
 from vectormill.workers.samples import Sample, read_samples
-from worker.chunk.ledger import WATCHED, ChunkLedger
-from worker.chunk.timesheet import Timesheet
+from worker.chunk.ledger import WATCHED, ChunkLedger, Timesheet
 from worker.devices.detect import DeviceUse
 from worker.report import WorkerReport
 

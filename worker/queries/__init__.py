@@ -1,1 +1,0 @@
-"""Queries: texts that somebody waits for, and no row in Postgres."""
