@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from tests.models import DEVICE, TEXTS, TOKENIZER_FILES, packaged_model
 from tests.processors import without_bf16
+from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from worker.batching.batch import Batch
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.model.masks import CAUSAL
 from worker.model.network import list_token_inputs
 from worker.tokens.tokenized import TOKEN_TYPE_IDS
 from worker.tokens.tokenizer import Tokenizer
 
 STRUCTBERT = Path(__file__).parent / "data" / "structbert"
-# model_type of HEAD_POOLING -> how transformers calls the classes.
+# model_type of a family with a head -> how transformers calls the classes.
 CLASSIFIERS = {
     "albert": "Albert",
     "bert": "Bert",
@@ -53,7 +53,7 @@ def write_classifier(directory: Path, model_type: str, *, num_labels: int = 3, *
     name = CLASSIFIERS[model_type]
     sizes = {"vocab_size": 30522, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 64, "max_position_embeddings": 80, "pad_token_id": 0, "type_vocab_size": 2}
-    if model_type in CAUSAL:
+    if find_family(model_type).is_causal:
         more = {"num_key_value_heads": 2, "head_dim": 8} | more
     config = getattr(transformers, f"{name}Config")(**{**sizes, "num_labels": num_labels, **more})
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from worker.devices.device import CUDA, Device, Inventory, parse_devices
 from worker.encoder.choice import (
@@ -15,7 +16,6 @@ from worker.encoder.choice import (
 )
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
-from worker.parallel.layouts import LAYOUTS
 from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import Placement
 from worker.placement.planner import PlanSettings
@@ -48,12 +48,12 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
     devices = parse_devices(settings.devices, inventory)
     choose = choose_extraction_precision if card.is_extractor else choose_precision
     precision = choose(settings.precision, devices[0]).value
+    layout = find_family(shape.model_type).layout
     obstacle = (
         ""
-        if shape.model_type in LAYOUTS
+        if layout is not None
         else f"models of the architecture {shape.model_type!r} cannot be shared between devices"
     )
-    layout = LAYOUTS.get(shape.model_type)
     return Tenant(
         card.name,
         shape,

@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 def converts_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own would import torch anew for each of some forty tiny models, 6 seconds each."""
     monkeypatch.setattr(
-        worker.openvino.conversion, "convert_in_child", worker.openvino.conversion.convert_network
+        worker.openvino.conversion, "convert_in_child", worker.openvino.conversion.convert_here
     )
 
 

@@ -22,11 +22,10 @@ from tests.classifiers import (
 )
 from tests.models import read_card
 from vectormill.domain.errors import ModelError
-from vectormill.models.classifiers import HEAD_POOLING
+from vectormill.models.families import FAMILIES, find_layout
 from worker.model.classifiers import HEADS, load_head
 from worker.model.network import load_transformer
 from worker.parallel.filling import build_skeleton, fill
-from worker.parallel.layouts import LAYOUTS, find_layout
 from worker.placement.model_shape import read_model_shape
 from worker.tokens.tokenizer import Tokenizer
 
@@ -39,7 +38,11 @@ STRUCTBERT_PAIRS = [(case["text_a"], case["text_b"]) for case in CASES]
 
 
 def test_every_head_is_known_on_both_sides_and_tried_here() -> None:
-    assert HEADS.keys() == HEAD_POOLING.keys() == CLASSIFIERS.keys()
+    assert (
+        HEADS.keys()
+        == {name for name, family in FAMILIES.items() if family.head_pooling}
+        == CLASSIFIERS.keys()
+    )
 
 
 @pytest.mark.parametrize("model_type", CLASSIFIERS)
@@ -146,7 +149,9 @@ def test_structbert_is_read_from_the_pickle_that_it_is_published_as(tmp_path: Pa
     assert np.abs(logits - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize("model_type", [*sorted(CLASSIFIERS.keys() & LAYOUTS.keys()), "structbert"])
+@pytest.mark.parametrize(
+    "model_type", [*(name for name in sorted(CLASSIFIERS) if FAMILIES[name].layout), "structbert"]
+)
 def test_ranks_fill_a_classifier_with_what_one_device_reads(model_type: str, tmp_path: Path) -> None:
     directory = STRUCTBERT / "model"
     if model_type != "structbert":

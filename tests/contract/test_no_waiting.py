@@ -14,10 +14,11 @@ from transformers import AttentionInterface
 from tests.contract.packed_models import MODELS, PADDED_MODELS, TOKENIZER, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
 from tests.rexuninlu import GOLDEN, extract_of, find_case, load
+from vectormill.models.families import FAMILIES
 from vectormill.models.model_card import ModelCard, read_model_card
 from worker.batching.batch import TYPE_SEGMENTS, Batch
 from worker.devices.device import CPU, CUDA, Device
-from worker.encoder.choice import PACKABLE, UNPACKABLE, WAITLESS, read_attention_shape
+from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
 from worker.model import cuda_pass
@@ -152,8 +153,9 @@ def test_the_host_asks_twice_for_an_extraction_s_cells_how_many_and_which(
 
 
 def test_what_may_be_queued_is_what_was_found_not_to_wait() -> None:
-    assert {name.partition(",")[0] for name in ALL_MODELS} == WAITLESS
-    assert set(PACKABLE) <= WAITLESS <= set(PACKABLE) | set(UNPACKABLE)
+    waitless = {name for name, family in FAMILIES.items() if family.never_waits}
+    assert {name.partition(",")[0] for name in ALL_MODELS} == waitless
+    assert waitless >= {name for name, family in FAMILIES.items() if family.positions}
 
 
 def test_a_wait_inside_a_pass_is_found() -> None:

@@ -13,8 +13,9 @@ from transformers import AttentionInterface
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import FAMILIES
 from worker.batching.batch import Batch
-from worker.encoder.choice import PACKABLE, read_attention_shape
+from worker.encoder.choice import read_attention_shape
 from worker.model import packed as packed_network
 from worker.model.packed import (
     EXACT,
@@ -81,7 +82,7 @@ def test_every_token_is_what_plain_transformers_makes_of_its_text_alone(name: st
 
 def test_every_architecture_of_the_table_is_compared() -> None:
     compared = {make_transformer(name).config.model_type for name in MODELS}
-    assert compared == set(PACKABLE)
+    assert compared == {name for name, family in FAMILIES.items() if family.positions}
 
 
 @pytest.mark.parametrize("name", MODELS)

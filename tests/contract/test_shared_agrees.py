@@ -31,12 +31,12 @@ from tests.contract.rank_program import (
 from tests.contract.ranks import run_ranks
 from tests.rexuninlu import GOLDEN, describe, list_sequences, read_records, summarize
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import find_layout
 from vectormill.models.model_card import read_model_card
 from vectormill.ragged import Ragged
 from worker.devices.device import CPU, Device, device_environment
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.parallel.layouts import find_layout
 from worker.parallel.shard import apply_tensor_parallel
 from worker.parallel.shard_encoder import load_shard
 from worker.placement.placement import Rank

@@ -12,28 +12,11 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.tasks.task import RAW, SIGMOID, SOFTMAX
+from vectormill.models.families import FAMILIES, find_family
 
 SUFFIX: Final = "ForSequenceClassification"
 STRUCTBERT: Final = "SbertForSequenceClassification"
 
-# model_type of a transformers configuration -> which token's state the head reads, by a name of POOLING_NAMES.
-HEAD_POOLING: Final[Mapping[str, str]] = {
-    "albert": "cls",
-    "bert": "cls",
-    "camembert": "cls",
-    "deberta": "cls",
-    "deberta-v2": "cls",
-    "distilbert": "cls",
-    "electra": "cls",
-    "modernbert": "cls",  # unless its configuration says mean
-    "roberta": "cls",
-    "xlm-roberta": "cls",
-    # Read from left to right, so that the last token has seen all.
-    "llama": "last_token",
-    "mistral": "last_token",
-    "qwen2": "last_token",
-    "qwen3": "last_token",
-}
 # By sentence-transformers, of versions 4 and of those before, in the configuration of a CrossEncoder.
 _ACTIVATION_NAMES: Final = {"Sigmoid": SIGMOID, "Identity": RAW, "Softmax": SOFTMAX}
 
@@ -56,12 +39,13 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
     if not architecture.endswith(SUFFIX):
         return None
     model_type = str(config.get("model_type"))
-    if model_type not in HEAD_POOLING:
+    pooling = find_family(model_type).head_pooling
+    if not pooling:
+        known = ", ".join(family.model_type for family in FAMILIES.values() if family.head_pooling)
         raise ModelError(
-            f"The model {name!r} is a {architecture}; pairs are judged by heads of {', '.join(HEAD_POOLING)}, and "
+            f"The model {name!r} is a {architecture}; pairs are judged by heads of {known}, and "
             f"{model_type!r} is none of them."
         )
-    pooling = HEAD_POOLING[model_type]
     if model_type == "modernbert":
         pooling = str(config.get("classifier_pooling", pooling))
     labels = _read_labels(name, config)

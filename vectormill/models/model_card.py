@@ -23,6 +23,7 @@ from vectormill.models.embedders import (
     refuse_plain,
     tell_prompts,
 )
+from vectormill.models.families import find_family
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
 from vectormill.models.weights import (
     count_parameters,
@@ -51,10 +52,6 @@ POOLING_NAMES: Final = {
 TRANSFORMER_CONFIGS: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-# Models whose position embeddings start behind the padding id, so that two of them are never used.
-OFFSET_POSITIONS: Final = frozenset(
-    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text"}
 )
 # RexUniNLU: the model whose configuration it has, and its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
@@ -343,7 +340,7 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
     """Return the model's positions, or less when its tokenizer says so."""
     positions = config.get("max_position_embeddings") or -1
     limit = positions if positions > 0 else LARGEST_MAX_TOKENS
-    if config.get("model_type") in OFFSET_POSITIONS:
+    if find_family(str(config.get("model_type"))).has_offset:
         limit -= int(config.get("pad_token_id") or 0) + 1
     tokenizer_config = directory / "tokenizer_config.json"
     if tokenizer_config.is_file():

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import find_family
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import AUTO, Choice
 
@@ -65,54 +66,6 @@ def choose_extraction_precision(wanted: str, device: Device) -> Choice:
 
 PACKED: Final = "packed"
 PADDED: Final = "padded"
-
-FROM_ZERO: Final = "from zero"
-# RoBERTa counts from its padding token's id + 1, and gives a padding token that a text itself contains no number.
-BEHIND_PADDING: Final = "behind the padding id"
-
-# model_type of a transformers configuration -> how position_ids run within a sequence.
-PACKABLE: Final[dict[str, str]] = {
-    # Learned positions, every token sees every other.
-    "albert": FROM_ZERO,
-    "bert": FROM_ZERO,
-    "distilbert": FROM_ZERO,
-    "electra": FROM_ZERO,
-    "camembert": BEHIND_PADDING,
-    "roberta": BEHIND_PADDING,
-    "xlm-roberta": BEHIND_PADDING,
-    # Rotary positions, every token sees every other; ModernBERT in local windows on most layers.
-    "eurobert": FROM_ZERO,
-    "gte": FROM_ZERO,
-    "jina_embeddings_v3": FROM_ZERO,
-    "modernbert": FROM_ZERO,
-    "nomic_bert": FROM_ZERO,
-    # Rotary positions, grouped key heads, windows where the configuration has them; causal unless it says
-    # `is_causal: false`.
-    "llama": FROM_ZERO,
-    "mistral": FROM_ZERO,
-    "qwen2": FROM_ZERO,
-    "qwen3": FROM_ZERO,
-}
-
-_RELATIVE: Final = "it adds a relative position bias to the scores, which the packed kernel cannot"
-_SPARSE: Final = "its sparse attention is not the kernel's"
-UNPACKABLE: Final[dict[str, str]] = {
-    "deberta": "its disentangled attention adds scores of positions, which the packed kernel cannot",
-    "deberta-v2": "its disentangled attention adds scores of positions, which the packed kernel cannot",
-    "mpnet": _RELATIVE,
-    "t5": _RELATIVE,
-    "mt5": _RELATIVE,
-    "umt5": _RELATIVE,
-    "xlnet": _RELATIVE,
-    "big_bird": _SPARSE,
-    "longformer": _SPARSE,
-}
-
-# Those in which no forward pass asks the device anything, packed or padded, so that the next may be queued behind it
-# (tests/contract/test_no_waiting.py). The first DeBERTa does, for the scale of its scores in every layer, and the
-# second copies a number from the host for its relative positions.
-WAITLESS: Final = frozenset(PACKABLE) | {"mpnet"}
-
 LARGEST_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
 SMALLEST_CAPABILITY: Final = 80  # Ampere; the kernel is FlashAttention
@@ -129,7 +82,7 @@ class AttentionShape:
 
     @property
     def positions(self) -> str:
-        return PACKABLE[self.model_type]
+        return find_family(self.model_type).positions
 
 
 def read_attention_shape(config: Any) -> AttentionShape:
@@ -160,9 +113,10 @@ def choose_attention(wanted: str, shape: AttentionShape, device: Device, precisi
 
 def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
     """Return why a model cannot be packed there, as the rest of a sentence behind "because"; empty when it can."""
-    if shape.model_type in UNPACKABLE:
-        return UNPACKABLE[shape.model_type]
-    if shape.model_type not in PACKABLE:
+    family = find_family(shape.model_type)
+    if family.packing_obstacle:
+        return family.packing_obstacle
+    if not family.positions:
         return f"the architecture {shape.model_type!r} is not one that was compared with padding"
     if device.kind == CPU:
         return ""  # computed one sequence at a time, in any precision and head size

@@ -148,7 +148,7 @@ def _alone(model: Any) -> nn.Module:
     return nn.Sequential(model.score)
 
 
-# The architectures of vectormill.models.classifiers.HEAD_POOLING, which says which state each reads.
+# One for each family with `head_pooling` (vectormill/models/families.py), which says which state it reads.
 HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
     "albert": _with_albert_pooler,
     "bert": _with_bert_pooler,

@@ -12,15 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vectormill.models.families import find_family
 from worker.encoder.padding import PaddedBatch
 from worker.model.runtime import transformers
 
 masking = transformers.masking_utils
-
-# A token of these sees none behind it, where padding is, unless the configuration says `is_causal: false`.
-CAUSAL: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-# Without a mask these look for padding, or for the bounds of packed sequences, on the device.
-ALWAYS_MASKED: Final = CAUSAL | {"deberta", "deberta-v2"}
 
 _PADDED_BEHIND: Final = "_vectormill_is_padded_behind"
 _SKIP_NOTHING: Final = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -28,7 +24,7 @@ _SKIP_NOTHING: Final = {"allow_is_causal_skip": False, "allow_is_bidirectional_s
 
 def find_attention_mask(padded: PaddedBatch, config: Any) -> NDArray[np.int64] | None:
     """Return the mask [n, length]; None for a batch without padding, if the architecture accepts that."""
-    if config.model_type in ALWAYS_MASKED or not padded.attention_mask.all():
+    if find_family(config.model_type).needs_mask or not padded.attention_mask.all():
         return padded.attention_mask
     return None
 
@@ -74,7 +70,7 @@ def make_eager_mask(*, attention_mask: Tensor | None = None, **options: Any) -> 
 def _sees_nothing_behind(config: Any) -> bool:
     """Return True if no token that counts looks at padding."""
     is_told = bool(getattr(config, _PADDED_BEHIND, False))
-    return is_told and config.model_type in CAUSAL and getattr(config, "is_causal", True)
+    return is_told and find_family(config.model_type).is_causal and getattr(config, "is_causal", True)
 
 
 def _is_recorded(mask: Tensor | None) -> bool:

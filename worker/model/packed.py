@@ -12,7 +12,7 @@ Packing is compared with padding before it is used: a kernel is only as good as 
 position does not fail, it gives wrong vectors.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -25,8 +25,9 @@ from torch.nn.attention import current_flash_attention_impl
 from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import BEHIND_PADDING
 from worker.batching.batch import TOKEN_INPUTS, Batch
-from worker.encoder.choice import BEHIND_PADDING, AttentionShape
+from worker.encoder.choice import AttentionShape
 from worker.encoder.padding import pad_batch
 from worker.model.cuda_pass import is_device_lost
 from worker.model.network import EncoderNetwork
@@ -357,8 +358,9 @@ def pack_network(
         with torch.inference_mode():
             expected = [_padded_states(network, probe, device) for probe in probes]
             packed = PackedNetwork(network, kernel)
-            for probe, states in zip(probes, expected, strict=True):
-                _compare(states, packed_states(packed, pack_batch(probe, shape), device))
+            found = [packed_states(packed, pack_batch(probe, shape), device) for probe in probes]
+        if deviation := find_deviation(expected, found):
+            raise PackingFailed(f"packed attention deviates from padding: {deviation}")
     except Exception as error:
         if device.type == "cuda" and is_device_lost():
             raise ModelError(
@@ -378,11 +380,22 @@ def first_line(error: Exception) -> str:
     return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
-def _compare(expected: Tensor, found: Tensor) -> None:
-    cosine = float(cosine_similarity(expected.float(), found.float(), dim=-1).min())
+def find_deviation(
+    expected: Sequence[Tensor], found: Sequence[Tensor], smallest_cosine: float | None = None
+) -> str:
+    """Compare the states [tokens, dim] of each probe. Return by how much they deviate; empty if they agree.
+
+    `smallest_cosine` is the least that a token's states may have; None stands for that of two kernels in this
+    arithmetic.
+    """
+    bound = smallest_cosine or SMALLEST_COSINES.get(expected[0].dtype, SMALLEST_COSINE_16_BIT)
+    cosines = [
+        cosine_similarity(one.float(), other.float(), dim=-1).min()
+        for one, other in zip(expected, found, strict=True)
+    ]
+    smallest = float(torch.stack(cosines).min())
     # Written so that NaN fails too.
-    if not cosine >= SMALLEST_COSINES.get(expected.dtype, SMALLEST_COSINE_16_BIT):
-        raise PackingFailed(f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}")
+    return "" if smallest >= bound else f"the smallest cosine is {smallest:.4f}"
 
 
 def make_probes(config: Any, max_tokens: int) -> list[Batch]:

@@ -12,12 +12,11 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
-from torch.nn.functional import cosine_similarity
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
 from worker.model.cuda_pass import is_device_lost
-from worker.model.packed import DIRECT, SMALLEST_COSINE_16_BIT, SMALLEST_COSINES, PackedNetwork, first_line
+from worker.model.packed import DIRECT, PackedNetwork, find_deviation, first_line
 from worker.model.weights import RoundedLinear
 
 
@@ -360,7 +359,8 @@ def _try_step(
     try:
         undo = step.turn_on(network, compute_probes)
         found = compute_probes()
-        flaw = find_deviation(expected, found, step.smallest_cosine)
+        deviation = find_deviation(expected, found, step.smallest_cosine)
+        flaw = f"with it the network deviates: {deviation}" if deviation else None
     except Exception as error:  # of a kernel, a compiler or a package, which raise anything
         if expected[0].is_cuda and is_device_lost():
             raise ModelError(
@@ -371,21 +371,3 @@ def _try_step(
     if flaw is not None and undo is not None:
         undo()
     return found, flaw
-
-
-def find_deviation(
-    expected: Sequence[Tensor], found: Sequence[Tensor], smallest_cosine: float | None
-) -> str | None:
-    """Return the rest of a sentence; None where every token's state is as without the switch."""
-    bound = smallest_cosine or SMALLEST_COSINES.get(expected[0].dtype, SMALLEST_COSINE_16_BIT)
-    cosines = torch.cat(
-        [
-            cosine_similarity(one.float(), other.float(), dim=-1)
-            for one, other in zip(expected, found, strict=True)
-        ]
-    )
-    smallest = float(cosines.min())
-    # Written so that NaN fails too.
-    if not smallest >= bound:
-        return f"with it the network deviates: the smallest cosine is {smallest:.4f}"
-    return None

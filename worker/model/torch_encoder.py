@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import find_family
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
@@ -22,7 +23,6 @@ from worker.encoder.choice import (
     FP32,
     PACKED,
     PADDED,
-    WAITLESS,
     choose_attention,
     find_arithmetic,
     read_attention_shape,
@@ -90,7 +90,7 @@ class TorchEncoder(Encoder):
             loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             notes=notes,
             is_packed=self._packed is not None,
-            is_queued=self._stream is not None and self._shape.model_type in WAITLESS,
+            is_queued=self._stream is not None and find_family(self._shape.model_type).never_waits,
             switches=tuple(switch.name for switch in switches if switch.is_on),
         )
 

@@ -23,13 +23,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import linear
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import Layout
 from vectormill.models.model_card import ModelCard
 from vectormill.models.weights import TensorHeader, find_weights, read_header
 from worker.encoder.encoder import OnRead
 from worker.model.classifiers import list_published_names, load_config, outline_head
 from worker.model.runtime import transformers
 from worker.model.weights import Rounded, RoundedEmbedding, RoundedLinear, find_compressible, open_weights
-from worker.parallel.layouts import Layout
 
 
 class WeightFiles:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vectormill.models.families import Layout
 from worker.batching.batch import Batch
-from worker.parallel.layouts import Layout
 from worker.placement.placement import Rank
 
 

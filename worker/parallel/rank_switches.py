@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import find_family
 from worker.batching.batch import Batch
-from worker.encoder.choice import PACKED, WAITLESS, choose_attention, read_attention_shape
+from worker.encoder.choice import PACKED, choose_attention, read_attention_shape
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.switches import (
     PACKED_RANKS,
@@ -31,7 +31,7 @@ from worker.encoder.switches import (
     choose_switches,
     is_package_installed,
 )
-from worker.model.packed import SMALLEST_COSINE_16_BIT, SMALLEST_COSINES, Kernel, make_attention
+from worker.model.packed import Kernel, find_deviation, first_line, make_attention
 from worker.model.runtime import transformers
 from worker.parallel.forms import Form
 from worker.parallel.rendezvous import ask_all
@@ -82,7 +82,7 @@ def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision
     if must_pack:
         chosen[PACKED_RANKS] = SwitchChoice(PACKED_RANKS, True, "packed attention is asked for", True)
     switches = RankSwitches(tuple(_of_ranks(chosen.values())), must_pack)
-    if QUEUED_RANKS in switches.names and shape.model_type not in WAITLESS:
+    if QUEUED_RANKS in switches.names and not find_family(shape.model_type).never_waits:
         reason = f"a forward pass of the architecture {shape.model_type!r} waits for the device"
         switches = switches.refuse(QUEUED_RANKS, reason)
     for name in (PACKED_RANKS, QUEUED_RANKS):
@@ -149,24 +149,14 @@ def find_flaw(
             torch.cuda.synchronize()  # an error of a kernel is only said by what asks the device next
     except Exception as error:
         raise ModelError(
-            f"Packed attention ended a forward pass of this rank ({_first_line(lasting.error or error)}), and the "
+            f"Packed attention ended a forward pass of this rank ({first_line(lasting.error or error)}), and the "
             "others wait for it; leave packed_ranks out of VECTORMILL_WORKER_SWITCHES, or ask for padded attention."
         ) from error
-    failed = "" if lasting.error is None else f"packed attention failed: {_first_line(lasting.error)}"
-    return ask_all(failed) or ask_all(find_deviation(expected, found) if has_last_states else "")
-
-
-def find_deviation(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
-    """Return what is wrong with these states [tokens, hidden size] of each probe, as of find_flaw."""
-    cosines = [
-        cosine_similarity(padded.float(), packed.float(), dim=-1).min()
-        for padded, packed in zip(expected, found, strict=True)
-    ]
-    cosine = float(torch.stack(cosines).min())
-    # Written so that NaN fails too.
-    if not cosine >= SMALLEST_COSINES.get(expected[0].dtype, SMALLEST_COSINE_16_BIT):
-        return f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}"
-    return ""
+    failed = "" if lasting.error is None else f"packed attention failed: {first_line(lasting.error)}"
+    deviation = find_deviation(expected, found) if has_last_states else ""
+    return ask_all(failed) or ask_all(
+        f"packed attention deviates from padding: {deviation}" if deviation else ""
+    )
 
 
 @contextmanager
@@ -186,7 +176,3 @@ def set_attention(transformer: nn.Module, kernel: str) -> None:
         config: Any = getattr(module, "config", None)
         if config is not None:
             config._attn_implementation = kernel
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

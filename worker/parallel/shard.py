@@ -21,13 +21,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import Layout
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import COMPRESSED, find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import fill, hold_rounded
-from worker.parallel.layouts import Layout
 from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
 from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
 from worker.placement.placement import Rank

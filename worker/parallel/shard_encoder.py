@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vectormill.models.families import find_layout
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
@@ -47,7 +48,6 @@ from worker.model.packed import (
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import build_skeleton
 from worker.parallel.forms import Form, PackedForm, PaddedForm, Part
-from worker.parallel.layouts import find_layout
 from worker.parallel.rank_switches import RankSwitches, choose_rank_switches, find_flaw, set_attention
 from worker.parallel.rendezvous import ask_all
 from worker.parallel.shard import LoadedShard

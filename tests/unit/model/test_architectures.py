@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import FAMILIES
 from worker.devices.device import CPU, CUDA, MPS, Device
 from worker.encoder.choice import (
-    PACKABLE,
-    UNPACKABLE,
     AttentionShape,
     choose_attention,
     read_attention_shape,
@@ -99,7 +98,7 @@ def test_a_wish_that_can_be_met_is_followed() -> None:
 
 
 def test_no_architecture_is_both_packable_and_not() -> None:
-    assert not PACKABLE.keys() & UNPACKABLE.keys()
+    assert not [family for family in FAMILIES.values() if family.positions and family.packing_obstacle]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from vectormill.models.families import find_layout
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.encoder.encoder import Loading
 from worker.loading import LoadingDisplay
 from worker.model.network import count_weight_bytes, load_transformer
 from worker.parallel.filling import build_skeleton, fill
-from worker.parallel.layouts import find_layout
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 

@@ -9,10 +9,11 @@ from typing import Final
 import torch
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import find_family
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
-from worker.encoder.choice import PACKED, UNPACKABLE, choose_extraction_precision
+from worker.encoder.choice import PACKED, choose_extraction_precision
 from worker.encoder.encoder import (
     AUTO,
     Choice,
@@ -81,7 +82,7 @@ def refuse_wishes(order: EncoderOrder) -> None:
         raise ModelError(f"Extraction runs with {BACKEND} alone, not with {order.backend}; use auto.")
     if order.attention == PACKED:
         raise ModelError(
-            f"Packed attention cannot be used, because {UNPACKABLE[MODEL_TYPE]}; use padded or auto."
+            f"Packed attention cannot be used, because {find_family(MODEL_TYPE).packing_obstacle}; use padded or auto."
         )
     for name in parse_switches(order.switches) or ():
         if SWITCHES[name].is_of_ranks == (order.rank is not None):

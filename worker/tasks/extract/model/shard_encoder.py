@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import Layout, find_layout
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
@@ -21,7 +22,6 @@ from worker.encoder.choice import choose_extraction_precision
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.cuda_pass import losing_device
 from worker.model.torch_encoder import DTYPES
-from worker.parallel.layouts import Layout, find_layout
 from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
 from worker.placement.strategies import TENSOR

@@ -8,8 +8,8 @@ import torch
 
 from tests.models import TinyModels, read_card
 from worker.model.network import EncoderNetwork
+from worker.openvino.converter import EmbeddedNetwork
 from worker.openvino.word_table import EmbeddingRows
-from worker.openvino.wordless_network import WordlessNetwork
 
 LENGTHS = torch.tensor([[13], [9], [4]])
 MASK = (torch.arange(13) < LENGTHS).long()
@@ -37,7 +37,7 @@ def load_network(models: TinyModels, architecture: str) -> EncoderNetwork:
 def test_it_answers_as_the_whole_network(architecture: str, models: TinyModels, tmp_path: Path) -> None:
     network = load_network(models, architecture)
     expected = network(INPUT_IDS, MASK, MASK)
-    wordless = WordlessNetwork(network)
+    wordless = EmbeddedNetwork(network)
     dim = wordless.write_table(tmp_path / "words.bin", "fp32")
     embeddings = torch.from_numpy(EmbeddingRows(tmp_path / "words.bin", dim).read(INPUT_IDS.numpy()))
     assert torch.equal(embeddings, wordless.embed(INPUT_IDS))
@@ -51,12 +51,12 @@ def test_no_parameter_of_it_is_the_table(models: TinyModels) -> None:
     network = load_network(models, "Bert")
     num_words = 30522
     assert num_words in {len(parameter) for parameter in network.parameters()}
-    assert num_words not in {len(parameter) for parameter in WordlessNetwork(network).parameters()}
+    assert num_words not in {len(parameter) for parameter in EmbeddedNetwork(network).parameters()}
 
 
 @torch.inference_mode()
 def test_compressed_weights_leave_a_rounded_table(models: TinyModels, tmp_path: Path) -> None:
-    wordless = WordlessNetwork(load_network(models, "Bert"))
+    wordless = EmbeddedNetwork(load_network(models, "Bert"))
     dim = wordless.write_table(tmp_path / "words.bin", "int8")
     input_ids = torch.arange(5, 18)
     rounded = EmbeddingRows(tmp_path / "words.bin", dim).read(input_ids.numpy())

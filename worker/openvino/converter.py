@@ -1,0 +1,213 @@
+"""Convert a model to openvino's form, and compare it with torch. For a process that then ends: torch begins here.
+
+The converted network is given the embeddings of its words: the table of them lies in a file of its own, of which
+the rows of a batch are read (word_table.py). A compressed weight becomes constants of 8 bits and the operations
+that restore it, in the pattern that openvino documents for compressed weights: the CPU plugin joins them with the
+product that follows and never holds the restored weight.
+"""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+from openvino.tools.ovc import convert_model
+from torch import Tensor, nn
+
+from vectormill.models.rounding import SMALLEST_TABLE_ROWS, RoundedWeight, round_linear, round_table
+from worker.encoder.choice import COMPRESSED, INT8
+from worker.encoder.encoder import EncoderOrder
+from worker.model.network import EncoderNetwork, check_tokenizer, list_token_inputs
+from worker.model.weights import RoundedEmbedding, is_compressible_table
+from worker.openvino.conversion import WORD_EMBEDDINGS, ConversionFailed
+from worker.openvino.runtime import openvino as ov
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
+
+INPUTS: Final = (INPUT_IDS, "attention_mask", "pool_mask", WORD_EMBEDDINGS)
+LARGEST_DEVIATION: Final = 1e-3
+# The least cosine of vectors by compressed weights. Far below what real models keep (0.999 and 0.95): it
+# tells a graph that is wrong (0) from one that is rounded.
+SMALLEST_COSINES: Final = {INT8: 0.98}
+ROWS_AT_ONCE: Final = 4096
+# Dense modules behind the pooling work on one vector a sequence: nothing to gain, and no sum averages their error.
+COMPRESSED_PART: Final = "__module.network.transformer"
+WEIGHT_PLACES: Final = {"MatMul": 1, "Gather": 0}  # which input of the operation holds a weight
+
+
+def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
+    """Write network.xml, network.bin, words.bin and, last, network.json, after comparing the result with torch."""
+    check_tokenizer(order.card)  # a conversion that is kept was compared
+    whole = EncoderNetwork(order.card, torch.float32)
+    # Another shape than the one that is traced, with padding: a shape or mask frozen by tracing shows here.
+    probe = _make_input(num_sequences=3, length=13)
+    example = _make_input(num_sequences=2, length=8)
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            # Each branch on a shape that tracing would freeze is reported. What matters is checked below.
+            warnings.simplefilter("ignore")
+            reads_types = _tells_types_apart(whole.transformer)
+            names = (*INPUTS, TOKEN_TYPE_IDS) if reads_types else INPUTS
+            types = _make_types(probe[1]) if reads_types else None
+            expected = whole(*probe, **({} if types is None else {TOKEN_TYPE_IDS: types})).numpy()
+            network = EmbeddedNetwork(whole)
+            examples = [*example, network.embed(example[0])]
+            examples += [] if types is None else [_make_types(example[1])]
+            # torch would trace it once more to compare, which takes a third of the time; it is compared below.
+            once = {"check_trace": False}
+            traced = TorchScriptPythonDecoder(network, example_input=tuple(examples), trace_kwargs=once)
+            converted = convert_model(traced, example_input=tuple(examples))
+            for port, name in zip(converted.inputs, names, strict=True):
+                port.get_tensor().set_names({name})  # the tracer has numbers for some
+            inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
+            inputs += [] if types is None else [types.numpy()]
+            _check_exact(_run(converted, inputs), expected)
+            if precision in COMPRESSED:
+                if not apply_compression(converted):
+                    raise ConversionFailed(f"no weights were found that could be {precision}")
+                _check_rounded(_run(converted, inputs), expected, precision)
+            dim = network.write_table(folder / "words.bin", precision)
+        ov.save_model(converted, folder / "network.xml", compress_to_fp16=False)
+    except ConversionFailed:
+        raise
+    except (
+        Exception
+    ) as error:  # torch's tracer and openvino raise anything; torch itself still runs the model
+        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise ConversionFailed(reason) from error
+    facts = {"pad_token_id": whole.pad_token_id, "word_embedding_dim": dim, "inputs": names}
+    (folder / "network.json").write_text(json.dumps(facts))
+
+
+def _tells_types_apart(transformer: Any) -> bool:
+    """Return True if token_type_ids make a difference. RoBERTa takes them but has one type."""
+    has_types = int(getattr(transformer.config, "type_vocab_size", 0) or 0) > 1
+    return has_types and TOKEN_TYPE_IDS in list_token_inputs(transformer)
+
+
+def _run(converted: Any, inputs: list[NDArray[Any]]) -> NDArray[np.float32]:
+    exactly = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    compiled = ov.Core().compile_model(converted, "CPU", exactly)
+    found: NDArray[np.float32] = compiled(inputs)[0]
+    return found
+
+
+def _check_exact(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    deviation = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
+    if not deviation < LARGEST_DEVIATION:
+        raise ConversionFailed(f"the converted network deviates from torch by {deviation:.1e}")
+
+
+def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], precision: str) -> None:
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    cosine = float(((found * expected).sum(axis=1) / np.maximum(lengths, 1e-12)).min())
+    if not cosine >= SMALLEST_COSINES[precision]:
+        raise ConversionFailed(f"{precision} weights turn its vectors too far: to a cosine of {cosine:.2f}")
+
+
+def _make_input(num_sequences: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, attention mask and pool mask of sequences of several lengths, the first without padding."""
+    lengths = torch.arange(length, length - num_sequences, -1).unsqueeze(1)
+    mask = (torch.arange(length) < lengths).long()
+    return torch.arange(5, 5 + length) * mask, mask, mask.clone()
+
+
+def _make_types(mask: Tensor) -> Tensor:
+    """Return types as of pairs: the second half of each row is a second text."""
+    is_second = mask.cumsum(dim=1) > mask.sum(dim=1, keepdim=True) // 2
+    return is_second.long() * mask
+
+
+def apply_compression(model: Any) -> int:
+    """Compress the linear layers and large tables of an openvino model. Return the number of weights."""
+    num_weights = 0
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        if kind not in WEIGHT_PLACES or not node.get_friendly_name().startswith(COMPRESSED_PART):
+            continue
+        place = WEIGHT_PLACES[kind]
+        constant = node.input_value(place).get_node()
+        if not _is_weight(constant):
+            continue
+        weight: NDArray[np.float32] = constant.data
+        if kind == "MatMul" and node.get_attributes()["transpose_b"]:  # as torch's linear layers are written
+            rounded = round_linear(weight)
+        elif kind == "Gather" and len(weight) >= SMALLEST_TABLE_ROWS:
+            rounded = round_table(weight)
+        else:
+            continue
+        node.input(place).replace_source_output(_restore(rounded, weight.shape).output(0))
+        num_weights += 1
+    model.validate_nodes_and_infer_types()
+    return num_weights
+
+
+def _is_weight(node: Any) -> bool:
+    is_table = node.get_type_name() == "Constant" and len(node.shape) == 2
+    return is_table and bool(node.get_element_type() == ov.Type.f32)
+
+
+def _restore(rounded: RoundedWeight, shape: tuple[int, ...]) -> Any:
+    """Return the operations that restore a weight of that shape."""
+    whole = ov.opset13.convert(ov.opset13.constant(rounded.numbers), "f32")
+    restored = ov.opset13.multiply(whole, ov.opset13.constant(rounded.scales))
+    return ov.opset13.reshape(restored, np.array(shape, np.int64), special_zero=False)
+
+
+class EmbeddedNetwork(nn.Module):
+    """A network with one more input: the embeddings [n, length, dim] of the ids.
+
+    The ids are still an input, because some architectures make positions of them. The network itself can be used only
+    through this one from now on.
+    """
+
+    def __init__(self, network: EncoderNetwork) -> None:
+        super().__init__()
+        # Not a module of this one, so that whoever walks through it finds no table.
+        self._lookup = (network.transformer.get_input_embeddings(),)
+        self._given = GivenEmbeddings()
+        network.transformer.set_input_embeddings(self._given)
+        self.network = network
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        pool_mask: Tensor,
+        word_embeddings: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        self._given.embeddings = word_embeddings
+        tokens = {} if token_type_ids is None else {TOKEN_TYPE_IDS: token_type_ids}
+        vectors: Tensor = self.network(input_ids, attention_mask, pool_mask, **tokens)
+        return vectors
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return the rows [n, length, dim] of ids [n, length], scaled where the architecture does so."""
+        embeddings: Tensor = self._lookup[0](input_ids)
+        return embeddings
+
+    def write_table(self, path: Path, precision: str) -> int:
+        """Write what `embed` answers for each id, in fp32, with weights in `precision`. Return the dim."""
+        (lookup,) = self._lookup
+        num_rows, dim = lookup.weight.shape
+        if precision in COMPRESSED and is_compressible_table(lookup):
+            rounded = RoundedEmbedding(lookup.weight.shape, torch.float32)
+            rounded.hold(lookup.weight)
+            lookup = rounded
+        with path.open("wb") as file:
+            for ids in torch.arange(num_rows).split(ROWS_AT_ONCE):
+                file.write(lookup(ids).numpy().tobytes())
+        return int(dim)
+
+
+class GivenEmbeddings(nn.Module):
+    """Stands where words were looked up, and answers what it was given."""
+
+    embeddings: Tensor
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.embeddings
