@@ -23,9 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.items import DeleteRequest, PutRequest
-from api.console.console import Console
 from api.console.guard import ConsoleGuard, is_for_people
-from api.console.routes import CONSOLE_ROUTERS
+from api.console.routes import CONSOLE_ROUTERS, make_console
 from api.dependencies import Resources
 from api.door.door import Door
 from api.door.hosts import parse_allowed_hosts, parse_trusted_proxies
@@ -185,7 +184,7 @@ def add_door(app: FastAPI, settings: Settings, resources: Resources) -> None:
     """Add the two middlewares of a request: the observer, which is the outermost, and the door behind it."""
     keyring = Keyring(resources.engine, settings.max_requests + settings.max_logins)
     is_local = is_loopback_host(settings.api_host)
-    app.state.console, app.state.keyring = Console(app.version), keyring
+    app.state.console, app.state.keyring = make_console(app.version), keyring
     app.add_middleware(
         Door,
         settings=settings,

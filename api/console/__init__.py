@@ -1,1 +1,1 @@
-"""The console: pages of this API for people, rendered here. Knows no Redis and no worker but by what Postgres tells."""
+"""The console: web pages that the API renders from what Postgres knows. It needs no Redis and asks no worker."""

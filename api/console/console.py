@@ -1,35 +1,134 @@
-"""The console as one thing: its templates, assets and live views, made once for an API process."""
+"""Console: the templates and assets of all pages, made once for an API process, and the visitor of a request."""
 
-from typing import Annotated, Any, cast
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 
-from api.console.assets import Assets
-from api.console.jobs.history import Histories
+from api.console import words
+from api.console.history import Histories
 from api.console.live import LiveViews
-from api.console.navigation import NAVIGATION
-from api.console.rendering import make_templates
-from api.console.visitor import Visitor, find_visitor
+from vectormill.collections.collection import find_kind
+from vectormill.keys.api_key import WRITE, includes
+from vectormill.runs.run import STEERABLE_RUN_STATES
+from vectormill.workers.plan_picture import format_gib
+
+FOLDER: Final = Path(__file__).parent
+STATIC_PREFIX: Final = "/console/static"
+MEDIA_TYPES: Final = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# An address names its content, so a browser never has to ask again.
+FOR_EVER: Final = "public, max-age=31536000, immutable"
+DIGEST_LETTERS: Final = 12
+
+FILTERS: Final = {
+    "count": words.tell_count,
+    "about": words.tell_about,
+    "bytes": words.tell_bytes,
+    "gib": format_gib,
+    "rate": words.tell_rate,
+    "share": words.tell_share,
+    "duration": words.tell_duration,
+    "moment": words.tell_moment,
+    "ago": words.tell_ago,
+    "state": words.tell_state,
+    "sentence": words.tell_sentence,
+    "query": words.tell_query,
+    "json": words.tell_json,
+    "excerpt": words.tell_excerpt,
+    "kind": find_kind,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks at the console. `key_name` is None where no key exists: then everything is allowed, as over HTTP."""
+
+    key_name: str | None
+    scope: str
+    csrf_token: str
+
+    @property
+    def can_write(self) -> bool:
+        return includes(self.scope, WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A script, style sheet or picture; its address contains a digest of its content."""
+
+    name: str
+    path: Path
+    digest: str
+
+    @property
+    def url(self) -> str:
+        return f"{STATIC_PREFIX}/{self.digest}/{self.name}"
+
+
+def find_assets() -> dict[str, Asset]:
+    """Return the assets by file name. The folders and versions of vendored ones are not part of their address."""
+    assets: dict[str, Asset] = {}
+    for path in sorted((FOLDER / "static").rglob("*")):
+        if path.suffix in MEDIA_TYPES:
+            assert path.name not in assets, f"two assets are named {path.name}"
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST_LETTERS]
+            assets[path.name] = Asset(path.name, path, digest)
+    return assets
+
+
+def make_templates(**given: Any) -> Environment:
+    """Return templates that escape everything and fail on a missing value. They all see the values `given`."""
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters.update(FILTERS)
+    environment.globals.update(given, steerable_run_states=STEERABLE_RUN_STATES)
+    return environment
 
 
 class Console:
-    """The parts that the routes of the console share. Templates get a visitor, the page's path, and these values."""
+    """What the routes of the console share. `navigation` has the path and title of each page that all pages link to."""
 
-    def __init__(self, version: str) -> None:
-        self.assets = Assets()
+    def __init__(self, version: str, navigation: Sequence[tuple[str, str]]) -> None:
         self.views = LiveViews()
         self.histories = Histories()
-        self._templates = make_templates(asset=self.assets.url, navigation=NAVIGATION, version=version)
+        self._assets = find_assets()
+        self._templates = make_templates(
+            asset=lambda name: self._assets[name].url, navigation=navigation, version=version
+        )
 
     def render(self, name: str, visitor: Visitor | None, path: str = "", **values: Any) -> str:
-        """Return a template's text. `path` is of the page that is asked for; a part of a page needs none."""
+        """Return a template's text. `path` is that of the requested page; a part of a page needs none."""
         return self._templates.get_template(name).render(visitor=visitor, path=path, **values)
 
     def page(self, request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a whole page, for the visitor who asks."""
-        text = self.render(name, find_visitor(request), request.url.path, **values)
+        """Return a whole page for the visitor who requested it."""
+        text = self.render(name, request.state.visitor, request.url.path, **values)
         return HTMLResponse(text, status_code=status)
+
+    def answer_asset(self, digest: str, name: str) -> Response:
+        """Return an asset. A page of another release asks for another digest: it gets ours, but must not keep it."""
+        asset = self._assets.get(name)
+        if asset is None:
+            raise HTTPException(404)
+        kept = FOR_EVER if digest == asset.digest else "no-store"
+        media_type = MEDIA_TYPES[asset.path.suffix]
+        return Response(asset.path.read_bytes(), media_type=media_type, headers={"Cache-Control": kept})
 
 
 async def get_console(request: Request) -> Console:
@@ -37,7 +136,8 @@ async def get_console(request: Request) -> Console:
 
 
 async def get_visitor(request: Request) -> Visitor:
-    return find_visitor(request)
+    """Return the visitor whom the guard has admitted."""
+    return cast(Visitor, request.state.visitor)
 
 
 ConsoleDependency = Annotated[Console, Depends(get_console)]

@@ -1,7 +1,7 @@
-"""ConsoleGuard: lets visitors of the console in, and has every answer of it keep to what a browser may do with it.
+"""ConsoleGuard: admits visitors to the console, and adds to every answer what a browser may do with it.
 
-A session opens pages and their forms, and never the HTTP interface: a browser sends its cookie with whatever request
-another site's page makes it send, so what a cookie opens needs a token as well, and a bearer key needs none.
+A session opens pages and their forms, and never the HTTP API: a browser sends its cookie with any request that another
+site's page makes it send. So a request with a cookie needs a token as well; one with a bearer key needs none.
 """
 
 import contextlib
@@ -18,10 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.console.assets import PREFIX as STATIC_PREFIX
-from api.console.console import Console
+from api.console.console import STATIC_PREFIX, Console, Visitor
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, make_visit, open_session
-from api.console.visitor import Visitor
 from api.door.keys import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
 from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
@@ -37,7 +35,7 @@ LOGOUT: Final = "/console/logout"
 REFERENCE: Final = "/console/docs"
 CSRF_HEADER: Final = "x-csrf-token"
 
-# Nothing but ours is loaded, run or sent to. Pictures in the text of a style sheet are Pico's and Swagger's.
+# Pages load, run and send nothing but our own. Pico and Swagger have pictures in the text of their style sheets.
 POLICY: Final = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -60,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsoleGuard:
-    """Serves a request of `is_for_people`. `is_local`: only this machine can connect, so that without keys all may."""
+    """Serve requests of `is_for_people`. `is_local`: only this machine connects, and needs no key while none exists."""
 
     def __init__(
         self, app: ASGIApp, console: Console, keyring: Keyring, *, is_local: bool, hsts_seconds: int = 0
@@ -104,7 +102,7 @@ class ConsoleGuard:
         key = open_session(keys, cookie, time.time())
         token = make_csrf_token(cookie if key is not None else visit)
         if path == LOGIN:
-            # Its form has the token as a field: see routes/login.py.
+            # Its form has the token as a field: see routes.py.
             scope["state"]["visitor"] = Visitor(None, READ, token)
             return None
         if keys and key is None:
@@ -114,7 +112,7 @@ class ConsoleGuard:
         return self._find_refusal(scope, headers, key, token)
 
     async def _is_still_in(self, cookie: str) -> bool:
-        """Tell whether a visitor who was let in would be now. While Postgres is away the last known keys count."""
+        """Return whether an admitted visitor would be admitted now. Without Postgres the last known keys count."""
         with contextlib.suppress(SQLAlchemyError):
             await self._keyring.keys()
         keys = self._keyring.last_known

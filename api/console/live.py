@@ -26,13 +26,13 @@ RETRY_MILLISECONDS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A part of a page. After one that is last nothing can change, and the stream ends."""
+    """A rendered part of a page. After the last one nothing can change, and the stream ends."""
 
     html: str
     is_last: bool = False
 
 
-# Reads and renders; called in a thread. What it gives must be the same for all who have the same key.
+# Reads and renders, in a thread. The result must be the same for all viewers with the same key.
 Render = Callable[[], Rendered]
 
 
@@ -47,7 +47,7 @@ class View:
 
 
 class LiveViews:
-    """The views that somebody follows now, by key. Used by the event loop alone."""
+    """The views that somebody follows now, by key. Only the event loop uses them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class LiveViews:
 
     @contextmanager
     def join(self, key: str) -> Iterator[View]:
-        """Follow the view as one more visitor for the time of the block."""
+        """Count one more viewer of the view during the block."""
         view = self._views.setdefault(key, View())
         view.num_viewers += 1
         try:
@@ -75,7 +75,7 @@ class LiveViews:
 
 
 class LiveStream(StreamingResponse):
-    """One viewer, from the first byte of the answer to the last. Raise Problem when there are too many."""
+    """The stream of one viewer. Raise Problem when there are too many."""
 
     def __init__(self, resources: Resources, views: LiveViews, key: str, render: Render) -> None:
         self._resources = resources

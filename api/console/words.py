@@ -1,4 +1,4 @@
-"""Words: numbers, times and states as the console tells them. Pure."""
+"""Words: numbers, times and states as text, as the console shows them. Pure."""
 
 import json
 from datetime import UTC, datetime
@@ -11,6 +11,7 @@ NOTHING: Final = "–"
 MINUTE: Final = 60
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
+MOST_SHOWN_CHARS: Final = 600
 
 
 def tell_count(number: float | None) -> str:
@@ -34,14 +35,14 @@ def tell_bytes(num_bytes: float) -> str:
 
 
 def tell_rate(number: float | None) -> str:
-    """1,234 with as many digits as matter; 0.25 below ten."""
+    """Format a rate with as many digits as matter: 1,234, and 0.25 below ten."""
     if not number:
         return NOTHING
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def tell_share(share: float | None) -> str:
-    """42 %; 0.4 % below one, and never 100 % of what is not all."""
+    """Format a share, such as 42 %; below one per cent 0.4 %, and never 100 % for less than everything."""
     if share is None:
         return NOTHING
     percent = share * 100
@@ -53,7 +54,7 @@ def tell_share(share: float | None) -> str:
 
 
 def tell_duration(seconds: float | None) -> str:
-    """8 s, 3 min 20 s, 4 h 05 min, 3 d 2 h"""
+    """Format a duration: 8 s, 3 min 20 s, 4 h 05 min, 3 d 2 h."""
     if seconds is None:
         return NOTHING
     whole = round(seconds)
@@ -67,12 +68,12 @@ def tell_duration(seconds: float | None) -> str:
 
 
 def tell_moment(moment: datetime | None) -> str:
-    """2026-11-23 07:15:02 UTC"""
+    """Format a moment, such as 2026-11-23 07:15:02 UTC."""
     return NOTHING if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
-    """12 s ago, 3 min ago, 2 h ago, 5 d ago; one unit is enough to scan a list."""
+    """Format an age in one unit, which is enough to scan a list: 12 s ago, 3 min ago, 2 h ago, 5 d ago."""
     if moment is None:
         return NOTHING
     seconds = max(((now or datetime.now(UTC)) - moment).total_seconds(), 0)
@@ -83,7 +84,7 @@ def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
 
 
 def tell_state(state: str) -> str:
-    """completed with errors"""
+    """Return the state in words: completed with errors."""
     return state.replace("_", " ")
 
 
@@ -101,5 +102,10 @@ def tell_query(parameters: dict[str, str | None]) -> str:
 
 
 def tell_json(value: Any) -> str:
-    """Return JSON for an attribute that a script of ours reads; the template escapes it."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """Return JSON as text; the template escapes it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def tell_excerpt(text: str) -> str:
+    """Return the text, cut where it is longer than a page of hits can show."""
+    return text if len(text) <= MOST_SHOWN_CHARS else f"{text[: MOST_SHOWN_CHARS - 1]}…"

@@ -80,7 +80,7 @@ def test_once_a_key_exists_no_route_of_the_console_is_open_but_its_login_and_its
 ) -> None:
     add_key(engine, "first")
     paths = list_console_paths()
-    assert ("GET", "/console/queue/live") in paths
+    assert ("GET", "/console/live/queue") in paths
     for method, path in paths:
         if path == "/console/login" or path.startswith("/console/static/"):
             continue
@@ -149,14 +149,14 @@ def test_a_session_ends_with_its_key_and_with_a_logout(client: httpx.Client, eng
 def test_a_stream_ends_when_the_key_of_its_session_is_revoked(client: httpx.Client, engine: Engine) -> None:
     add_key(engine, "another")
     log_in(client, add_key(engine, "me"))
-    with client.stream("GET", "/console/queue/live") as stream:
+    with client.stream("GET", "/console/live/queue") as stream:
         assert stream.status_code == 200
         parts = stream.iter_text()
         assert "retry" in next(parts)
         with engine.begin() as connection:
             revoke_key(connection, "me")
         assert "event: end" not in "".join(parts)  # the browser asks again, and is led to the login
-    answer = client.get("/console/queue/live", headers={"HX-Request": "true"})
+    answer = client.get("/console/live/queue", headers={"HX-Request": "true"})
     assert answer.headers["hx-redirect"] == "/console/login"
 
 
@@ -243,10 +243,10 @@ def test_only_a_proxy_that_was_named_tells_that_a_page_came_by_tls(
             assert not plain.headers.get("set-cookie", "").endswith("; Secure")
 
 
-@pytest.mark.parametrize("trusted", ["*", "proxy.example", "10.0.0.0/99", "10.0.0.1,,"])
-def test_a_trusted_proxy_is_named_by_its_address(trusted: str) -> None:
-    with pytest.raises(ConfigurationError, match="VECTORMILL_TRUSTED_PROXIES"):
-        parse_trusted_proxies(trusted)
+def test_a_trusted_proxy_is_named_by_its_address() -> None:
+    for trusted in ("*", "proxy.example", "10.0.0.0/99", "10.0.0.1,,"):
+        with pytest.raises(ConfigurationError, match="VECTORMILL_TRUSTED_PROXIES"):
+            parse_trusted_proxies(trusted)
 
 
 def test_behind_tls_the_cookie_is_sent_over_tls_alone(engine: Engine) -> None:

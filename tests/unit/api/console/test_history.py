@@ -1,37 +1,30 @@
-"""How a job went while somebody looked: from samples of its counters, of which there are never many."""
+"""How a job went while somebody looked, the buttons of its state, and a view that is read once for all viewers."""
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 
-from api.console.jobs.history import MAX_JOBS, MAX_SAMPLES, Histories
-from api.console.jobs.views import JobView, find_runs, list_wishes
+from api.console.history import MAX_JOBS, MAX_SAMPLES, Histories, find_runs
+from api.console.jobs import JobView, list_wishes
+from api.console.live import LOOK_SECONDS, LiveViews, Rendered, write_message
 from tests.jobs import JOB, START
 from vectormill.jobs.job import Job
 
 
 def after(seconds: float, num_done: int, **stages: float) -> Job:
-    return replace(
-        JOB,
-        now=START + timedelta(seconds=seconds),
-        num_done=num_done,
-        num_tokens=10 * num_done,
-        stage_seconds=stages,
-    )
-
-
-def view(job: Job, histories: Histories) -> JobView:
-    return JobView(job, None, (), False, histories.find(job.id))
+    return replace(JOB, now=START + timedelta(seconds=seconds), num_done=num_done, stage_seconds=stages)
 
 
 def test_a_job_that_is_looked_at_late_went_straight_until_then() -> None:
     histories = Histories()
-    histories.note(after(100, 500, run=90, persist=10))
+    for seconds in (100, 101, 102):  # what does not move is not kept
+        histories.note(after(seconds, 500, run=90, persist=10))
     (stretch,) = histories.find(JOB.id)
     assert (stretch.begin, stretch.end) == (START.timestamp(), START.timestamp() + 100)
-    assert (stretch.items_per_second, stretch.tokens_per_second) == (5, 50)
+    assert stretch.items_per_second == 5
     assert stretch.shares["run"] == pytest.approx(0.9)
     assert stretch.bound_by == "run"
 
@@ -47,22 +40,14 @@ def test_what_bounded_it_is_told_for_each_stretch_and_neighbours_are_one_run() -
     runs = find_runs(histories.find(JOB.id))
     assert [(run.stage, round(run.seconds)) for run in runs] == [("run", 200), ("persist", 50)]
     assert sum(run.width for run in runs) == pytest.approx(1)
-    page = view(after(250, 950, run=195, persist=40), histories)
+    last = after(250, 950, run=195, persist=40)
+    page = JobView(last, None, stretches=histories.find(last.id))
     assert page.rate_chart is not None
     assert page.rate_chart["series"][0]["values"] == [5.0, 5.0, 4.0, 1.0]
     assert page.stage_chart is not None
     assert [one["label"] for one in page.stage_chart["series"]] == ["run", "persist"]
     assert {len(one["values"]) for one in page.stage_chart["series"]} == {len(page.stage_chart["x"])}
     assert [row.name for row in page.stages] == ["run", "persist"]
-
-
-def test_what_does_not_move_is_not_kept_and_an_unstarted_job_has_no_history() -> None:
-    histories = Histories()
-    for seconds in (100, 101, 102):
-        histories.note(after(seconds, 500))
-    assert len(histories.find(JOB.id)) == 1
-    histories.note(replace(JOB, id=(unstarted := uuid4()), started_at=None))
-    assert histories.find(unstarted) == []
 
 
 def test_a_long_job_keeps_its_start_and_its_end_and_never_many_samples() -> None:
@@ -84,6 +69,8 @@ def test_of_many_jobs_the_last_that_were_looked_at_are_kept() -> None:
         histories.note(job)
     assert histories.find(jobs[0].id) == []
     assert histories.find(jobs[-1].id)
+    histories.note(replace(JOB, id=(unstarted := uuid4()), started_at=None))
+    assert histories.find(unstarted) == []
 
 
 def test_a_retry_that_takes_errors_back_is_no_negative_rate() -> None:
@@ -93,9 +80,8 @@ def test_a_retry_that_takes_errors_back_is_no_negative_rate() -> None:
     assert [stretch.items_per_second for stretch in histories.find(JOB.id)] == [5, 0]
 
 
-@pytest.mark.parametrize(
-    ("state", "num_failed", "wishes"),
-    [
+def test_a_job_has_the_buttons_of_its_state() -> None:
+    for state, num_failed, wishes in (
         ("uploading", 0, []),
         ("queued", 0, ["pause", "cancel"]),
         ("running", 1, ["pause", "cancel"]),
@@ -106,7 +92,36 @@ def test_a_retry_that_takes_errors_back_is_no_negative_rate() -> None:
         ("completed_with_errors", 1, ["retry"]),
         ("failed", 1, ["retry"]),
         ("cancelled", 0, []),
-    ],
-)
-def test_a_job_has_the_buttons_of_its_state(state: str, num_failed: int, wishes: list[str]) -> None:
-    assert [wish.name for wish in list_wishes(replace(JOB, state=state, num_failed=num_failed))] == wishes
+    ):
+        found = list_wishes(replace(JOB, state=state, num_failed=num_failed))
+        assert [wish.name for wish in found] == wishes, state
+
+
+def test_fifty_who_look_at_one_view_cost_one_reading_a_second() -> None:
+    now, num_readings = 100.0, 0
+    views = LiveViews(lambda: now)
+
+    def read() -> Rendered:
+        nonlocal num_readings
+        num_readings += 1
+        return Rendered(f"<p>{num_readings}</p>")
+
+    async def look_all() -> set[str]:
+        with views.join("jobs") as view:
+            seen = await asyncio.gather(*(views.look(view, read) for _ in range(50)))
+        return {rendered.html for rendered in seen}
+
+    async def look_twice() -> None:
+        nonlocal now
+        with views.join("jobs") as first:
+            assert await look_all() == {"<p>1</p>"}
+            now += LOOK_SECONDS
+            assert await look_all() == {"<p>2</p>"}
+            with views.join("queue") as other:
+                assert other is not first
+        with views.join("jobs") as later:  # nobody was left, so nothing was kept
+            assert later is not first
+
+    asyncio.run(look_twice())
+    assert num_readings == 2
+    assert write_message("<p>a\n  b</p>") == "data: <p>a\ndata:   b</p>\n\n"

@@ -1,0 +1,227 @@
+"""Collections: a list, and for each its contents, how it is built, and a search box."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse
+from sqlalchemy import Connection, Engine
+
+from api.console.console import Console, ConsoleDependency
+from api.console.pages import Page, cut_page
+from api.cursors import After, decode_cursor
+from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.problems import Problem
+from api.routes.collections.searches import find_embeddings, make_one_search, open_generation
+from vectormill.collections.collection import VECTORS, find_kind
+from vectormill.collections.descriptions import (
+    CollectionDescription,
+    CollectionRow,
+    describe_collection,
+    list_collection_rows,
+)
+from vectormill.collections.indexes.builds import BuildProgress
+from vectormill.collections.standings import (
+    OpenRun,
+    Standing,
+    find_index_progress,
+    list_open_runs,
+    list_standings,
+)
+from vectormill.domain.errors import VectormillError
+from vectormill.search.bodies import SearchQuery
+from vectormill.search.filter import read_filters
+from vectormill.search.matches import Match
+from vectormill.search.search import BY_VECTOR, METADATA, TEXT
+from vectormill.sources.source import hide_queries
+
+router = APIRouter(include_in_schema=False)
+
+PAGE_SIZE: Final = 100
+MOST_RESULTS: Final = 100
+# Proxies refuse longer query strings than some of these fields make.
+MOST_CHARS: Final = 2000
+# Text before an @ in an address may be a password, wherever it was written.
+CREDENTIALS: Final = re.compile(r"(://)[^/\s@]+@")
+
+Text = Annotated[str, Query(max_length=MOST_CHARS)]
+Mode = Literal["vector", "text", "hybrid"]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionLine:
+    """A collection in a list. `lag_seconds` is the age of the oldest change that nobody has encoded yet."""
+
+    row: CollectionRow
+    standing: Standing
+
+    @property
+    def index(self) -> str:
+        """The state of the vector index; `none` means that a search reads every row, `–` that none is possible."""
+        return self.standing.index_state or ("none" if find_kind(self.row.spec) == VECTORS else "–")
+
+    @property
+    def lag_seconds(self) -> float | None:
+        oldest = self.standing.oldest_change_at
+        return None if oldest is None else max(0.0, (self.row.now - oldest).total_seconds())
+
+    @property
+    def doing(self) -> str:
+        """The open run, such as `reindex: encoding`; empty without one."""
+        standing = self.standing
+        if standing.run_kind is None:
+            return ""
+        is_working = standing.run_state == "running" and standing.run_phase
+        return f"{standing.run_kind}: {standing.run_phase if is_working else standing.run_state}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionsView:
+    """A page of collections; `next` is the cursor of the page after it."""
+
+    lines: list[CollectionLine]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionView:
+    """A collection with its open runs, and its index builds by generation."""
+
+    found: CollectionDescription
+    open_runs: list[OpenRun]
+    builds: dict[int, BuildProgress]
+    source_options: dict[str, str]
+
+    def run_of(self, generation_id: int) -> OpenRun | None:
+        """Return the run that builds this generation."""
+        return next((run for run in self.open_runs if run.generation_id == generation_id), None)
+
+
+def read_collections(connection: Connection, console: Console, after: After = None) -> CollectionsView:
+    found = list_collection_rows(connection, after=decode_cursor(after), limit=PAGE_SIZE + 1)
+    page, following = cut_page(found, PAGE_SIZE, lambda row: row.id)
+    standings = list_standings(connection, [row.id for row in page])
+    lines = [CollectionLine(row, standings[row.id]) for row in page if row.id in standings]
+    return CollectionsView(lines, following)
+
+
+def read_collection(connection: Connection, console: Console, name: CollectionName) -> CollectionView:
+    """Read all that the page of a collection shows. Raise CollectionNotFound."""
+    found = describe_collection(connection, name)
+    building = [
+        generation.id
+        for generation in found.generations
+        if any(index.state == "building" for index in generation.indexes)
+    ]
+    return CollectionView(
+        found=found,
+        open_runs=list_open_runs(connection, found.row.id),
+        builds=find_index_progress(connection, building),
+        source_options=hide_credentials(found.source_options or {}),
+    )
+
+
+def hide_credentials(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return a source's options as text, without the password that a URL may contain."""
+    return {name: hide_queries(CREDENTIALS.sub(r"\1…@", str(value))) for name, value in options.items()}
+
+
+PAGES: Final = (
+    Page(
+        path="/console/collections",
+        title="Collections",
+        lead="What each collection holds, how much of its source it covers, and how far it lags behind.",
+        template="collections.html",
+        read=read_collections,
+    ),
+    Page(
+        path="/console/collections/{name}",
+        title="Collection {name}",
+        template="collection.html",
+        above="search_form.html",
+        read=read_collection,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchForm:
+    """The fields of the search form. Every line of `filters` must hold; `like` is a row's key, or empty."""
+
+    text: str = ""
+    like: str = ""
+    mode: Mode = BY_VECTOR
+    filters: str = ""
+    limit: int = 10
+
+    def to_query(self, *, has_texts: bool) -> SearchQuery:
+        """Return the search that the HTTP API would make of this. Raise InvalidOption for an invalid filter."""
+        lines = [line.strip() for line in self.filters.splitlines()]
+        return SearchQuery(
+            text=None if self.like else self.text.strip(),
+            more_like=self.like or None,
+            limit=max(1, min(self.limit, MOST_RESULTS)),
+            filter=read_filters([line for line in lines if line], told_as="The filter"),
+            mode=BY_VECTOR if self.like else self.mode,
+            include=[METADATA, TEXT] if has_texts else [METADATA],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """The result of a search, or the reason of its refusal; `note` says how the rows were found."""
+
+    matches: Sequence[Match]
+    seconds: float
+    note: str | None = None
+    refusal: str | None = None
+
+
+@router.get("/console/collections/{name}/search")
+async def get_search(
+    request: Request,
+    name: CollectionName,
+    resources: ResourcesDependency,
+    console: ConsoleDependency,
+    q: Text = "",
+    like: Text = "",
+    mode: Mode = "vector",
+    filters: Annotated[str, Query(alias="filter", max_length=MOST_CHARS)] = "",
+    limit: int = 10,
+) -> HTMLResponse:
+    """Return the page with the hits of a search in a collection. Raise CollectionNotFound."""
+    found = await run_in_threadpool(load_description, resources.engine, name)
+    form = SearchForm(q, like, mode, filters, limit)
+    outcome = await search(resources, name, form, has_texts=found.row.keep_text)
+    return console.page(request, "search.html", found=found, form=form, outcome=outcome)
+
+
+def load_description(engine: Engine, name: str) -> CollectionDescription:
+    with engine.connect() as connection:
+        return describe_collection(connection, name)
+
+
+async def search(resources: Resources, name: str, form: SearchForm, *, has_texts: bool) -> SearchOutcome:
+    """Return what POST /v1/collections/{name}/search answers to the query; a refusal is shown in place of the hits."""
+    start = time.perf_counter()
+    try:
+        with resources.gates.searches.enter():
+            query = form.to_query(has_texts=has_texts)
+            wanted = make_one_search(query, "", resources)
+            generation = await open_generation(resources, name, [query])
+            (embedding,) = await find_embeddings([query], [wanted], generation, resources)
+            (nearest,) = await resources.searches.find(generation, [(wanted, embedding)])
+    except VectormillError as error:
+        return SearchOutcome([], time.perf_counter() - start, refusal=str(error))
+    except Problem as problem:
+        return SearchOutcome([], time.perf_counter() - start, refusal=problem.detail)
+    note = None
+    if nearest.num_rows_read:
+        note = f"No index was used: all of about {nearest.num_rows_read:,} rows were read."
+    if nearest.repeated_because is not None:
+        note = f"The search was repeated exactly, for {nearest.repeated_because}."
+    return SearchOutcome(nearest.matches, time.perf_counter() - start, note)

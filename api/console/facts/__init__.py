@@ -1,1 +1,0 @@
-"""Facts: what the pages of the console show, gathered from what others read and said in words. Render nothing."""

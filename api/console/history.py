@@ -1,0 +1,164 @@
+"""Histories: samples of jobs that this process took while somebody looked, bounded, and the charts made of them.
+
+Postgres keeps the counters of a job, and not how they grew. Its start is known all the same: then all were zero.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, Final
+from uuid import UUID
+
+from vectormill.jobs.bottleneck import QUEUE, STAGES, WAIT, find_bottleneck
+from vectormill.jobs.job import Job
+
+MAX_JOBS: Final = 256
+MAX_SAMPLES: Final = 120
+# Nothing is busy with a chunk while it waits.
+BUSY_STAGES: Final = tuple(stage for stage in STAGES if stage != WAIT)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSample:
+    """A job at one moment, in seconds since 1970, with what was counted since its start."""
+
+    at: float
+    num_ended: int
+    stage_seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The part of a job between two samples. `shares` of the busy time are by stage and add up to one; `bound_by`
+    is a stage, `queue`, or None where nothing was measured.
+    """
+
+    begin: float
+    end: float
+    items_per_second: float
+    shares: dict[str, float]
+    bound_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageStretch:
+    """Adjacent stretches that one stage bounded; `width` is the share of the whole time."""
+
+    stage: str
+    seconds: float
+    width: float
+
+
+class Histories:
+    """The samples of the jobs that were looked at most recently. Threads share them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples: OrderedDict[UUID, list[JobSample]] = OrderedDict()
+
+    def note(self, job: Job) -> None:
+        """Keep how the job stands if it has moved. A job that has not started has no history."""
+        if job.started_at is None:
+            return
+        with self._lock:
+            samples = self._samples.setdefault(job.id, [JobSample(job.started_at.timestamp(), 0, {})])
+            self._samples.move_to_end(job.id)
+            if len(self._samples) > MAX_JOBS:
+                self._samples.popitem(last=False)
+            add_sample(samples, take_sample(job))
+
+    def find(self, job_id: UUID) -> list[Stretch]:
+        with self._lock:
+            samples = list(self._samples.get(job_id, ()))
+        return find_stretches(samples)
+
+
+def take_sample(job: Job) -> JobSample:
+    at = (job.finished_at or job.now).timestamp()
+    return JobSample(at, job.num_done + job.num_failed, dict(job.stage_seconds))
+
+
+def add_sample(samples: list[JobSample], sample: JobSample) -> None:
+    """Add a sample unless nothing has changed; a long history drops every second sample, but never the first or
+    last.
+    """
+    last = samples[-1]
+    if sample.num_ended == last.num_ended or sample.at <= last.at:
+        return
+    if len(samples) > 2 and sample.at - samples[-2].at < (sample.at - samples[0].at) / MAX_SAMPLES:
+        samples[-1] = sample
+        return
+    samples.append(sample)
+    if len(samples) > MAX_SAMPLES:
+        samples[1:-1] = samples[1:-1:2]
+
+
+def find_stretches(samples: Sequence[JobSample]) -> list[Stretch]:
+    return [measure(before, after) for before, after in pairwise(samples)]
+
+
+def measure(before: JobSample, after: JobSample) -> Stretch:
+    seconds = after.at - before.at
+    spent = {
+        name: max(total - before.stage_seconds.get(name, 0.0), 0.0)
+        for name, total in after.stage_seconds.items()
+    }
+    busy = sum(spent.get(stage, 0.0) for stage in BUSY_STAGES)
+    bottleneck = find_bottleneck(spent, seconds)
+    return Stretch(
+        before.at,
+        after.at,
+        max(after.num_ended - before.num_ended, 0) / seconds,  # a retry takes errors back
+        {stage: spent.get(stage, 0.0) / busy if busy else 0.0 for stage in BUSY_STAGES},
+        bottleneck.value if bottleneck else None,
+    )
+
+
+def share_of(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def find_runs(stretches: Sequence[Stretch]) -> list[StageStretch]:
+    """Return what bounded the job and when, in order; a stretch without measurements counts as the one before."""
+    if not stretches:
+        return []
+    whole = stretches[-1].end - stretches[0].begin
+    stages: list[str] = []
+    for stretch in stretches:
+        stages.append(stretch.bound_by or (stages[-1] if stages else QUEUE))
+    runs = []
+    for stage, group in groupby(zip(stages, stretches, strict=True), key=lambda pair: pair[0]):
+        seconds = sum(stretch.end - stretch.begin for _, stretch in group)
+        runs.append(StageStretch(stage, seconds, share_of(seconds, whole)))
+    return runs
+
+
+def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
+    """Return texts a second; None while a line would have no shape."""
+    if len(stretches) < 2:
+        return None
+    x, values = [round(stretches[0].begin, 1)], [round(stretches[0].items_per_second, 1)]
+    for stretch in stretches:
+        x.append(round(stretch.end, 1))
+        values.append(round(stretch.items_per_second, 1))
+    return {"x": x, "series": [{"label": "texts/s", "values": values, "colour": "--pico-primary"}]}
+
+
+def chart_stages(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
+    """Return the stages' shares of the busy time, on top of one another, in percent."""
+    measured = [stretch for stretch in stretches if any(stretch.shares.values())]
+    if len(measured) < 2:
+        return None
+    used = [stage for stage in BUSY_STAGES if any(stretch.shares[stage] > 0.001 for stretch in measured)]
+    series = [
+        {
+            "label": stage,
+            "values": [round(100 * stretch.shares[stage], 1) for stretch in (measured[0], *measured)],
+            "colour": f"--s-{stage}",
+        }
+        for stage in used
+    ]
+    x = [round(measured[0].begin, 1), *(round(stretch.end, 1) for stretch in measured)]
+    return {"x": x, "series": series, "stacked": True, "unit": "%", "most": 100, "legend": False}

@@ -1,0 +1,355 @@
+"""Jobs: the list, a job with its buttons, errors and results, and the queue of what waits."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from sqlalchemy import Connection
+
+from api.console.console import Console
+from api.console.history import (
+    BUSY_STAGES,
+    StageStretch,
+    Stretch,
+    chart_rate,
+    chart_stages,
+    find_runs,
+    share_of,
+)
+from api.console.pages import Page, cut_page
+from api.cursors import After, decode_cursor
+from api.dependencies import JobId, Resources, ResourcesDependency
+from api.problems import Problem
+from api.routes.jobs import WISHES, wish_for
+from api.routes.results import get_results, get_vectors
+from api.streams.vector_streams import ResultResponse
+from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
+from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
+from vectormill.jobs.backlog import Waiting, list_waiting
+from vectormill.jobs.bodies import ResultQuery, VectorQuery
+from vectormill.jobs.bottleneck import (
+    COLLATE,
+    COLLECT,
+    LOAD,
+    PERSIST,
+    QUEUE,
+    RUN,
+    STAGES,
+    TOKENIZE,
+    WAIT,
+)
+from vectormill.jobs.job import (
+    COMPLETED_WITH_ERRORS,
+    FAILED,
+    JOB_STATES,
+    PAUSED,
+    QUEUED,
+    RUNNING,
+    STEERABLE_JOB_STATES,
+    UPLOADING,
+    Job,
+)
+from vectormill.jobs.jobs import ItemError, find_job, list_item_errors, list_jobs
+from vectormill.jobs.waiting import explain_waits
+from vectormill.workers.workers import (
+    REDIS_AWAY,
+    REDIS_FULL,
+    SCHEDULER,
+    count_open_jobs,
+    count_workers,
+    list_signs_of_life,
+)
+
+router = APIRouter(include_in_schema=False)
+
+JOBS_ON_A_PAGE: Final = 50
+ERRORS_AT_ONCE: Final = 10
+ERRORS_ON_A_PAGE: Final = 100
+# The newest jobs of each state whose reasons the queue explains; its table counts all.
+MAX_EXPLAINED: Final = 50
+
+# The work of each stage, for a reader who has not seen its code.
+STAGE_WORDS: Final = {
+    LOAD: "texts are read from Postgres",
+    TOKENIZE: "texts become tokens",
+    WAIT: "chunks wait for the device, nothing is busy with them",
+    COLLATE: "batches are laid out",
+    RUN: "the model computes",
+    COLLECT: "vectors are taken from the device",
+    PERSIST: "vectors are committed to Postgres",
+    QUEUE: "no chunk is at a worker",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """A stage of a job: its seconds, and its share of the busy seconds; None for waiting, which is no work."""
+
+    name: str
+    words: str
+    seconds: float
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A button: its action, its title, and the question that the browser asks first."""
+
+    name: str
+    title: str
+    question: str | None = None
+
+
+PAUSE: Final = Action("pause", "Pause")
+RESUME: Final = Action("resume", "Resume")
+RETRY: Final = Action("retry", "Retry failed texts")
+CANCEL: Final = Action(
+    "cancel", "Cancel", "Cancel this job? Vectors that are committed stay; the rest is not encoded."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job with what it waits for, its first errors, and how it went while somebody looked."""
+
+    job: Job
+    waiting_because: str | None
+    errors: Sequence[ItemError] = ()
+    has_more_errors: bool = False
+    stretches: Sequence[Stretch] = ()
+
+    @property
+    def done_share(self) -> float:
+        return share_of(self.job.num_done, self.job.num_items)
+
+    @property
+    def failed_share(self) -> float:
+        return share_of(self.job.num_failed, self.job.num_items)
+
+    @property
+    def wishes(self) -> list[Action]:
+        return list_wishes(self.job)
+
+    @property
+    def stages(self) -> list[StageRow]:
+        spent = self.job.stage_seconds
+        total = sum(spent.get(stage, 0.0) for stage in BUSY_STAGES)
+        return [
+            StageRow(
+                stage,
+                STAGE_WORDS[stage],
+                spent[stage],
+                share_of(spent[stage], total) if stage in BUSY_STAGES else None,
+            )
+            for stage in STAGES
+            if stage in spent
+        ]
+
+    @property
+    def runs(self) -> list[StageStretch]:
+        return find_runs(self.stretches)
+
+    @property
+    def rate_chart(self) -> dict[str, Any] | None:
+        return chart_rate(self.stretches)
+
+    @property
+    def stage_chart(self) -> dict[str, Any] | None:
+        return chart_stages(self.stretches)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that were given or follow from the model, without empty ones."""
+        return {
+            name: value for name, value in self.job.spec.describe().items() if value not in (None, "", [], {})
+        }
+
+    @property
+    def exports(self) -> list[str]:
+        """The formats in which its results can be read now."""
+        if self.job.state == UPLOADING or not (self.job.is_terminal or self.job.num_done):
+            return []
+        return [
+            name for name, row in OUTPUT_FORMATS.items() if self.job.spec.result == VECTOR or row.has_keys
+        ]
+
+    @property
+    def results(self) -> str:
+        return RESULT_ROUTES[self.job.spec.result]
+
+
+def list_wishes(job: Job) -> list[Action]:
+    """List the actions that the job allows now; docs/STATES.md has the table."""
+    wishes: list[Action] = []
+    if job.state == PAUSED:
+        wishes.append(RESUME)
+    elif job.state in STEERABLE_JOB_STATES:
+        wishes.append(PAUSE)
+    if job.state in (COMPLETED_WITH_ERRORS, FAILED) or (job.state == PAUSED and job.num_failed):
+        wishes.append(RETRY)
+    if job.state in STEERABLE_JOB_STATES:
+        wishes.append(CANCEL)
+    return wishes
+
+
+@dataclass(frozen=True, slots=True)
+class JobsView:
+    """A page of jobs. `open_jobs` counts those that have not ended, by state."""
+
+    rows: list[JobView]
+    next: str | None
+    open_jobs: Counter[str]
+    state: str | None
+    is_first: bool
+
+
+def read_jobs(
+    connection: Connection, console: Console, state: str | None = None, after: After = None
+) -> JobsView:
+    """Read jobs of one state or of all, newest first. Raise Problem."""
+    if state is not None and state not in JOB_STATES:
+        raise Problem(
+            422, "invalid-request", f"{state!r} is not a job state; the states are {', '.join(JOB_STATES)}."
+        )
+    jobs = list_jobs(connection, state=state, before_seq=decode_cursor(after), limit=JOBS_ON_A_PAGE + 1)
+    page, following = cut_page(jobs, JOBS_ON_A_PAGE, lambda job: job.seq)
+    reasons = explain_waits(connection, page)
+    counts: Counter[str] = Counter()
+    for entry in count_open_jobs(connection):
+        counts[entry.state] += entry.num_jobs
+    for job in page:
+        if not job.is_terminal:
+            console.histories.note(job)
+    return JobsView(
+        [JobView(job, reasons.get(job.id)) for job in page], following, counts, state, after is None
+    )
+
+
+def read_job(connection: Connection, console: Console, job_id: JobId) -> JobView:
+    """Read a job with its first errors, and note how it stands. Raise JobNotFound."""
+    errors = list_item_errors(connection, job_id, after=None, limit=ERRORS_AT_ONCE + 1)
+    job = find_job(connection, job_id)
+    reason = explain_waits(connection, [job]).get(job_id)
+    console.histories.note(job)
+    return JobView(
+        job, reason, errors[:ERRORS_AT_ONCE], len(errors) > ERRORS_AT_ONCE, console.histories.find(job_id)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorsView:
+    """A page of the items of a job that failed, in the order of submission."""
+
+    job: Job
+    errors: list[ItemError]
+    next: str | None
+    is_first: bool
+
+
+def read_errors(connection: Connection, console: Console, job_id: JobId, after: After = None) -> ErrorsView:
+    errors = list_item_errors(connection, job_id, after=decode_cursor(after), limit=ERRORS_ON_A_PAGE + 1)
+    page, following = cut_page(errors, ERRORS_ON_A_PAGE, lambda error: error.item)
+    return ErrorsView(find_job(connection, job_id), page, following, after is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason why jobs wait, how many jobs have it, and one of them."""
+
+    text: str
+    num_jobs: int
+    example: Job
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """What waits, by model and priority, and why."""
+
+    waiting: list[Waiting]
+    num_workers: dict[str, int]
+    reasons: list[Reason]
+    is_scheduler_alive: bool
+    is_redis_well: bool
+
+    @property
+    def num_items(self) -> int:
+        return sum(entry.num_items for entry in self.waiting)
+
+    @property
+    def num_jobs(self) -> int:
+        return sum(entry.num_jobs for entry in self.waiting)
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        return max((entry.oldest_seconds for entry in self.waiting if entry.oldest_seconds), default=None)
+
+
+def read_queue(connection: Connection, console: Console) -> QueueView:
+    signs = list_signs_of_life(connection)
+    return QueueView(
+        list_waiting(connection),
+        count_workers(connection),
+        list_reasons(connection),
+        SCHEDULER in signs,
+        not signs & {REDIS_AWAY, REDIS_FULL},
+    )
+
+
+def list_reasons(connection: Connection) -> list[Reason]:
+    """List why the newest open jobs wait, the most common reason first."""
+    jobs = [
+        job
+        for state in (RUNNING, QUEUED)
+        for job in list_jobs(connection, state=state, before_seq=None, limit=MAX_EXPLAINED)
+    ]
+    reasons = explain_waits(connection, jobs)
+    examples = {reasons[job.id]: job for job in jobs if job.id in reasons}
+    return [Reason(text, count, examples[text]) for text, count in Counter(reasons.values()).most_common()]
+
+
+def carry_out(wish: str, resources: Resources, job_id: UUID) -> None:
+    wish_for(resources, WISHES[wish], job_id)
+
+
+PAGES: Final = (
+    Page(path="/console/jobs", title="Jobs", template="jobs.html", read=read_jobs),
+    Page(
+        path="/console/jobs/{job_id}",
+        title="Job {job_id!s:.8}",
+        template="job.html",
+        read=read_job,
+        actions={wish: partial(carry_out, wish) for wish in WISHES},
+        is_last=lambda view: view.job.is_terminal,
+    ),
+    Page(
+        path="/console/jobs/{job_id}/errors",
+        title="Failed texts of job {job_id!s:.8}",
+        template="errors.html",
+        read=read_errors,
+        is_last=lambda view: view.job.is_terminal,
+    ),
+    Page(
+        path="/console/queue",
+        title="Queue",
+        lead="Texts that have no vector yet, by model and priority; 0 is the most urgent, 9 the least.",
+        template="queue.html",
+        read=read_queue,
+    ),
+)
+
+
+@router.get("/console/jobs/{job_id}/results")
+def get_export(
+    resources: ResourcesDependency, job_id: JobId, format: Annotated[OutputName, Query()] = "ndjson"
+) -> ResultResponse:
+    """Return the job's results as a file for a visitor with a session: the API's own routes take only a key."""
+    with resources.engine.connect() as connection:
+        job = find_job(connection, job_id)
+    if job.spec.result == VECTOR:
+        return get_vectors(resources, job_id, VectorQuery(format=format, partial=True))
+    rows: RowsName = "parquet" if format == "parquet" else "ndjson"
+    return get_results(resources, job_id, ResultQuery(format=rows, partial=True))

@@ -1,0 +1,247 @@
+"""Schedules: when each is due next, what its last runs did, and why one is late; and the actions on runs."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fastapi import APIRouter, Response
+from sqlalchemy import Connection
+
+from api.console.console import Console
+from api.console.pages import Page, cut_page, find_action
+from api.cursors import After, decode_cursor
+from api.dependencies import Resources, ResourcesDependency
+from api.routes.runs import RunId
+from api.routes.schedules import ScheduleName
+from vectormill.domain.errors import InvalidOption
+from vectormill.runs.run import HELD, QUEUED, RUNNING
+from vectormill.runs.runs import cancel_run, confirm_run
+from vectormill.schedules.cron import find_timezone
+from vectormill.schedules.due_times import run_schedule_now
+from vectormill.schedules.schedule import Schedule, ScheduleCounts, ScheduledRun
+from vectormill.schedules.schedules import (
+    count_schedules,
+    find_schedule,
+    list_scheduled_runs,
+    list_schedules,
+    pause_schedule,
+    resume_schedule,
+)
+from vectormill.workers.workers import INDEXER, SCHEDULER, list_signs_of_life
+
+router = APIRouter(include_in_schema=False)
+
+PAGE_SIZE: Final = 100
+HISTORY_SIZE: Final = 50
+# The scheduler reacts to a due time within two seconds; after a minute it does not look at all.
+OVERDUE_SECONDS: Final = 60.0
+RUN_ACTIONS: Final[dict[str, Callable[[Connection, Any], object]]] = {
+    "confirm": confirm_run,
+    "cancel": cancel_run,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A problem of a schedule. `is_bad` marks one that somebody has to act on."""
+
+    text: str
+    is_bad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSchedule:
+    """A schedule in a list. `next_due` is on the clock of its zone; None while it is paused."""
+
+    schedule: Schedule
+    standing: str
+    next_due: str | None
+    troubles: list[Trouble]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulesView:
+    """A page of schedules; `next` is the cursor of the page after it."""
+
+    lines: list[ListedSchedule]
+    counts: ScheduleCounts
+    next: str | None
+    is_scheduler_alive: bool
+    is_indexer_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """A run of a schedule: its changes as text, and the seconds since an indexer took it, until its end or now."""
+
+    run: ScheduledRun
+    changes: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleView:
+    """A schedule with its newest runs."""
+
+    line: ListedSchedule
+    history: list[HistoryRow]
+
+
+def read_schedules(connection: Connection, console: Console, after: After = None) -> SchedulesView:
+    found = list_schedules(connection, after=decode_cursor(after), limit=PAGE_SIZE + 1)
+    page, following = cut_page(found, PAGE_SIZE, lambda schedule: schedule.id)
+    signs = list_signs_of_life(connection)
+    return SchedulesView(
+        lines=[describe_schedule(schedule, signs) for schedule in page],
+        counts=count_schedules(connection),
+        next=following,
+        is_scheduler_alive=SCHEDULER in signs,
+        is_indexer_alive=INDEXER in signs,
+    )
+
+
+def read_schedule(connection: Connection, console: Console, name: ScheduleName) -> ScheduleView:
+    """Read a schedule and its history. Raise ScheduleNotFound."""
+    schedule = find_schedule(connection, name)
+    runs = list_scheduled_runs(connection, name, limit=HISTORY_SIZE)
+    return ScheduleView(
+        describe_schedule(schedule, list_signs_of_life(connection)),
+        [HistoryRow(run, count_changes(run), measure_run(run, schedule.now)) for run in runs],
+    )
+
+
+def in_transaction(act: Callable[[Connection, str], object]) -> Callable[[Resources, Any], None]:
+    """Return the action that carries out `act` on a schedule in a transaction of its own."""
+
+    def carry_out(resources: Resources, name: str) -> None:
+        with resources.engine.begin() as connection:
+            act(connection, name)
+
+    return carry_out
+
+
+PAGES: Final = (
+    Page(
+        path="/console/schedules",
+        title="Schedules",
+        lead="When collections are re-indexed from their sources, and how the last runs ended.",
+        template="schedules.html",
+        read=read_schedules,
+    ),
+    Page(
+        path="/console/schedules/{name}",
+        title="Schedule {name}",
+        template="schedule.html",
+        read=read_schedule,
+        actions={
+            "pause": in_transaction(pause_schedule),
+            "resume": in_transaction(resume_schedule),
+            "run": in_transaction(run_schedule_now),
+        },
+    ),
+)
+
+
+@router.post("/console/runs/{run_id}/{action}", status_code=204)
+def post_run_action(resources: ResourcesDependency, run_id: RunId, action: str) -> Response:
+    """Carry out an action on a run; the page that asked follows it. Raise RunNotFound, WrongRunState and Problem."""
+    act = find_action(RUN_ACTIONS, action)
+    with resources.engine.begin() as connection:
+        act(connection, run_id)
+    return Response(status_code=204)
+
+
+def describe_schedule(schedule: Schedule, signs: Collection[str]) -> ListedSchedule:
+    """Describe a schedule; `signs` are the duties that give a sign of life."""
+    troubles = list_troubles(schedule, signs)
+    if schedule.paused_at is not None:
+        standing = "paused"
+    elif any(trouble.is_bad for trouble in troubles):
+        standing = "failed" if schedule.num_failures else "late"
+    else:
+        standing = "on_time"
+    return ListedSchedule(schedule, standing, tell_next(schedule), troubles)
+
+
+def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
+    """List why a schedule is late or its collection out of step; whatever needs attention comes first."""
+    found: list[Trouble] = []
+    has_indexer = INDEXER in signs
+    if schedule.lag_seconds > OVERDUE_SECONDS:
+        why = (
+            "the scheduler is alive but did not start one; its log says why"
+            if SCHEDULER in signs
+            else "no scheduler gives a sign of life; start `vectormill scheduler`"
+        )
+        found.append(
+            Trouble(f"Due since {tell_minute(schedule.next_due_at)}, but no run was made: {why}.", True)
+        )
+    if schedule.last_state == QUEUED:
+        why = (
+            "an indexer takes it when no other run works on the collection"
+            if has_indexer
+            else "no indexer gives a sign of life; start `vectormill indexer`"
+        )
+        found.append(
+            Trouble(f"Its run of {tell_minute(schedule.last_run_at)} waits: {why}.", not has_indexer)
+        )
+    if schedule.last_state == HELD:
+        found.append(
+            Trouble(
+                f"Its run of {tell_minute(schedule.last_run_at)} is held, because it would change more than is "
+                "allowed without confirmation; confirm or cancel it.",
+                True,
+            )
+        )
+    if schedule.last_state == RUNNING and not has_indexer:
+        found.append(Trouble("Its run is going on, but no indexer gives a sign of life.", True))
+    if schedule.num_failures:
+        times = "once" if schedule.num_failures == 1 else f"{schedule.num_failures:,} times"
+        found.append(
+            Trouble(f"Failed {times} since its last success.{tell_error(schedule.last_error)}", True)
+        )
+    elif schedule.num_skipped:
+        times = "one due time" if schedule.num_skipped == 1 else f"{schedule.num_skipped:,} due times"
+        found.append(
+            Trouble(f"Skipped {times} since its last success.{tell_error(schedule.last_error)}", False)
+        )
+    if schedule.paused_at is not None:
+        found.append(Trouble(f"Paused since {tell_minute(schedule.paused_at)}: due times pass.", False))
+    return found
+
+
+def count_changes(run: ScheduledRun) -> str:
+    """Return `1,200 seen, 3 new, 1 failed`, without unchanged rows; empty for a run that read nothing."""
+    names = (
+        ("seen", run.counts.num_seen),
+        ("new", run.counts.num_new),
+        ("changed", run.counts.num_changed),
+        ("metadata only", run.counts.num_metadata_only),
+        ("moved", run.counts.num_moved),
+        ("deleted", run.counts.num_deleted),
+        ("failed", run.counts.num_failed),
+    )
+    return ", ".join(f"{number:,} {word}" for word, number in names if number)
+
+
+def measure_run(run: ScheduledRun, now: datetime) -> float | None:
+    return None if run.started_at is None else ((run.finished_at or now) - run.started_at).total_seconds()
+
+
+def tell_next(schedule: Schedule) -> str | None:
+    if schedule.paused_at is not None or schedule.next_due_at is None:
+        return None
+    try:
+        local = schedule.next_due_at.astimezone(find_timezone(schedule.timezone))
+    except InvalidOption:  # the tz database of this machine does not have it
+        return tell_minute(schedule.next_due_at)
+    return f"{local:%Y-%m-%d %H:%M} {schedule.timezone}"
+
+
+def tell_minute(moment: datetime | None) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment else "an unknown moment"
+
+
+def tell_error(error: str | None) -> str:
+    return f" {error.rstrip('.')}." if error else ""

@@ -1,0 +1,502 @@
+"""The console's pages on a real API: what they show, what their buttons do, and what they stream."""
+
+import html
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from scheduler.schedules import fire_due_schedules
+from tests.api_server import api_client, encode_waiting
+from tests.api_server import submit as post_items
+from tests.indexed import execute
+from tests.kinds import SCORES
+from tests.protocol import claim_next, complete, make_items, submit
+from tests.queries import listening
+from tests.schedules import list_runs, make_collection, make_due, make_schedule
+from vectormill.collections.removals import remove_collection
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.jobs import cancel_job, find_job, pause_job
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.runs.runs import create_run
+from vectormill.schedules.schedules import delete_schedule
+from vectormill.workers.samples import RECENT, Sample, write_samples
+from vectormill.workers.workers import beat_indexer, beat_scheduler, beat_worker, delete_worker
+from worker.devices.described import describe_inventory
+from worker.launcher import assign_replicas
+from worker.placement.placement import draw_placement
+from worker.plan import plan_machine
+from worker.settings import WorkerSettings
+
+TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
+FAILURE = ItemFailure("text-too-long", "Too <b>long</b>.")
+INCARNATION = uuid4()
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(engine) as client:
+        yield client
+
+
+def words_of(answer: httpx.Response) -> str:
+    """The text of a page, without its tags."""
+    assert answer.status_code == 200, answer.text
+    return html.unescape(" ".join(re.sub(r"<[^>]+>", " ", answer.text).split()))
+
+
+def press(client: httpx.Client, path: str) -> httpx.Response:
+    (token,) = TOKEN.findall(client.get("/console/queue").text)
+    return client.post(path, headers={"X-CSRF-Token": token, "HX-Request": "true"})
+
+
+def log_in(client: httpx.Client, engine: Engine, scope: str) -> None:
+    secret = make_secret()
+    with engine.begin() as connection:
+        create_key(connection, scope, secret, scope)
+    client.cookies.clear()
+    (csrf,) = re.findall(r'name="csrf" value="([0-9a-f]{64})"', client.get("/console/login").text)
+    client.post("/console/login", data={"csrf": csrf, "key": secret})
+
+
+def test_empty_pages_say_how_what_they_list_is_made(client: httpx.Client) -> None:
+    for name, command in (
+        ("jobs", "vectormill submit"),
+        ("workers", "vectormill worker"),
+        ("collections", "vectormill collections create"),
+        ("schedules", "vectormill schedules create"),
+    ):
+        page = client.get(f"/console/{name}")
+        assert command in words_of(page)
+        assert f'aria-current="page">{name.capitalize()}' in page.text
+    for path in (
+        f"jobs/{uuid4()}",
+        "jobs/nonsense",
+        "collections/none",
+        "collections/No-Name",
+        "collections/none/search?q=x",
+        "schedules/none",
+        *(f"workers/{name}" for name in ("nobody", "a%00b", "x" * 600, "org/model-cpu0@host")),
+    ):
+        assert client.get(f"/console/{path}").status_code == 404, path
+    for path in ("jobs?state=nonsense", "jobs?after=x", "schedules?after=%00"):
+        assert client.get(f"/console/{path}").status_code == 422, path
+        assert client.get(f"/console/live/{path}").status_code == 422, path
+
+
+# -- Jobs --
+
+
+def test_jobs_are_listed_by_state_a_page_at_a_time(client: httpx.Client, engine: Engine) -> None:
+    ids = [submit(engine, make_items(1), chunk_max_items=1).id for _ in range(53)]
+    with engine.begin() as connection:
+        pause_job(connection, ids[0])
+    first = client.get("/console/jobs").text
+    assert first.count('<tr id="job-') == 50
+    (older,) = re.findall(r'href="(/console/jobs\?after=[0-9a-f]{16})"', first)
+    assert client.get(older).text.count('<tr id="job-') == 3
+    paused = client.get("/console/jobs?state=paused").text
+    assert f'id="job-{ids[0]}"' in paused
+    assert paused.count('<tr id="job-') == 1
+    assert 'hx-sse:connect="/console/live/jobs?state=paused"' in paused
+    assert "No job is failed." in client.get("/console/jobs?state=failed").text
+
+
+def test_a_job_tells_its_errors_and_nothing_of_them_is_markup(client: httpx.Client, engine: Engine) -> None:
+    job = submit(engine, make_items(240, "<i>"), chunk_max_items=240)
+    complete(engine, claim_next(engine), dict.fromkeys(range(0, 240, 2), FAILURE))
+    page = client.get(f"/console/jobs/{job.id}").text
+    assert "&lt;i&gt;0" in page
+    assert "Too &lt;b&gt;long" in page
+    assert "<i>" not in page
+    assert "hx-sse:connect" not in page  # it has ended: nothing will change
+    errors = client.get(f"/console/jobs/{job.id}/errors").text
+    assert errors.count("text-too-long") == 100
+    (following,) = re.findall(r'href="(/console/jobs/[^"]+after=[0-9a-f]{16})"', errors)
+    assert client.get(following).text.count("text-too-long") == 20
+
+
+def test_a_stream_follows_a_job_until_its_end(client: httpx.Client, engine: Engine) -> None:
+    job = submit(engine, make_items(8))
+    seen = ""
+    with client.stream("GET", f"/console/live/jobs/{job.id}") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for line in stream.iter_lines():
+            if not seen:
+                encode_waiting(engine)
+            seen += line + "\n"
+    assert "0 of 8 texts" in seen
+    assert "8 of 8 texts" in seen
+    assert seen.rstrip().endswith("event: end\ndata:")
+
+
+def test_a_session_of_scope_read_looks_and_takes_results_and_presses_nothing(
+    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    make_collection(engine, "docs")
+    make_schedule(engine, "docs")
+    press(client, "/console/schedules/docs/run")
+    (run,) = list_runs(engine, "docs")
+    encode_waiting(engine)
+    job = submit(engine, make_items(8))
+    complete(engine, claim_next(engine))
+    for scope, status, state in (("read", 403, "running"), ("write", 200, "paused")):
+        log_in(client, engine, scope)
+        page = client.get(f"/console/jobs/{job.id}").text
+        assert ("disabled aria-describedby" in page) == (scope == "read")
+        for path in ("/console/schedules/docs", "/console/collections/docs"):
+            assert (f'hx-post="/console/runs/{run.id}' in client.get(path).text) == (scope == "write")
+        assert press(client, f"/console/jobs/{job.id}/pause").status_code == status
+        with engine.connect() as connection:
+            assert find_job(connection, job.id).state == state
+        assert press(client, "/console/schedules/docs/pause").status_code == status
+        lines = client.get(f"/console/jobs/{job.id}/results?format=ndjson").text.splitlines()
+        assert len(lines) == 4
+    assert press(client, f"/console/jobs/{job.id}/nonsense").status_code == 404
+
+
+def test_what_a_job_cannot_do_any_more_is_a_notice_in_the_words_of_the_api(
+    client: httpx.Client, engine: Engine
+) -> None:
+    job = submit(engine, make_items(2))
+    with engine.begin() as connection:
+        cancel_job(connection, job.id)
+    answer = press(client, f"/console/jobs/{job.id}/pause")
+    assert (answer.status_code, answer.headers["hx-retarget"]) == (409, "#notices")
+    assert "The job is cancelled" in answer.text
+
+
+# -- Collections --
+
+
+@pytest.fixture
+def searched(engine: Engine, redis_url: str) -> Iterator[httpx.Client]:
+    """An API with the collection `docs`, which has twenty rows and keeps their texts."""
+    with api_client(engine, search_timeout_seconds=60, redis_url=redis_url) as client:
+        items = [
+            {"key": f"k{number}", "text": f"text {number}", "metadata": {"page": number, "lang": "de<i>"}}
+            for number in range(20)
+        ]
+        client.post("/v1/collections", json={"name": "docs", "keep_text": True, "options": {"dimensions": 8}})
+        post_items(client, items, collection="docs")
+        encode_waiting(engine)
+        yield client
+
+
+def keys_of(answer: httpx.Response) -> list[str]:
+    return re.findall(r'<strong class="breakable">([^<]+)</strong>', answer.text)
+
+
+def test_a_search_finds_what_the_api_finds_and_takes_its_filters(
+    searched: httpx.Client, redis_url: str
+) -> None:
+    path = "/console/collections/docs/search"
+    with listening(redis_url):
+        page = searched.get(path, params={"q": "text 4", "limit": 3})
+        hybrid = searched.get(path, params={"q": "text 4", "mode": "hybrid"})
+        asked = searched.post("/v1/collections/docs/search", json={"text": "text 4", "limit": 3}).json()
+    assert keys_of(page) == [match["key"] for match in asked["data"]]
+    assert keys_of(page)[0] == "k4"
+    said = words_of(page)
+    assert "score 1.0000" in said
+    assert '{"lang": "de<i>", "page": 4}' in said
+    assert "text 4" in said
+    assert "<i>" not in page.text  # what a row holds is text
+    assert "place by nearness 1, by words" in words_of(hybrid)
+    filters = {"q": "text", "mode": "text", "filter": "page>=18\nlang=de<i>", "limit": "100"}
+    assert sorted(keys_of(searched.get(path, params=filters))) == ["k18", "k19"]
+    like = keys_of(searched.get(path, params={"like": "k3", "limit": 2}))
+    assert len(like) == 2
+    assert "k3" not in like
+    for refused, why in (
+        ({"q": "x", "filter": "lang"}, "The filter lang is no filter"),
+        ({"q": "x", "filter": '{"a": {"near": 1}}'}, "near"),
+        ({"like": "nothing"}, "nothing"),
+        ({"like": "k\x00"}, "No item is like more_like"),
+        ({"q": "a\x00b"}, "NUL"),
+    ):
+        page = searched.get(path, params=refused)
+        assert page.status_code == 200
+        (refusal,) = re.findall(r'<p class="notice card" role="alert">(.*?)</p>', page.text)
+        assert why in html.unescape(refusal)
+
+
+def test_a_collection_shows_coverage_lag_and_what_is_built_but_no_secret_of_its_source(
+    searched: httpx.Client, engine: Engine
+) -> None:
+    execute(
+        engine,
+        """
+        INSERT INTO vectormill.sources (collection_id, kind, options)
+        SELECT id, 'sql', '{"query": "SELECT 1", "url": "postgresql://me:hunter2@db/x"}' FROM vectormill.collections
+        """,
+    )
+    execute(
+        engine,
+        "INSERT INTO vectormill.source_changes (collection_id, key) SELECT id, 'k1' FROM vectormill.collections",
+    )
+    make_schedule(engine, "docs")
+    with engine.begin() as connection:
+        assert create_run(connection, "docs", "reindex") is not None
+        connection.execute(
+            text("""
+                UPDATE vectormill.runs SET state = 'completed_with_errors', num_seen = 40, num_failed = 10,
+                       finished_at = now() - interval '3 hours'
+            """)
+        )
+    with engine.begin() as connection:
+        create_run(connection, "docs", "check")
+    page = searched.get("/console/collections")
+    said = words_of(page)
+    assert "75 % 3 h ago" in said
+    assert "check: queued" in said
+    with engine.begin() as connection:
+        connection.execute(
+            text("""
+                WITH built AS (
+                    INSERT INTO vectormill.generations (collection_id, fingerprint, spec, state)
+                    SELECT collection_id, 'feedfeedfeedfeed', spec, 'building' FROM vectormill.generations
+                    RETURNING id
+                )
+                UPDATE vectormill.runs SET state = 'running', phase = 'encoding', generation_id = built.id,
+                       job_id = (SELECT id FROM vectormill.jobs LIMIT 1) FROM built WHERE runs.kind = 'check'
+            """)
+        )
+        connection.execute(
+            text("UPDATE vectormill.jobs SET num_done = 5, state = 'running', finished_at = NULL")
+        )
+    page = searched.get("/console/collections/docs")
+    said = words_of(page)
+    for part in (
+        "40 rows in the source, 10 failed",
+        "Changes waiting 1",
+        "The live generation has no vector index",
+        "encoding, 25 % encoded",
+        "postgresql://…@db/x",
+    ):
+        assert part in said
+    assert "hunter2" not in page.text
+    assert "/console/schedules/docs" in page.text
+    assert "one is being built" in words_of(searched.get("/console/collections"))
+
+
+def test_scores_have_no_search_box(client: httpx.Client, engine: Engine) -> None:
+    submit(engine, make_items(30), collection="judged", spec=SCORES)
+    encode_waiting(engine)
+    assert 'role="search"' not in client.get("/console/collections/judged").text
+    assert 'role="alert"' in client.get("/console/collections/judged/search?q=x").text
+
+
+# -- Schedules --
+
+
+@pytest.fixture
+def scheduled(client: httpx.Client, engine: Engine) -> httpx.Client:
+    make_collection(engine, "docs")
+    make_schedule(engine, "docs", "0 2 * * *", timezone="Europe/Berlin")
+    return client
+
+
+def end_runs(engine: Engine, state: str, error: str | None = None, **counts: int) -> None:
+    numbers = "".join(f", {name} = {number}" for name, number in counts.items())
+    with engine.begin() as connection:
+        connection.execute(
+            text(f"""
+                UPDATE vectormill.runs
+                   SET state = :state, error = :error, finished_at = now(),
+                       started_at = now() - interval '90 s'{numbers}
+                 WHERE finished_at IS NULL
+            """),
+            {"state": state, "error": error},
+        )
+
+
+def test_a_late_schedule_says_why_and_what_to_start(scheduled: httpx.Client, engine: Engine) -> None:
+    said = words_of(scheduled.get("/console/schedules"))
+    assert "0 2 * * * Europe/Berlin on time" in said
+    assert "02:00 Europe/Berlin" in said
+    assert "All schedules are on time" in said
+    make_due(engine, "docs", timedelta(hours=1))
+    said = words_of(scheduled.get("/console/schedules"))
+    assert "no scheduler gives a sign of life; start `vectormill scheduler`" in said
+    assert "docs docs 0 2 * * * Europe/Berlin late" in said
+    with engine.begin() as connection:
+        beat_scheduler(connection)
+    assert "the scheduler is alive but did not start one" in words_of(scheduled.get("/console/schedules"))
+    fire_due_schedules(engine)
+    said = words_of(scheduled.get("/console/schedules/docs"))
+    assert "waits: no indexer gives a sign of life; start `vectormill indexer`" in said
+    with engine.begin() as connection:
+        beat_indexer(connection)
+    said = words_of(scheduled.get("/console/schedules/docs"))
+    assert "waits: an indexer takes it when no other run works on the collection" in said
+
+
+def test_the_buttons_of_a_schedule_act_and_its_history_tells_counts_and_reasons(
+    scheduled: httpx.Client, engine: Engine
+) -> None:
+    assert "Paused since" in words_of(press(scheduled, "/console/schedules/docs/pause"))
+    assert "paused" in words_of(scheduled.get("/console/schedules"))
+    assert "Paused since" not in press(scheduled, "/console/schedules/docs/resume").text
+    assert "queued" in words_of(press(scheduled, "/console/schedules/docs/run"))
+    assert [run.state for run in list_runs(engine, "docs")] == ["queued"]
+    end_runs(engine, "completed", num_seen=1200, num_new=3)
+    press(scheduled, "/console/schedules/docs/run")
+    end_runs(engine, "failed", "The source <b>cannot</b> be read.")
+    page = scheduled.get("/console/schedules/docs")
+    said = words_of(page)
+    assert "asked for completed" in said
+    assert "1 min 30 s 1,200 seen, 3 new" in said
+    assert "Failed once since its last success. The source" in said
+    assert "&lt;b&gt;cannot&lt;/b&gt;" in page.text  # what a source says is text
+    assert press(scheduled, "/console/schedules/docs/explode").status_code == 404
+    assert press(scheduled, "/console/schedules/none/pause").status_code == 404
+
+
+def hold_run(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.runs SET state = 'held', phase = 'comparing', error = 'Many.'")
+        )
+
+
+def test_a_run_that_is_held_is_confirmed_or_cancelled_where_it_is_listed(
+    scheduled: httpx.Client, engine: Engine
+) -> None:
+    press(scheduled, "/console/schedules/docs/run")
+    (run,) = list_runs(engine, "docs")
+    confirm, cancel = (f"/console/runs/{run.id}/{wish}" for wish in ("confirm", "cancel"))
+
+    def see() -> list[tuple[bool, bool]]:
+        pages = [
+            scheduled.get(path).text for path in ("/console/schedules/docs", "/console/collections/docs")
+        ]
+        return [(confirm in page, cancel in page) for page in pages]
+
+    assert see() == [(False, True)] * 2
+    refused = press(scheduled, confirm)
+    assert (refused.status_code, refused.headers["hx-retarget"]) == (409, "#notices")
+    hold_run(engine)
+    assert see() == [(True, True)] * 2
+    assert press(scheduled, confirm).status_code == 204
+    assert [each.state for each in list_runs(engine, "docs")] == ["queued"]
+    hold_run(engine)
+    assert press(scheduled, cancel).status_code == 204
+    assert [each.state for each in list_runs(engine, "docs")] == ["cancelled"]
+    assert see() == [(False, False)] * 2
+    assert press(scheduled, f"/console/runs/{run.id}/forget").status_code == 404
+
+
+# -- Workers --
+
+
+def beat(engine: Engine, name: str, report: dict[str, Any], launcher: UUID | None = None) -> None:
+    with engine.begin() as connection:
+        assert beat_worker(connection, name, INCARNATION, DEFAULT_MODEL, 4, report, launcher)
+
+
+def report_of(placement: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "state": "running",
+        "state_reason": "",
+        "device": {"value": "cuda:0", "reason": "the first that is free"},
+        "backend": {"value": "torch", "reason": "the only one on <cuda>"},
+        "precision": {"value": "bf16", "reason": "the device has bf16 matrix instructions"},
+        "attention": "packed",
+        "notes": ["int8 was not chosen."],
+        "num_restarts": 0,
+        "padding_waste": 0.02,
+        "bound_by": {"value": "run", "reason": "The device was computing in 90% of the time."},
+        "placement": placement,
+        "device_memory_used_bytes": 6 << 30,
+        "device_memory_total_bytes": 24 << 30,
+        "device_utilisation": 0.93,
+        RECENT: write_samples([Sample(10.0 * ago, 1000.0 * ago, 6000, 90 + ago) for ago in range(5, 0, -1)]),
+    }
+
+
+def test_workers_are_listed_with_what_each_runs_on_how_fast_it_is_and_what_bounds_it(
+    client: httpx.Client, engine: Engine
+) -> None:
+    beat(engine, "m-cuda0@host", report_of({}))
+    beat(engine, "new", {})
+    beat(engine, "sick", {"state": "waiting to commit", "state_reason": "No space left on device"})
+    page = client.get("/console/workers")
+    said = words_of(page)
+    assert "m-cuda0@host all-MiniLM-L6-v2 running cuda:0 torch, bf16 1,000" in said
+    assert "6.0 GiB of 24.0 GiB 93 % run" in said
+    assert "sick is waiting to commit: No space left on device" in said
+    assert "new all-MiniLM-L6-v2 starting – –, –" in said
+    assert 'points="0.0,0.0' in page.text
+    less: tuple[dict[str, Any], ...] = (
+        {},
+        {"state": "loading", "recent": "?"},
+        {"placement": {"strategy": "replicate", "stages": []}},  # without the plan's own sentences
+        {"placement": [], "device": None, "bound_by": None, "notes": None},
+    )
+    for report in less:
+        beat(engine, "new", report)
+        said = words_of(client.get("/console/workers/new"))
+        assert "No samples yet" in said
+        assert "This worker reports no plan" in said
+
+
+def test_a_worker_shows_its_minutes_its_choices_and_the_plan_as_the_command_prints_it(
+    client: httpx.Client, engine: Engine
+) -> None:
+    card = Registry({}).outline(DEFAULT_MODEL)
+    (planned,) = plan_machine([card], describe_inventory("2x24GiB"), WorkerSettings())
+    launcher = uuid4()
+    for number, assignment in enumerate(assign_replicas(planned)):
+        beat(engine, f"m-cuda{number}@host", report_of(dict(assignment.part)), launcher)
+    page = client.get("/console/workers/m-cuda0@host")
+    said = words_of(page)
+    assert "one of 2 replicas" in said
+    assert "backend torch the only one on <cuda>" in said
+    assert "int8 was not chosen." in said
+    assert "10 s 1,000 6,000 MiB 91 %" in said
+    assert draw_placement(planned.placement) in html.unescape(page.text)
+    for chart in ("rates", "memory", "busy"):
+        assert f'id="{chart}"' in page.text
+
+
+def test_a_stream_ends_when_its_subject_is_gone(client: httpx.Client, engine: Engine) -> None:
+    make_collection(engine, "docs")
+    encode_waiting(engine)
+    make_schedule(engine, "nightly", collection="docs")
+    beat(engine, "org/model@host", report_of({}))
+
+    def delete_nightly() -> None:
+        with engine.begin() as connection:
+            delete_schedule(connection, "nightly")
+
+    def delete_host() -> None:
+        with engine.begin() as connection:
+            delete_worker(connection, "org/model@host", INCARNATION)
+
+    for path, begun, delete, gone in (
+        ("workers/org/model@host", "The worker is running", delete_host, "Worker org/model@host is gone"),
+        ("schedules/nightly", "Due next at", delete_nightly, "Schedule nightly is gone"),
+        (
+            "collections/docs",
+            "Generations",
+            lambda: remove_collection(engine, "docs"),
+            "Collection docs is gone",
+        ),
+    ):
+        with client.stream("GET", f"/console/live/{path}") as answer:
+            lines = answer.iter_lines()
+            assert any(begun in line for line in lines)
+            delete()
+            rest = "\n".join(lines)
+        assert gone in rest
+        assert "event: end" in rest
