@@ -695,14 +695,14 @@ MUTANTS: Final = (
         "worker/chunk/leases.py",
         "while is_suspect and self._num_inside:",
         "while False:",
-        ("tests/unit/chunk/test_quarantine.py::test_a_suspect_waits_until_it_is_alone_and_nobody_joins_it",),
+        ("tests/unit/chunk/test_leases.py::test_a_suspect_waits_until_it_is_alone_and_nobody_joins_it",),
     ),
     Mutant(
         "nobody waits behind a suspect chunk",
         "worker/chunk/leases.py",
         "self._is_closed = is_suspect\n",
         "self._is_closed = False\n",
-        ("tests/unit/chunk/test_quarantine.py::test_a_suspect_waits_until_it_is_alone_and_nobody_joins_it",),
+        ("tests/unit/chunk/test_leases.py::test_a_suspect_waits_until_it_is_alone_and_nobody_joins_it",),
     ),
     Mutant(
         "a digest knows nothing of the prompt",

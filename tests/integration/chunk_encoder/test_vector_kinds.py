@@ -17,7 +17,6 @@ from sqlalchemy import Engine, text
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
-from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.calibrations import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.jobs.chunks.chunks import split_chunk
@@ -27,7 +26,6 @@ from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import retry_job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.ragged import Ragged
-from vectormill.search.matches import search_collection
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges, measure_ranges, quantize, widen_ranges
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
@@ -43,7 +41,8 @@ ITEMS = [*many(5), {"key": "blank", "text": " "}, *[{"key": f"x{n}", "text": f"m
 GOOD = [item for item in ITEMS if item["key"] != "blank"]
 VECTORS = np.stack([vector_of(item["text"].encode()) for item in GOOD])
 RANGES = Ranges(np.full(8, -0.7, dtype=np.float32), np.linspace(0.5, 0.9, 8, dtype=np.float32))
-TYPES_AND_PLACES = [(name, place) for name in VECTOR_TYPES for place in (None, "docs")]
+# Each in a collection, and one of each width of the job alone.
+TYPES_AND_PLACES = [*((name, "docs") for name in VECTOR_TYPES), ("float16", None), ("binary", None)]
 
 
 @pytest.fixture
@@ -164,28 +163,6 @@ def test_retried_and_split_chunks_keep_the_rows_they_had(engine: Engine, vector_
     assert np.array_equal(rows[:3], make_rows(vectors, VECTOR_TYPE_BY_NAME[vector_type], RANGES))
 
 
-def test_a_collection_that_the_first_release_made_goes_on(engine: Engine) -> None:
-    submit_directly(engine, make_items(3), collection="docs")
-    complete(engine, claim_next(engine))
-    with engine.begin() as connection:
-        for table in ("jobs", "generations"):  # all that the first release stored
-            connection.execute(
-                text(
-                    f"UPDATE vectormill.{table} SET spec = spec - 'vector_type' - 'long_texts' - 'passage_overlap'"
-                )
-            )
-    job = submit_directly(engine, make_items(3, "later"), collection="docs")
-    complete(engine, claim_next(engine))
-    rows, present = read_all(engine, job)
-    assert present.all()
-    assert rows.dtype == np.float16
-    with engine.connect() as connection:
-        found = search_collection(
-            connection, find_generation(connection, "docs"), vector_of(make_items(3)[1].text), 1
-        )
-    assert found.matches[0].key == "k1"
-
-
 class CountingEngine:
     """Vectors that tell their text; counts the requests."""
 
@@ -218,6 +195,8 @@ def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:
     for thread in threads:
         thread.join()
     other.prepare(spec, never)
+    for vector_type in (None, "float32", "float16", "binary"):  # which have no codes
+        other.prepare(replace(SPEC, vector_type=vector_type), never)
     assert (first.num_requests, second.num_requests) == (1, 0)
     with engine.connect() as connection:
         ranges = find_ranges(connection, spec)
@@ -253,15 +232,6 @@ def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(eng
     assert ranges is not None
     expected = quantize(np.stack([vector_of(item.text) for item in make_items(6)]), ranges)
     assert np.array_equal(read_all(engine, job)[0], expected)
-
-
-@pytest.mark.parametrize("vector_type", [None, "float32", "float16", "binary"])
-def test_types_without_codes_need_no_calibration(engine: Engine, vector_type: str | None) -> None:
-    engine_of_model = CountingEngine()
-    Calibrator(engine, engine_of_model.encode).prepare(
-        replace(SPEC, vector_type=vector_type), threading.Event()
-    )
-    assert engine_of_model.num_requests == 0
 
 
 def test_a_text_has_the_same_codes_in_every_job_and_whatever_its_chunk(engine: Engine) -> None:

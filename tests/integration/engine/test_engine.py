@@ -84,11 +84,6 @@ def test_a_text_has_the_same_vector_alone_and_in_any_company(engine: Engine) -> 
         assert float((result.vectors * rolled).sum(1).min()) >= 0.9999
 
 
-def test_texts_of_one_subject_are_nearer_than_others(engine: Engine) -> None:
-    vectors = encode(engine, TEXTS[:3], interactive=True).vectors
-    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
-
-
 def test_fewer_dimensions_are_the_leading_ones_at_unit_length(engine: Engine) -> None:
     whole = encode(engine, TEXTS[:2]).vectors[:, :64]
     cut = encode(engine, TEXTS[:2], replace(SPEC, dimensions=64)).vectors
@@ -118,10 +113,3 @@ def test_what_a_text_is_computed_with_beyond_its_tokens_is_counted_as_padding(en
         num_tokens = int(alone.num_tokens[0])
         expected = num_tokens if longest is None else LengthBuckets(longest).find(num_tokens)
         assert alone.num_computed_tokens == expected
-
-
-def test_the_report_names_backend_precision_and_their_reasons(engine: Engine) -> None:
-    report = engine.report()
-    assert report["backend"]["value"] in ("torch", "openvino")
-    assert all(report[choice]["reason"] for choice in ("device", "backend", "precision"))
-    assert report["max_batch_tokens"] == 1024

@@ -22,14 +22,12 @@ from tests.faulty_engine import (
     runner_pids,
 )
 from tests.waiting import wait_for
-from vectormill.domain.encoding import FAIL, PASSAGES
+from vectormill.domain.encoding import PASSAGES
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import (
     EMPTY_TEXT,
     ENCODING_FAILED,
     NON_FINITE_VECTOR,
-    NUL_CHARACTER,
-    TOO_MANY_TOKENS,
 )
 from vectormill.jobs.waiting import ServingWorker
 from vectormill.models.registry import DEFAULT_MODEL
@@ -42,55 +40,6 @@ def engine(make_engine: MakeEngine) -> Engine:
     started = make_engine()
     started.start()
     return started
-
-
-def test_every_text_gets_the_vector_it_gets_alone(engine: Engine) -> None:
-    texts = [f"text number {i} " + "and more " * (i % 9) for i in range(200)]
-    together = encode(engine, texts)
-    assert not together.failures
-    for index in (0, 8, 199):
-        assert np.array_equal(encode(engine, [texts[index]]).vectors[0], together.vectors[index])
-
-
-def test_requests_that_run_together_get_their_own_vectors(engine: Engine) -> None:
-    texts = [[f"request {r} text {i} " + "word " * (i % 7) for i in range(60)] for r in range(6)]
-    with ThreadPoolExecutor(6) as threads:
-        results = list(threads.map(lambda some: encode(engine, some), texts))
-    for some, result in zip(texts, results, strict=True):
-        assert np.array_equal(result.vectors[-1], encode(engine, some[-1:]).vectors[0])
-    report = engine.report()
-    assert report["num_sequences"] == 366
-    assert report["num_batches"] > 10
-    assert 0 <= report["padding_waste"] < 0.5
-
-
-def test_a_text_that_occurs_twice_is_encoded_once_and_counted_twice(engine: Engine) -> None:
-    result = encode(engine, ["same words", "other", "same words"])
-    assert engine.report()["num_sequences"] == 2
-    assert np.array_equal(result.vectors[0], result.vectors[2])
-    assert result.num_tokens.tolist() == [4, 3, 4]
-    assert result.num_computed_tokens >= 11
-
-
-def test_texts_that_cannot_be_encoded_fail_alone_and_their_rows_are_zeros(engine: Engine) -> None:
-    strict = replace(SPEC, long_texts=FAIL, max_tokens=6)
-    result = encode(engine, ["fine", " ", "nul \0 here", "one two three four five", "fine"], spec=strict)
-    assert {index: failure.code for index, failure in result.failures.items()} == {
-        1: EMPTY_TEXT,
-        2: NUL_CHARACTER,
-        3: TOO_MANY_TOKENS,
-    }
-    assert not result.vectors[[1, 2, 3]].any()
-    assert result.vectors[0].any()
-    assert result.num_tokens.tolist() == [3, 0, 0, 0, 3]
-
-
-def test_truncation_is_counted_and_told_for_each_text(engine: Engine) -> None:
-    result = encode(engine, ["one two three four five", "one"], spec=replace(SPEC, max_tokens=4))
-    assert (result.truncated.tolist(), result.num_tokens.tolist()) == (
-        [True, False],
-        [4, 3],
-    )
 
 
 def test_a_text_fails_when_one_of_its_passages_does_and_its_neighbours_do_not(engine: Engine) -> None:
@@ -110,12 +59,6 @@ def test_a_text_fails_when_one_of_its_passages_does_and_its_neighbours_do_not(en
     assert np.array_equal(result.vectors[0], encode(engine, ["fine"]).vectors[0])
 
 
-def test_a_request_without_any_sound_text_is_answered_without_the_model(engine: Engine) -> None:
-    assert len(encode(engine, []).vectors) == 0
-    assert list(encode(engine, ["", " "]).failures) == [0, 1]
-    assert engine.report()["num_batches"] == 0
-
-
 def test_a_text_on_which_the_model_raises_fails_alone_and_its_neighbours_do_not(engine: Engine) -> None:
     texts = [f"fine {i}" for i in range(40)]
     texts[13] = texts[31] = "an error here"
@@ -126,29 +69,19 @@ def test_a_text_on_which_the_model_raises_fails_alone_and_its_neighbours_do_not(
     assert np.flatnonzero(~result.vectors.any(axis=1)).tolist() == [13, 31]
 
 
-def test_a_vector_that_is_not_finite_fails_its_text_alone(engine: Engine) -> None:
-    result = encode(engine, ["fine", "nan here", "fine too"])
-    assert {index: failure.code for index, failure in result.failures.items()} == {1: NON_FINITE_VECTOR}
-    assert np.isfinite(result.vectors).all()
-
-
-def test_the_request_whose_text_kills_the_model_is_told_and_the_engine_goes_on(engine: Engine) -> None:
+@pytest.mark.parametrize(("text", "status"), [("crash now", 7), ("the device is lost", 3)])
+def test_the_request_whose_text_ends_the_process_is_told_and_the_engine_goes_on(
+    engine: Engine, text: str, status: int
+) -> None:
+    """Nor does a process whose device is lost fail with every text: it ends."""
     first = runner_pids()
-    with pytest.raises(RunnerDied, match="status 7") as caught:
-        encode(engine, ["fine", "crash now"])
+    with pytest.raises(RunnerDied, match=f"status {status}") as caught:
+        encode(engine, ["fine", text])
     assert caught.value.is_suspect
     assert not encode(engine, ["fine"]).failures
     assert runner_pids() != first
     assert engine.report()["num_restarts"] == 1
     assert engine.is_healthy()
-
-
-def test_a_device_that_is_lost_ends_its_process_instead_of_failing_every_text(engine: Engine) -> None:
-    with pytest.raises(RunnerDied, match="status 3") as caught:
-        encode(engine, ["fine", "the device is lost"])
-    assert caught.value.is_suspect
-    assert not encode(engine, ["fine"]).failures
-    assert engine.report()["num_restarts"] == 1
 
 
 def test_requests_that_were_not_in_the_fatal_batch_never_notice(
@@ -290,6 +223,8 @@ def test_a_spec_of_another_model_or_revision_is_refused_and_the_report_shows_it_
         assert worker.model != other.model or not worker.has_model_of(other)
         with pytest.raises(ModelError, match="The job asks for the vectors of"):
             encode(engine, ["fine"], spec=other)
+    with pytest.raises(ModelError, match=r"task is extract; .* does embed, score"):
+        encode(engine, ["fine"], spec=replace(SPEC, task="extract"))
 
 
 def test_the_report_says_what_runs_and_why(engine: Engine) -> None:

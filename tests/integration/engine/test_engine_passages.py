@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from tests.processors import with_bf16
 from tests.reference import packaged_reference
-from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
-from vectormill.jobs.item import TOO_MANY_TOKENS
+from vectormill.domain.encoding import TRUNCATE, EncodingSpec
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
@@ -102,45 +101,9 @@ def test_the_vector_of_a_long_text_is_the_token_weighted_mean_of_its_windows(
     assert unit.num_passages == unit.num_tokens[0] / 64 >= 6
 
 
-def test_fewer_dimensions_of_a_long_text_are_the_leading_ones_of_the_whole_vector(engine: Engine) -> None:
-    whole = encode(engine, [LONG]).vectors[0]
-    cut = encode(engine, [LONG], replace(SPEC, dimensions=64)).vectors[0]
-    np.testing.assert_allclose(cut, whole[:64] / np.linalg.norm(whole[:64]), atol=1e-5)
-
-
 def test_a_text_that_fits_has_the_vector_that_it_has_when_long_ones_are_cut(
     engine: Engine, precision: str
 ) -> None:
     cut = encode(engine, [SHORT], replace(SPEC, long_texts=TRUNCATE, passage_overlap=0))
     assert np.array_equal(encode(engine, [SHORT]).vectors, cut.vectors)
     assert cosine(encode(engine, [SHORT, LONG]).vectors[0], cut.vectors[0]) >= SMALLEST_COSINES[precision]
-
-
-def test_a_long_text_has_the_same_vector_alone_and_in_any_company(engine: Engine, precision: str) -> None:
-    alone = encode(engine, [LONG]).vectors[0]
-    company = [LONG[5 * i :] for i in range(1, 20)] + [SHORT]
-    together = encode(engine, [*company[:7], LONG, *company[7:]])
-    assert cosine(together.vectors[7], alone) >= SMALLEST_COSINES[precision]
-
-
-def test_passages_see_the_end_of_a_text_and_cutting_does_not(engine: Engine, precision: str) -> None:
-    others = LONG.replace(SUBJECTS[2], "Whales sing in the sea for hours. ")
-    cut = encode(engine, [LONG, others], replace(SPEC, long_texts=TRUNCATE, passage_overlap=0))
-    assert cut.truncated.all()
-    assert cosine(*cut.vectors) > SMALLEST_COSINES[precision]
-    assert cosine(*encode(engine, [LONG, others]).vectors) < 0.95
-
-
-def test_a_text_of_one_token_too_many_is_near_the_vector_it_has_when_cut(engine: Engine) -> None:
-    text = "word " * 63  # 65 tokens with the special ones
-    passaged = encode(engine, [text])
-    assert passaged.num_passages == 2
-    cut = encode(engine, [text], replace(SPEC, long_texts=TRUNCATE, passage_overlap=0))
-    assert cosine(passaged.vectors[0], cut.vectors[0]) > 0.99
-
-
-def test_a_job_that_wants_long_texts_to_fail_is_told_how_long_they_are(engine: Engine) -> None:
-    result = encode(engine, [SHORT, LONG], replace(SPEC, long_texts=FAIL, passage_overlap=0))
-    assert result.failures[1].code == TOO_MANY_TOKENS
-    assert "64 are allowed" in result.failures[1].detail
-    assert list(result.failures) == [1]

@@ -80,36 +80,6 @@ def test_there_are_cases_that_ask_again_below_what_they_found() -> None:
     assert any(len(case["levels"]) > 1 and case["output"]["count"] for case in CERTAIN)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_texts_together_have_the_records_that_each_has_alone(engines: dict[str, Engine], model: str) -> None:
-    schema = {"人物": {"职务": None}, "地点": None, "机构": {"创办人(人物)": None}}
-    texts = [case["text"] for case in list_cases("natural", model) if case["text"].strip()][:12]
-    engine, spec = engines[model], make(CARDS[model], schema)
-    together = extract(engine, spec, [*texts, " ", texts[0]])
-    assert together.failures[len(texts)].code == "empty_text"
-    assert together.results.row(len(texts)).size == 0
-    for index, text in enumerate(texts):
-        alone = extract(engine, spec, [text])
-        assert together.failures.get(index) == alone.failures.get(0)
-        if not alone.failures:
-            assert read(together, index) == read(alone, 0)
-    assert len(together.failures) < len(texts) / 2
-    assert read(together, len(texts) + 1) == read(together, 0)
-
-
-def test_what_is_found_nowhere_is_an_empty_list(engines: dict[str, Engine]) -> None:
-    case = next(case for case in CERTAIN if case["output"]["count"] == 0)
-    result = extract(engines[case["model"]], make(CARDS[case["model"]], case["schema"]), [case["text"]])
-    assert read(result, 0) == []
-
-
-def test_the_report_says_what_decides(engines: dict[str, Engine]) -> None:
-    report = engines["model"].report()
-    assert (report["backend"]["value"], report["precision"]["value"]) == ("torch", "fp32")
-    assert report["gives_vectors"] is False
-    assert [engine.report()["num_streams"] for engine in engines.values()] == [1, 2]
-
-
 def test_an_engine_on_two_devices_has_the_records_of_the_reference(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

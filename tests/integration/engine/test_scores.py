@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from tests.classifiers import STRUCTBERT
 from tests.models import DEVICE, packaged_model, read_card
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
-from vectormill.domain.errors import InvalidOption, ModelError
+from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.pair import join_pair
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import make_spec
@@ -70,31 +69,6 @@ def test_structbert_gives_the_probabilities_of_its_reference(structbert: Engine)
     assert together.num_tokens.tolist() == [case["max_length_512"]["num_tokens"] for case in CASES]
 
 
-def test_what_was_cut_is_counted_or_fails(structbert: Engine) -> None:
-    spec = make_spec(CARD, EncodingOptions(max_tokens=128))
-    is_long = [case["max_length_512"]["num_tokens"] > 128 for case in CASES]
-    assert any(is_long)
-    cut = judge(structbert, spec, TEXTS)
-    assert cut.truncated.tolist() == is_long
-    failed = judge(structbert, replace(spec, long_texts="fail"), TEXTS)
-    assert sorted(failed.failures) == np.flatnonzero(is_long).tolist()
-    assert {failure.code for failure in failed.failures.values()} == {"too_many_tokens"}
-    sound = [index for index, long in enumerate(is_long) if not long]
-    assert np.allclose(failed.results.matrix[sound], cut.results.matrix[sound], atol=1e-6)
-
-
-def test_a_pair_fails_alone_and_says_which_text_is_why(structbert: Engine) -> None:
-    texts = [b"a", join_pair(b"a", b"  "), join_pair(b"", b"b"), join_pair(b"a", b"x\0y"), TEXTS[0], TEXTS[0]]
-    found = judge(structbert, make_spec(CARD, EncodingOptions()), texts)
-    said = {
-        index: (failure.code, failure.detail.startswith("text_pair: "))
-        for index, failure in found.failures.items()
-    }
-    assert said == {1: ("empty_text", True), 2: ("empty_text", False), 3: ("nul_character", True)}
-    assert (found.results.matrix[4] == found.results.matrix[5]).all()
-    assert found.num_reused >= 1
-
-
 def test_a_model_that_embeds_gives_the_cosine_and_reads_each_text_once(minilm: Engine) -> None:
     spec = make_spec(MINILM, EncodingOptions(task="score"))
     sides = [
@@ -114,12 +88,6 @@ def test_a_model_that_embeds_gives_the_cosine_and_reads_each_text_once(minilm: E
         0: "no_pair",
         1: "lone_surrogate",
     }
-
-
-def test_a_job_of_another_task_waits_for_a_worker_that_does_it(structbert: Engine) -> None:
-    spec = replace(make_spec(CARD, EncodingOptions()), task="embed")
-    with pytest.raises(ModelError, match="does score"):
-        judge(structbert, spec, TEXTS[:1])
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,26 @@
-"""What a runner's parent makes of a process that says half of something."""
+"""A model process as its parent sees it: how it is started, where it is, and what half a message means."""
 
 import os
+import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
-from worker.runner import runner
+from tests.architecture.sources import ROOT
+from tests.waiting import wait_for
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.devices.device import CPU, CUDA, Device
+from worker.encoder.encoder import EncoderOrder
+from worker.runner import runner, starter
 from worker.runner.channel import Channel, make_memory
 from worker.runner.runner import Runner, RunnerLost, bound_waits
+from worker.runner.stacks import NO_ANSWER, StackFile
+from worker.runner.starter import RunnerStarter
 
 
 def test_a_process_that_stops_in_the_middle_of_a_message_is_not_waited_for_for_ever(
@@ -26,3 +38,95 @@ def test_a_process_that_stops_in_the_middle_of_a_message_is_not_waited_for_for_e
         theirs.sendall(b"\0\0")  # half of the length of a message
         with pytest.raises(RunnerLost, match="in the middle of a message"):
             waiting.receive()
+
+
+# It waits in C: a handler written in Python would wait with it.
+PROGRAM = """
+import sys, threading
+from worker.runner.stacks import answer_with_stacks
+answer_with_stacks(int(sys.argv[1]))
+lock = threading.Lock()
+def wait_for_ever():
+    print("ready", flush=True)
+    with lock:
+        lock.acquire()
+wait_for_ever()
+"""
+
+Child = tuple["subprocess.Popen[bytes]", StackFile]
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    file = StackFile()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(file.fileno())],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        pass_fds=[file.fileno()],
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process, file
+    process.kill()
+    process.communicate()
+    file.close()
+
+
+def test_a_process_says_where_it_waits_as_often_as_it_is_asked(child: Child) -> None:
+    process, file = child
+    wait_for(lambda: "in wait_for_ever" in file.ask(process.send_signal))
+    again = file.ask(process.send_signal)
+    assert again.count("in wait_for_ever") == 1, "what it said before is not said again"
+    assert process.poll() is None, "it goes on"
+
+
+@pytest.mark.parametrize("ending", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_process_that_is_stopped_or_gone_gives_no_answer_and_nobody_waits_long_for_it(
+    child: Child, ending: signal.Signals
+) -> None:
+    process, file = child
+    os.kill(process.pid, ending)
+    if ending == signal.SIGKILL:
+        process.wait()
+    assert file.ask(process.send_signal) == NO_ANSWER
+
+
+EXPANDABLE = "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "expected"),
+    [
+        (CUDA, {}, EXPANDABLE),
+        (CUDA, {"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
+        (CUDA, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),  # torch's older name for it
+        (CPU, {}, None),
+    ],
+)
+def test_the_allocator_of_a_gpu_expands_its_segments_unless_a_user_has_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch, kind: str, environment: dict[str, str], expected: str | None
+) -> None:
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(starter, "Runner", lambda load, environment: told.append(environment))
+    device = Device(f"{kind}:0", kind, 0, (), 1, 1 << 30, uuid="GPU-1")
+    order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), device, "auto", "auto", 1, Path())
+    RunnerStarter("module:function", order, environment, collective_timeout_seconds=1).start()
+    assert told[0].get("PYTORCH_ALLOC_CONF") == expected
+    assert told[0]["HF_HUB_DISABLE_PROGRESS_BARS"] == "1", "the only bar is ours"
+    assert told[0]["CUDA_VISIBLE_DEVICES"] == ("GPU-1" if kind == CUDA else "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, "/cache/compiled"), ({"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}, "/elsewhere")],
+)
+def test_what_is_compiled_lies_in_the_workers_cache_unless_a_user_has_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
+) -> None:
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(starter, "Runner", lambda load, environment: told.append(environment))
+    device = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+    order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), device, "auto", "auto", 1, Path("/cache"))
+    RunnerStarter("module:function", order, environment, collective_timeout_seconds=1).start()
+    assert told[0]["TORCHINDUCTOR_CACHE_DIR"] == expected
