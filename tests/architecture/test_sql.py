@@ -116,7 +116,7 @@ def test_only_the_scheduler_keeps_anything_in_its_session() -> None:
 
 
 # What asks somebody's database, or a server about itself.
-OTHER_DATABASES = frozenset({"vectormill/cli/doctor/servers.py", "vectormill/embedded"})
+OTHER_DATABASES = frozenset({"vectormill/cli/doctor.py", "vectormill/embedded"})
 
 
 def test_statements_stand_in_db_and_in_the_folders_of_features_alone() -> None:

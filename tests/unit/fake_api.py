@@ -284,8 +284,8 @@ class FakeHandler(BaseHTTPRequestHandler):
             case ["v1", "models"]:
                 mini = {"name": "mini", "task": "embed", "dimension": 2, "max_tokens": 256, "workers": 1}
                 self._json({"data": [mini | {"unprompted": self.fake.unprompted}]})
-            case ["v1", "workers"]:
-                self._json({"data": [self.fake.worker()]})
+            case ["v1", "workers" | "schedules" as what]:
+                self._json({"data": [self.fake.worker()] if what == "workers" else []})
             case ["readyz"]:
                 ready = {"status": "ok", "postgres": True, "redis": True, "workers": 1, "scheduler": True}
                 self._json(ready)

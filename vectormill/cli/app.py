@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from vectormill.cli import exits
-from vectormill.cli.commands import (
+from vectormill.cli import (
     collections,
     demo,
     doctor,
     encode,
+    exits,
     items,
     jobs,
     keys,
@@ -49,7 +49,7 @@ class Globals:
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        from vectormill.cli.doctor.checks import describe_installation
+        from vectormill.cli.doctor import describe_installation
 
         for line in describe_installation():
             typer.echo(line)

@@ -1,7 +1,7 @@
 """EncodingOptions, which a job asks of its model, and EncodingSpec, which they come to: same spec, same vector space.
 
 An option is said once, with its help. From that are made requests and parameters of the API
-(`vectormill/encoding_options.py`), flags of commands (`cli/arguments/encoding_flags.py`) and the table in
+(`vectormill/encoding_options.py`), flags of commands (`cli/command.py`) and the table in
 docs/CONFIGURATION.md. What it comes to for a model decides `make_spec`.
 """
 

@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from vectormill.cli.demos.reindexing import CHANGES, Round, change_table, count_rows, make_table, print_rounds
+from vectormill.cli.reindexing_demo import CHANGES, Round, change_table, count_rows, make_table, print_rounds
 from vectormill.corpus import Docstring
 
 DOCSTRINGS = [Docstring(f"module{number % 7}.f{number}", f"Text {number}.") for number in range(4000)] + [

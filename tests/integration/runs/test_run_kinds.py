@@ -23,7 +23,7 @@ from tests.indexers import (
     wanted,
 )
 from tests.kinds import RECORDS, SCORES, grouped_of, numbers_of
-from vectormill.cli.views.collection_page import print_check
+from vectormill.cli.collections import print_check
 from vectormill.collections.collection import CollectionWishes
 from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.rows.items import find_item

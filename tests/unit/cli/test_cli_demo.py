@@ -8,9 +8,10 @@ import torch
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill import corpus
+from vectormill.cli import demos as weights
 from vectormill.cli.app import main
-from vectormill.cli.commands.demo import TASK_DEMOS, DemoTask
-from vectormill.cli.demos import weights
+from vectormill.cli.demo import DemoTask
+from vectormill.cli.demos import DEMOS
 from vectormill.corpus import Docstring
 from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.tasks.task import EMBED
@@ -148,7 +149,7 @@ def test_the_demo_of_records_counts_them_and_prints_json_for_machines(
 
 
 def test_weights_that_mean_nothing_are_said_to_and_can_be_loaded(tmp_path: Path) -> None:
-    demo, settings = TASK_DEMOS["extract"], Settings()
+    demo, settings = DEMOS["extract"], Settings()
     chosen = weights.choose_weights(demo, None, settings, tmp_path)
     assert "random, and the records mean nothing" in chosen.told
     assert chosen.path is not None
@@ -158,11 +159,11 @@ def test_weights_that_mean_nothing_are_said_to_and_can_be_loaded(tmp_path: Path)
 
 def test_a_model_that_embeds_extracts_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption):
-        weights.choose_weights(TASK_DEMOS["extract"], DEFAULT_MODEL, Settings(), tmp_path)
+        weights.choose_weights(DEMOS["extract"], DEFAULT_MODEL, Settings(), tmp_path)
 
 
 def test_the_flag_of_the_demo_names_the_tasks_that_have_one() -> None:
-    assert set(get_args(DemoTask)) == {EMBED, *TASK_DEMOS}
+    assert set(get_args(DemoTask)) == set(DEMOS)
 
 
 def test_a_re_index_is_of_vectors_in_a_postgres_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +180,7 @@ def test_a_service_that_runs_is_given_no_directory(
 
 
 def test_a_directory_of_weights_is_registered_for_the_processes_of_the_demo(tmp_path: Path) -> None:
-    demo, settings = TASK_DEMOS["score"], Settings(models={"mini": ModelEntry(path="somewhere")})
+    demo, settings = DEMOS["score"], Settings(models={"mini": ModelEntry(path="somewhere")})
     model = STRUCTBERT / "model"
     chosen = weights.choose_weights(demo, str(model), settings, tmp_path)
     assert (chosen.model, chosen.path) == ("model", model)
@@ -189,7 +190,7 @@ def test_a_directory_of_weights_is_registered_for_the_processes_of_the_demo(tmp_
 
 
 def test_without_a_model_pairs_are_scored_by_real_weights_that_are_at_hand(tmp_path: Path) -> None:
-    chosen = weights.choose_weights(TASK_DEMOS["score"], None, Settings(), tmp_path)
+    chosen = weights.choose_weights(DEMOS["score"], None, Settings(), tmp_path)
     assert (chosen.model, chosen.path) == (DEFAULT_MODEL, None)
     assert all(word in chosen.told for word in ("real", "cosine", "--model"))
     assert weights.register(Settings(), chosen) == {}
@@ -197,6 +198,6 @@ def test_without_a_model_pairs_are_scored_by_real_weights_that_are_at_hand(tmp_p
 
 def test_a_model_of_another_task_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="supports the task score"):
-        weights.choose_weights(None, str(STRUCTBERT / "model"), Settings(), tmp_path)
+        weights.choose_weights(DEMOS[EMBED], str(STRUCTBERT / "model"), Settings(), tmp_path)
     with pytest.raises(UnknownModel):
-        weights.choose_weights(None, str(tmp_path / "nothing"), Settings(), tmp_path)
+        weights.choose_weights(DEMOS[EMBED], str(tmp_path / "nothing"), Settings(), tmp_path)

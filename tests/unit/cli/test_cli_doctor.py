@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.fake_api import serving_fake_api
+from vectormill.cli import doctor as checks
 from vectormill.cli.app import main
-from vectormill.cli.doctor import checks
-from vectormill.cli.doctor.servers import judge_pgvector, judge_postgres
+from vectormill.cli.doctor import judge_pgvector, judge_postgres
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import Settings
 

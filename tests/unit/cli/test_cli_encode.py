@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.deployment.test_registry import write_model
 from tests.unit.fake_api import FakeApi, serving_fake_api
+from vectormill.cli import jobs
 from vectormill.cli.app import main
-from vectormill.cli.views import job_watch
 from vectormill.client import Client
 
 
@@ -133,7 +133,7 @@ def test_an_interrupted_job_is_cancelled(
 def test_a_model_that_no_worker_loads_ends_the_command_with_the_reason_and_leaves_the_job(
     api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(job_watch, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 0.0)
     api.load_failure = "openvino was ended by SIGFPE"
     assert encode(api, tmp_path, ["one"]) == 3
     said = capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_a_model_that_no_worker_loads_ends_the_command_with_the_reason_and_leave
 def test_who_wishes_it_waits_until_a_worker_has_loaded_the_model(
     api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_watch, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 0.0)
     api.load_failure = "openvino was ended by SIGFPE"
     poll, answers = api.poll, []
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.cli.app import main
-from vectormill.cli.views.summary import WORKER_COLUMNS, describe_plan, summarize_worker
+from vectormill.cli.service import REPORT_COLUMNS, describe_plan, summarize_worker
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.placement.placement import part_json
@@ -292,7 +292,7 @@ def test_status_of_a_job_says_what_bounded_it_in_words(
 @pytest.mark.parametrize("report", [{}, {"device": "cpu"}])
 def test_a_worker_that_says_little_is_shown_all_the_same(report: dict[str, Any]) -> None:
     row = summarize_worker({"name": "w", "model": "m", "report": report})
-    assert set(row) == set(WORKER_COLUMNS)
+    assert set(row) == {"name", "model", *REPORT_COLUMNS}
     assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"], row["loaded"]) == ("-",) * 5
 
 

@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vectormill.cli.views.listing import print_table
-from vectormill.cli.views.run_progress import describe_report, look_at_indexing, look_at_run
-from vectormill.cli.views.summary import Fact, describe_choice, describe_long_texts, summarize_job
+from vectormill.cli.jobs import Fact, describe_long_texts, summarize_job
+from vectormill.cli.printing import print_table
+from vectormill.cli.runs import describe_report, look_at_indexing, look_at_run
+from vectormill.cli.service import describe_choice
 from vectormill.client.progress import Progress
 from vectormill.client.views import Look, describe_counts, describe_seconds, look_at_job
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vectormill.cli import extras
-from vectormill.cli.doctor.checks import describe_installation
+from vectormill.cli.doctor import describe_installation
 from vectormill.domain.errors import ConfigurationError
 
 ASKED = [

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vectormill.cli.views.spans import mark_spans, show_texts
+from vectormill.cli.spans import mark_spans, show_texts
 
 
 def step(text: str, span: str, kind: str) -> dict[str, Any]:

@@ -13,14 +13,13 @@ import pytest
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from vectormill import Client
 from vectormill.batches.endpoints import RerankRequest
-from vectormill.cli.commands import collections, schedules, searches, webhooks
-from vectormill.domain.encoding import EncodingOptions, list_options
+from vectormill.cli import collections, schedules, searches, webhooks
 from vectormill.schedules.bodies import ScheduleChange, ScheduleRequest
 from vectormill.search.bodies import SearchQuery
 from vectormill.webhooks.bodies import WebhookChange, WebhookRequest
 
 # Of every command and every call, whatever it says.
-OF_ALL = {"self", "api_url", "data_dir", "json"}
+OF_ALL = {"self", "client", "api_url", "data_dir", "json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,13 @@ class Words:
     beside: tuple[str, ...] = ()
 
 
-ENCODING = tuple(option.name for option in list_options(EncodingOptions))
 WORDS = {
     "search": Words(
         SearchQuery,
         Client.search,
         searches.search,
         unsaid=("embedding",),  # a list of numbers
-        named={"filter": "filters", "more_like": "like", "group_by": "by_document"},
+        named={"more_like": "like", "group_by": "by_document"},
         beside=("collection",),
     ),
     "rerank": Words(RerankRequest, Client.rerank),
@@ -55,17 +53,18 @@ WORDS = {
         schedules.create,
         beside=("source", "split", "key", "text", "text_pair", "metadata"),  # of a source that is set first
     ),
-    "change a schedule": Words(ScheduleChange, Client.change_schedule, schedules.change, beside=("name",)),
+    "change a schedule": Words(
+        ScheduleChange, Client.change_schedule, schedules.change, beside=("name", "schedule")
+    ),
     "create a collection": Words(
         CollectionRequest,
         Client.create_collection,
         collections.create,
-        unsaid=("options", "index_options"),
-        named={"index_policy": "index"},
-        beside=ENCODING,  # one by one, where the body has an object
+        unsaid=("index_options",),
+        named={"index_policy": "index", "name": "collection"},
     ),
     "change a collection": Words(
-        CollectionChange, Client.change_collection, collections.change, beside=("name",)
+        CollectionChange, Client.change_collection, collections.change, beside=("name", "collection")
     ),
     "create a webhook": Words(
         WebhookRequest,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vectormill.cli.commands.sources import read_source
+from vectormill.cli.sources import read_source
 
 
 @pytest.mark.parametrize(

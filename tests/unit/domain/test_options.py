@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from api.serving import describe_query
-from vectormill.cli.options import take_encoding_flags
+from vectormill.cli.command import command
 from vectormill.client.sync.sources import RunCalls
 from vectormill.domain.encoding import (
     EncodingOptions,
@@ -110,8 +110,7 @@ def test_a_new_option_is_a_flag_of_commands(arguments: list[str], expected: More
     taken: list[dict[str, Any]] = []
     app = typer.Typer()
 
-    @app.command()
-    @take_encoding_flags
+    @command(app)
     def encode(file: str, *, options: MoreOptions, strict: bool = False) -> None:
         taken.append({"file": file, "strict": strict, **asdict(options)})
 

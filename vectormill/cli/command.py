@@ -1,0 +1,203 @@
+"""Command: makes a function a command, with its arguments, options, help and output. Knows no command.
+
+The parameters before `*` are the command's arguments, the others its options. The docstring is the help; under `Args:`
+it explains each parameter that is not among ARGUMENTS and OPTIONS, with the placeholder and the bounds of its value in
+parentheses:
+
+    limit (N, 1 to 100): Show at most N matches.  [default: 10]
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from vectormill.cli.printing import View, print_answer
+from vectormill.domain.encoding import Option, list_options
+from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, describe_outputs
+
+ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}."
+# A parameter: its name, what stands in parentheses, its help, and the default that is shown in place of its own.
+ENTRY: Final = re.compile(r"(\w+)(?: \(([^)]*)\))?:(?: (.*?))?(?:\s*\[default: (.*)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said of a parameter: its help, the placeholder of its value, its flags, bounds and default."""
+
+    help: str | None = None
+    metavar: str | None = None
+    flags: tuple[str, ...] = ()
+    least: int | None = None
+    most: int | None = None
+    default: str | None = None
+
+
+def read_docstring(docstring: str) -> tuple[str, dict[str, Told]]:
+    """Return the help of a command, and what its docstring says of each parameter."""
+    text, _, entries = inspect.cleandoc(docstring).partition("\n\nArgs:\n")
+    return text, dict(read_entries(entries))
+
+
+def read_entries(text: str) -> Iterator[tuple[str, Told]]:
+    """Yield what each entry says; a line that is indented further goes on with the entry above it."""
+    for entry in re.split(r"\n(?=\S)", textwrap.dedent(text).strip("\n")):
+        if matched := ENTRY.fullmatch(" ".join(entry.split())):
+            name, value, help, default = matched.groups()
+            yield name, read_value(value, help and help.replace("{rows}", ROWS_HELP), default)
+
+
+def read_value(value: str | None, help: str | None, default: str | None) -> Told:
+    flags, metavar, least, most = [], None, None, None
+    for part in filter(None, (value or "").split(", ")):
+        if part.startswith("-"):
+            flags.append(part)
+        elif part.startswith("from "):
+            least = int(part.removeprefix("from "))
+        elif " to " in part:
+            least, most = map(int, part.split(" to "))
+        else:
+            metavar = part
+    return Told(help, metavar, tuple(flags), least, most, default)
+
+
+# What a parameter is where no docstring says otherwise.
+ARGUMENTS: Final = dict(
+    read_entries(f"""
+    collection (COLLECTION): The collection's name.
+    input (INPUT): {INPUT_HELP}
+    job_id (JOB): The job's id, as printed by `submit` and `jobs`.
+    key (KEY): The item's key. May contain any characters, slashes too.
+    run_id (RUN): The run's id, as printed by `reindex` and `runs list`.
+    schedule (NAME): The schedule's name, as shown by `schedules list`.
+    webhook (ID): The webhook's id, as shown by `webhooks list`.
+    """)
+)
+OPTIONS: Final = dict(
+    read_entries(f"""
+    api_url (URL): The API to use. By default VECTORMILL_API_URL, or the stack on the data directory.
+    collection (NAME): Keep the results under this name, for search and SQL.
+    data_dir (DIR): The embedded stack's directory. By default VECTORMILL_DATA_DIR, or ~/.vectormill.
+    errors (FILE): Write every failed item here, as NDJSON.
+    format: By default, the extension of OUT.
+    json: Print JSON on stdout.
+    key_field (FIELD): The field with the key. By default key, or id, or the line number.
+    limit (N, from 1): Show at most N, newest first.
+    metadata (JSON): A JSON object to keep with the job.
+    model (NAME): A registered model; see `vectormill models`.
+    out (-o, OUT): {OUTPUT_HELP}
+    pair_field (FIELD): The field with the second text of a pair.
+    priority (N, 0 to 9): 0 is the most urgent, 9 the least.
+    strict: Fail on input that is not UTF-8, instead of failing only that item.
+    text_field (FIELD): The field with the text.
+    text_pair (COLUMN): The column with the second text of a pair.
+    """)
+)
+
+
+def command(
+    app: typer.Typer, *examples: str, name: str | None = None, note: str = "", view: View | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds a function to `app` as a command, and returns it as it is.
+
+    A function that takes a `client` gets one of the API that the command's options name. `options` takes those of an
+    encoding, a flag each. With a `view` the command has `--json`: what it returns is printed as JSON, or shown by the
+    view. A text that it returns is told on stderr.
+    """
+    said = [f"{'Examples' if len(examples) > 1 else 'Example'}: " + "\n\n".join(examples)] if examples else []
+    epilog = "\n\n".join(said + ([note] if note else []))
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        help, told = read_docstring(function.__doc__ or "")
+        own = inspect.signature(function).parameters
+        kind = own["options"].annotation if "options" in own else None
+        flags = list_options(kind) if kind else []
+        last = [own["json"]] if "json" in own else []
+        parameters = [
+            each
+            for parameter in own.values()
+            if parameter.name not in ("client", "json")
+            for each in (
+                map(make_flag, flags) if parameter.name == "options" else [make_parameter(parameter, told)]
+            )
+        ]
+        if "client" in own:
+            parameters += [make_parameter(each, told) for each in (API_URL, DATA_DIR)]
+        parameters += [make_parameter(each, told) for each in ([JSON] if view else last)]
+
+        def run(**given: Any) -> None:
+            is_json = given.pop("json") if view else False
+            with ExitStack() as exits:
+                if "client" in own:
+                    from vectormill.cli.endpoint import connected
+
+                    given["client"] = exits.enter_context(
+                        connected(given.pop("api_url"), given.pop("data_dir"))
+                    )
+                if kind:
+                    given["options"] = kind(**{flag.name: given.pop(flag.name) for flag in flags})
+                print_answer(function(**given), view, is_json=is_json)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name or function.__name__.replace("_", "-"), help=help, epilog=epilog)(run)
+        return function
+
+    return add
+
+
+def _optional(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+API_URL: Final = _optional("api_url", str | None, None)
+DATA_DIR: Final = _optional("data_dir", Path | None, None)
+JSON: Final = _optional("json", bool, False)
+
+
+def make_parameter(parameter: inspect.Parameter, explained: dict[str, Told]) -> inspect.Parameter:
+    """Return the parameter as Typer expects it: as an argument, or as an option that is called as it is."""
+    is_argument = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    told = (
+        explained.get(parameter.name) or (ARGUMENTS if is_argument else OPTIONS).get(parameter.name) or Told()
+    )
+    shown: Any = told.default or True
+    if is_argument:
+        metavar = told.metavar or parameter.name.upper()
+        info: Any = typer.Argument(metavar=metavar, help=told.help, show_default=shown)
+    else:
+        words = parameter.name.strip("_").replace("_", "-")
+        has_opposite = parameter.annotation == bool | None or parameter.default is True
+        flag = f"--{words}/--no-{words}" if has_opposite else f"--{words}"
+        flags = told.flags if any(each.startswith("--") for each in told.flags) else (flag, *told.flags)
+        info = typer.Option(
+            *flags, metavar=told.metavar, help=told.help, min=told.least, max=told.most, show_default=shown
+        )
+    return inspect.Parameter(
+        parameter.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=parameter.default,
+        annotation=Annotated[parameter.annotation, info],
+    )
+
+
+def make_flag(option: Option) -> inspect.Parameter:
+    """Return the flag of an option of encodings as Typer expects it, such as `--long-texts <truncate|fail>`."""
+    told = option.help
+    words = option.name.replace("_", "-")
+    kind = Literal[told.choices] if told.choices else option.kind
+    flag = typer.Option(
+        f"--{words}/--no-{words}" if option.kind is bool else f"--{words}",
+        metavar=told.metavar,
+        help=told.text,
+        min=told.least,
+        show_default=told.unset or False,
+        hidden=told.is_older_name,
+    )
+    return _optional(option.name, Annotated[kind | None, flag], None)

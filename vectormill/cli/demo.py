@@ -1,0 +1,167 @@
+"""demo: the main job from end to end, on every docstring of the running Python's standard library."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.demos import (
+    DEMOS,
+    DemoModel,
+    TaskDemo,
+    choose_weights,
+    describe_python,
+    find_remote,
+    register,
+    run_demo,
+)
+from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed
+from vectormill.cli.printing import tell
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.task import EMBED
+
+app = typer.Typer()
+
+# The values of --task for type checkers; a test compares them with DEMOS.
+DemoTask = Literal["embed", "score", "extract"]
+
+
+@command(
+    app,
+    "vectormill demo --keep",
+    "vectormill demo --reindex",
+    "vectormill demo --task score --model ./bge-reranker-base",
+    "vectormill demo --task extract --model ./rex-uninlu",
+    note=EXIT_CODES_HELP,
+)
+def demo(
+    *,
+    task: DemoTask = EMBED,
+    data_dir: Path | None = None,
+    keep: bool = False,
+    api_url: str | None = None,
+    model: str | None = None,
+    items: int | None = None,
+    reindex: bool = False,
+    json: bool = False,
+) -> None:
+    """Encode every docstring of the standard library, search them, and leave nothing running.
+
+    Starts Postgres, Valkey, API, scheduler, a worker, an indexer and Flower, submits some 8,700 texts over HTTP and
+    counts the vectors that come back: it succeeds only if every text has one. Other tasks have demos of the same kind.
+
+    Args:
+        task: Compute vectors, scores of pairs, or records.
+        data_dir (DIR): Use and keep this directory instead of a temporary one.
+        keep: Keep the temporary directory, for `vectormill up`.
+        api_url (URL): Use this running service instead of starting one.
+        model (NAME|DIR): A registered model (see `vectormill models`) or a model's directory. By default, one that is
+            available.
+        items (N, from 2): Submit N items instead of the demo's default.
+        reindex: Show how a table is kept searchable instead: index it, change it, index it again.
+    """
+    from vectormill.client import Client
+
+    if reindex and (task != EMBED or items is not None or api_url is not None):
+        raise InvalidOption(
+            "demo --reindex makes vectors of a whole table in a Postgres of its own: leave --task, --items and "
+            "--api-url out."
+        )
+    place = _Place(data_dir, keep, api_url, model)
+    if reindex:
+        _keep_searchable(place, is_json=json)
+        return
+    chosen = DEMOS[task]
+    with _service(place, chosen) as (weights, wait_until_ready):
+        texts = chosen.list_items(items)
+        tell(weights.told)
+        with Client(wait_until_ready()) as client:
+            run_demo(client, chosen, texts, weights, is_json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a demo runs, and with which model."""
+
+    data_dir: Path | None
+    keep: bool
+    api_url: str | None
+    model: str | None
+
+
+@contextmanager
+def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[DemoModel, Callable[[], str]]]":
+    """Yield the model, and a function that waits for the service and returns the API's URL."""
+    if place.api_url is not None:
+        url = place.api_url
+        yield find_remote(place.model), lambda: url
+        return
+    with _workplace(place, demo) as (_, weights, wait_until_ready):
+        yield weights, wait_until_ready
+
+
+@contextmanager
+def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, DemoModel, Callable[[], str]]]":
+    """Start a stack of our own; yield its data directory, its model, and a function that waits for its API's URL."""
+    from vectormill.cli.stack import Stack, workplace
+    from vectormill.settings import load_settings
+
+    settings = load_settings()  # a misspelt variable is told here too
+    with workplace(place.data_dir, place.keep) as directory:
+        # A model that is wrong is told before a minute of starting.
+        weights = choose_weights(demo, place.model, settings, directory)
+        with Stack(directory, weights.model, variables=register(settings, weights)) as stack:
+            tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
+            yield directory, weights, stack.wait_until_ready
+    if place.keep and place.data_dir is None:
+        tell(f"Everything is kept: vectormill up --data-dir {directory}")
+
+
+def _keep_searchable(place: _Place, *, is_json: bool) -> None:
+    """Run the demo of a table that is followed. Raise CommandFailed unless the collection ends with the table's
+    rows.
+    """
+    import psycopg
+    from sqlalchemy import make_url
+
+    from vectormill.cli import reindexing_demo as reindexing
+    from vectormill.cli.runs import look_at_run
+    from vectormill.client import Client
+    from vectormill.client.progress import Progress
+    from vectormill.corpus import read_docstrings
+    from vectormill.embedded.running import find_running
+
+    with _workplace(place, DEMOS[EMBED]) as (directory, weights, wait_until_ready), ExitStack() as exits:
+        client = exits.enter_context(Client(wait_until_ready()))
+        running = find_running(directory)
+        assert running is not None, "it has just said that it is ready"
+        url = make_url(running.database_url).set(drivername="postgresql")
+        connection = exits.enter_context(
+            psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
+        )
+        num_rows = reindexing.make_table(connection, read_docstrings())
+        tell(f"Made the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
+        reindexing.follow_table(client, weights.model)
+
+        def run(title: str) -> reindexing.Round:
+            with Progress(look_at_run) as progress:
+                return reindexing.reindex(client, connection, title, progress)
+
+        rounds = [run("first run")]
+        changes = reindexing.change_table(connection)
+        tell("Changed the table: " + ", ".join(f"{number} {what}" for what, number in changes.items()) + ".")
+        rounds += [run("after the changes"), run("nothing changed")]
+        matches = client.search(
+            reindexing.COLLECTION, reindexing.QUERY, limit=reindexing.NEAREST, filter=reindexing.FILTER
+        )
+        num_indexed = reindexing.count_rows(connection, reindexing.COLLECTION)
+        num_rows = reindexing.count_rows(connection, reindexing.TABLE)
+    reindexing.print_rounds(rounds, matches, is_json=is_json)
+    if num_indexed != num_rows:
+        raise CommandFailed(
+            f"The table has {num_rows:,} rows, and the collection {num_indexed:,}.", ITEMS_FAILED
+        )

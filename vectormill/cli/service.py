@@ -1,0 +1,133 @@
+"""The service: which models it knows, which workers are alive, and how its schedules stand."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.printing import listing, print_json, tell
+from vectormill.cli.schedules import describe_standing
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+
+app = typer.Typer()
+
+SWITCHES: Final = "switches"
+CHOICES: Final = ("device", "backend", "precision", SWITCHES)
+
+Worker = Mapping[str, Any]
+
+
+def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return a choice in a worker's report and its reason; a worker that is loading its model has not chosen yet."""
+    choice = report.get(name) or {}
+    if name == SWITCHES and name in report:
+        return ", ".join(report[name]) or "none", ""
+    if not isinstance(choice, Mapping):
+        return str(choice), ""
+    return str(choice.get("value", "not known yet")), str(choice.get("reason", ""))
+
+
+def explain_choice(report: Mapping[str, Any], name: str) -> str:
+    value, reason = describe_choice(report, name)
+    return f"{value} ({reason})" if reason else value
+
+
+def describe_plan(report: Mapping[str, Any]) -> str:
+    """Return the strategy and the layers of each stage; a dash for a worker that is loading, which tells none."""
+    placement = report.get("placement")
+    if not placement:
+        return "-"
+    stages = " | ".join(
+        f"{stage['first_layer']}-{stage['first_layer'] + stage['num_layers'] - 1}"
+        for stage in placement["stages"]
+    )
+    num_shards = max(len(stage["shards"]) for stage in placement["stages"])
+    cut = f", each over {num_shards} devices" if num_shards > 1 else ""
+    return f"{placement['strategy'].replace('_', ' ')}: layers {stages}{cut}"
+
+
+@command(
+    app,
+    "vectormill models",
+    view=listing("name", "task", "dimension", "max_tokens", "pooling", "normalize", "workers", "problem"),
+)
+def models(client: "Client") -> Sequence[Mapping[str, Any]]:
+    """List the registered models."""
+    return client.models()
+
+
+@command(
+    app,
+    "vectormill workers",
+    view=listing(
+        "name",
+        "model",
+        ("state", lambda worker: worker["report"].get("state")),
+        *((name, lambda worker, name=name: explain_choice(worker["report"], name)) for name in CHOICES),
+        ("plan", lambda worker: describe_plan(worker["report"])),
+    ),
+)
+def workers(client: "Client") -> Sequence[Worker]:
+    """List the live workers with their devices, and the reasons for their settings."""
+    return client.workers()
+
+
+def show_standing(client: "Client", *, is_json: bool) -> None:
+    """Print what the live workers do, and how the schedules stand."""
+    workers = client.workers()
+    if is_json:
+        for worker in workers:
+            print_json(worker)
+        return
+    schedules = list(client.schedules())
+    if not workers:
+        tell("No worker is alive. Start one with `vectormill worker`, or all with `vectormill up`.")
+    print_workers(map(summarize_worker, workers))
+    for schedule in schedules:
+        tell(describe_standing(schedule))
+
+
+def describe_figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def describe_loading(report: Mapping[str, Any]) -> str:
+    """Describe what all processes of the replica have read, and how long the slowest took."""
+    loadings = report.get("loadings")
+    if not loadings:
+        return "-"
+    num_bytes = sum(loading["num_bytes"] for loading in loadings)
+    return f"{num_bytes / 1e9:.2f} GB in {max(loading['seconds'] for loading in loadings):.1f} s"
+
+
+def describe_memory(report: Mapping[str, Any]) -> str:
+    used, total = (report.get(f"device_memory_{name}_bytes") for name in ("used", "total"))
+    if used is None or total is None:
+        return "-"
+    return f"{used / (1 << 30):.1f} of {total / (1 << 30):.0f} GiB"
+
+
+# A dash stands for what the worker does not report.
+REPORT_COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "state": lambda report: str(report.get("state", "-")),
+    "device": lambda report: describe_choice(report, "device")[0],
+    "plan": describe_plan,
+    "loaded": describe_loading,
+    "tokens/s": lambda report: describe_figure(report.get("tokens_per_second"), "{:,.0f}"),
+    "padding": lambda report: describe_figure(report.get("padding_waste"), "{:.1%}"),
+    "memory": describe_memory,
+    "in use": lambda report: describe_figure(report.get("device_utilisation"), "{:.0%}"),
+    "bound by": lambda report: str((report.get("bound_by") or {}).get("value", "-")),
+}
+
+
+def summarize_worker(worker: Worker) -> dict[str, str]:
+    """Return the figures of a worker by the title of their column."""
+    told = {title: describe(worker["report"]) for title, describe in REPORT_COLUMNS.items()}
+    return {"name": worker["name"], "model": worker["model"], **told}
+
+
+print_workers: Final = listing("name", "model", *REPORT_COLUMNS)

@@ -1,0 +1,275 @@
+"""Sources: the commands for where the texts of collections come from, for tables that are followed, and for pushes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from vectormill.cli.command import command
+from vectormill.cli.jobs import PAIR_FIELD, read_input
+from vectormill.cli.printing import print_json, print_table, tell
+from vectormill.domain.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
+    help="Set where the texts of a collection come from, so that it follows them.",
+)
+# Beside the other commands that send texts.
+push_app = typer.Typer()
+
+# A query begins with one of these words.
+QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
+
+Texts = list[str] | None
+
+
+def show_source(source: Mapping[str, Any]) -> None:
+    values = {"kind": source["kind"], **source["options"]}
+    values |= {f"split {name}": value for name, value in source["split"].items()}
+    rows = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+        for name, value in values.items()
+    ]
+    print_table(("", ""), rows)
+    if source["check"] is not None:
+        show_check(source["check"])
+
+
+def show_check(found: Mapping[str, Any]) -> None:
+    has_pairs = any(row["text_pair"] is not None for row in found["rows"])
+    if not found["num_sampled"]:
+        tell("The source has no rows yet.")
+        return
+    names = ("key", "text", "text_pair", "metadata") if has_pairs else ("key", "text", "metadata")
+    print_table(names, [tuple(row[name] for name in names) for row in found["rows"]])
+    all_rows = "" if found["num_rows"] is None else f" of about {found['num_rows']:,}"
+    read = (
+        f"all {found['num_sampled']:,}"
+        if found["is_whole"]
+        else f"the first {found['num_sampled']:,}{all_rows}"
+    )
+    tell(f"Read {read} rows; their keys are unique.")
+    for example in found["complaints"]["examples"]:
+        tell(example)
+
+
+def show_following(following: Mapping[str, Any]) -> None:
+    if following["table"] is None:
+        typer.echo(f"{following['collection']} follows no table.")
+        return
+    num_waiting = following["waiting_changes"]
+    waiting = f"{num_waiting:,} changes wait" if num_waiting else "no change waits"
+    typer.echo(
+        f"{following['collection']} follows {following['table']} by {following['key_column']}; {waiting}."
+    )
+
+
+@command(
+    app,
+    'vectormill sources set articles --sql "SELECT id, body, lang FROM articles" --key id --text body '
+    "--metadata lang --url-env ARTICLES_URL",
+    "vectormill sources set articles --files 'data/*.parquet' --key id --text body",
+    "vectormill sources set handbook --tree docs/ --include '**/*.md' --split tokens:256:32",
+    "vectormill sources set articles --push",
+    name="set",
+    view=show_source,
+)
+def set_source(
+    client: "Client",
+    collection: str,
+    *,
+    sql: str | None = None,
+    files: Texts = None,
+    tree: str | None = None,
+    push: bool = False,
+    own_texts: bool = False,
+    key: str | None = None,
+    text: str | None = None,
+    text_pair: str | None = None,
+    metadata: Texts = None,
+    metadata_json: str | None = None,
+    url_env: str | None = None,
+    url_file: str | None = None,
+    format: str | None = None,
+    include: Texts = None,
+    exclude: Texts = None,
+    split: str | None = None,
+    check: bool = True,
+) -> Mapping[str, Any]:
+    """Set the source of a collection, and show its first rows.
+
+    The API and the indexer read the source: paths and variables are theirs.
+
+    Args:
+        sql (QUERY): Read the rows of a query.
+        files (GLOB): Read JSONL, CSV or Parquet: a path, glob or URL. May be repeated.
+        tree (FOLDER): Read the text and Markdown files below a folder.
+        push: Take the rows that `vectormill push` sends.
+        own_texts: Take the texts that the collection keeps itself.
+        key (COLUMN): The column with the key.  [default: key]
+        text (COLUMN): The column with the text.  [default: text]
+        metadata (COLUMN): A column to keep as metadata. May be repeated.
+        metadata_json (COLUMN): The column with the metadata as JSON objects, instead of --metadata.
+        url_env (VARIABLE): The environment variable with the database's URL, in the processes that read the source.
+        url_file (FILE): The file with the database's URL, likewise. Without either, the service's own database is read.
+        format (NAME): jsonl, csv, tsv or parquet. By default, the files' extensions.
+        include (PATTERN): Read only files of the tree that match this pattern. May be repeated.
+        exclude (PATTERN): Skip files that match this pattern. May be repeated.
+        split (HOW): Split texts into passages: paragraphs[:MIN:MAX] or tokens:N[:OVERLAP].
+        check: Read the first rows before the source is saved.
+    """
+    columns = {
+        "key": key,
+        "text": text,
+        "text_pair": text_pair,
+        "metadata": metadata,
+        "metadata_json": metadata_json,
+    }
+    asked: dict[str, dict[str, Any]] = {}
+    if sql is not None:
+        asked["sql"] = {"query": sql, **columns, "url_env": url_env, "url_file": url_file}
+    if files:
+        asked["files"] = {"files": [absolute(name) for name in files], **columns, "format": format}
+    if tree is not None:
+        asked["tree"] = {"folder": absolute(tree), "include": include, "exclude": exclude}
+    if push:
+        asked["push"] = {}
+    if own_texts:
+        asked["own_texts"] = {}
+    if len(asked) != 1:
+        raise InvalidOption("Name one source: --sql, --files, --tree, --push or --own-texts.")
+    ((kind, options),) = asked.items()
+    return client.set_source(collection, kind, leave_out(options), split=parse_split(split), check=check)
+
+
+@command(app, "vectormill sources show articles", view=show_source)
+def show(client: "Client", collection: str) -> Mapping[str, Any]:
+    """Show the source of a collection."""
+    return client.source(collection)
+
+
+@command(app, "vectormill sources check articles", view=show_check)
+def check(client: "Client", collection: str) -> Mapping[str, Any]:
+    """Read the first rows of a collection's source, and show three of them. Changes nothing."""
+    return client.check_source(collection)
+
+
+@command(app, "vectormill sources delete articles")
+def delete(client: "Client", collection: str) -> None:
+    """Remove the source of a collection; its rows stay."""
+    client.delete_source(collection)
+    typer.echo(f"Collection {collection} has no source now; its rows stay.")
+
+
+@command(
+    app,
+    "vectormill sources follow docs",
+    "vectormill sources follow docs --table public.papers --key-column id",
+    view=show_following,
+)
+def follow(
+    client: "Client", collection: str, *, table: str | None = None, key_column: str | None = None
+) -> Mapping[str, Any]:
+    """Put triggers on the source's table, so that changes are encoded or deleted within seconds.
+
+    Earlier changes are picked up by a re-index.
+
+    Args:
+        collection (COLLECTION): The collection; its source must be SQL in the service's own Postgres.
+        table (TABLE): The table to follow. By default, the query's.
+        key_column (COLUMN): The table's column with the key. By default, the query's.
+    """
+    return client.follow(collection, table=table, key_column=key_column)
+
+
+@command(app, "vectormill sources unfollow docs", view=show_following)
+def unfollow(client: "Client", collection: str) -> Mapping[str, Any]:
+    """Remove the triggers. Rows of the collection stay.
+
+    Args:
+        collection (COLLECTION): The collection; its source must be SQL in the service's own Postgres.
+    """
+    return client.unfollow(collection)
+
+
+@command(app, "vectormill sources following docs", name="following", view=show_following)
+def show_followed(client: "Client", collection: str) -> Mapping[str, Any]:
+    """Show which table a collection follows, and how many of its changes are pending.
+
+    Args:
+        collection (COLLECTION): The collection; its source must be SQL in the service's own Postgres.
+    """
+    return client.following(collection)
+
+
+@command(push_app, "vectormill push docs rows.jsonl --complete", "make-rows | vectormill push docs -")
+def push(
+    client: "Client",
+    collection: str,
+    input: str,
+    *,
+    complete: bool = False,
+    key_field: str | None = None,
+    text_field: str = "text",
+    pair_field: str = PAIR_FIELD,
+    strict: bool = False,
+    json: bool = False,
+) -> None:
+    """Send rows to a collection, which is updated once all have arrived. Unchanged rows are not encoded again.
+
+    Args:
+        collection (COLLECTION): The collection; its source must be a push.
+        input (INPUT): JSONL, CSV or Parquet, a directory of text files, or -.
+        complete: These are all rows: delete rows that are not among them.
+    """
+    items = read_input(input, key_field, text_field, pair_field, strict=strict)
+    pushed = client.push(collection, items, complete=complete)
+    if json:
+        print_json(pushed)
+        return
+    rest = "those that are not among them will be deleted" if complete else "nothing will be deleted"
+    tell(f"{pushed['num_items']:,} rows wait for an indexer as run {pushed['run']}; {rest}.")
+    typer.echo(pushed["run"])
+
+
+def leave_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value not in (None, [])}
+
+
+def read_source(
+    where: str, *, key: str | None, text: str | None, metadata: list[str] | None, text_pair: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Return kind and options of a source in a word: a query is known by its first word, a folder by being one."""
+    words = where.split(None, 1)
+    if len(words) > 1 and words[0].upper() in QUERY_WORDS:
+        columns = {"key": key or "key", "text": text or "text", "text_pair": text_pair, "metadata": metadata}
+        return "sql", leave_out({"query": where, **columns})
+    if where.endswith("/") or Path(where).expanduser().is_dir():
+        return "tree", {"folder": absolute(where)}
+    columns = {"key": key, "text": text, "text_pair": text_pair, "metadata": metadata}
+    return "files", leave_out({"files": [absolute(where)], **columns})
+
+
+def absolute(name: str) -> str:
+    """Return a local path from the root, as another process has another working directory; a URL as it is."""
+    return name if "://" in name else str(Path(name).expanduser().absolute())
+
+
+def parse_split(how: str | None) -> dict[str, Any]:
+    """Return the split that is written as `paragraphs:200:1500`, `tokens:256:32` or `none`. Raise InvalidOption."""
+    if how in (None, "none"):
+        return {}
+    by, *numbers = how.split(":")
+    names = {"paragraphs": ("min_chars", "max_chars"), "tokens": ("tokens", "overlap")}.get(by, ())
+    if not names or len(numbers) > len(names) or not all(number.isdecimal() for number in numbers):
+        raise InvalidOption(
+            f"{how!r} is not a valid split. Use paragraphs, paragraphs:MIN:MAX (characters), tokens:N or "
+            "tokens:N:OVERLAP."
+        )
+    return {"by": by, **dict(zip(names, map(int, numbers), strict=False))}

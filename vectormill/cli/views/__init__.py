@@ -1,1 +1,0 @@
-"""The views of the command line: progress bars, tables and sentences."""
