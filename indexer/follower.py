@@ -24,7 +24,7 @@ from vectormill.jobs.job import INTERACTIVE_PRIORITY, NewJob
 from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.sources.changes import (
+from vectormill.sources.following import (
     Changes,
     FollowedCollection,
     find_followed_collection,
@@ -40,9 +40,8 @@ from vectormill.sources.changes import (
     try_to_follow,
 )
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import NONE, parse_split
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import SQL, Source
+from vectormill.sources.source import NONE, SQL, Source, parse_split
 from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)

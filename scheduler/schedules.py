@@ -4,7 +4,7 @@ import logging
 
 from sqlalchemy import Engine
 
-from vectormill.schedules.due_times import fire_schedule, list_due_schedules
+from vectormill.schedules.schedules import fire_schedule, list_due_schedules
 
 logger = logging.getLogger(__name__)
 

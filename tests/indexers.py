@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
 from indexer.main import serve
-from indexer.opening import open_run_source
+from indexer.reindexing import open_run_source
 from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.domain.errors import SourceFailed

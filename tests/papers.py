@@ -11,7 +11,7 @@ from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.sources.followed_tables import FollowedTable, follow_table
+from vectormill.sources.following import FollowedTable, follow_table
 
 SET_SOURCE = text("""
     INSERT INTO vectormill.sources (collection_id, kind, options, split)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, text
 
 from indexer.batches import process_batch
 from indexer.context import RunContext
-from indexer.phases.phases import Tools, carry_out
+from indexer.phases import Tools, carry_out
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting
 from tests.indexers import ListedSource, row, start_run
@@ -36,8 +36,7 @@ from vectormill.jobs.chunks.dispatch import list_demands, mark_queued
 from vectormill.jobs.item import Item
 from vectormill.jobs.jobs import cancel_job
 from vectormill.models.registry import Registry
-from vectormill.runs.run_claims import RUNS, claim_run
-from vectormill.runs.runs import COUNT_NAMES, cancel_run, find_run
+from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply

@@ -18,7 +18,6 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.runs.run import HELD, QUEUED, RUNNING
 from vectormill.runs.runs import cancel_run, confirm_run
 from vectormill.schedules.cron import find_timezone
-from vectormill.schedules.due_times import run_schedule_now
 from vectormill.schedules.schedule import Schedule, ScheduleCounts, ScheduledRun
 from vectormill.schedules.schedules import (
     count_schedules,
@@ -27,6 +26,7 @@ from vectormill.schedules.schedules import (
     list_schedules,
     pause_schedule,
     resume_schedule,
+    run_schedule_now,
 )
 from vectormill.workers.workers import INDEXER, SCHEDULER, list_signs_of_life
 

@@ -23,7 +23,6 @@ from vectormill.schedules.bodies import (
     describe_schedule,
     describe_scheduled_run,
 )
-from vectormill.schedules.due_times import run_schedule_now
 from vectormill.schedules.schedule import SCHEDULE_NAME, NewSchedule
 from vectormill.schedules.schedules import (
     change_schedule,
@@ -35,6 +34,7 @@ from vectormill.schedules.schedules import (
     list_schedules,
     pause_schedule,
     resume_schedule,
+    run_schedule_now,
 )
 
 router = APIRouter(tags=["schedules"])

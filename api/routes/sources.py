@@ -37,15 +37,21 @@ from vectormill.sources.bodies import (
     describe_following,
     describe_source,
 )
-from vectormill.sources.checking import SourceReport, check_source
-from vectormill.sources.fitting import refuse_unfit, takes_pairs
-from vectormill.sources.followed_tables import find_following, follow_table, unfollow_table
-from vectormill.sources.kinds.files import is_local
-from vectormill.sources.options import FileOptions, Options, TreeOptions, parse_options, parse_split
+from vectormill.sources.files import is_local
+from vectormill.sources.following import find_following, follow_table, unfollow_table
+from vectormill.sources.opening import SourceReport, check_source
 from vectormill.sources.pushes import PushWriter
-from vectormill.sources.reader import SourcePlace
-from vectormill.sources.rows import encode_metadata
-from vectormill.sources.source import Source
+from vectormill.sources.reader import SourcePlace, encode_metadata
+from vectormill.sources.source import (
+    FileOptions,
+    Options,
+    Source,
+    TreeOptions,
+    parse_options,
+    parse_split,
+    refuse_unfit,
+    takes_pairs,
+)
 from vectormill.sources.sources import delete_source, find_source, save_source
 
 router = APIRouter(tags=["sources"])

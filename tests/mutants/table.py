@@ -225,7 +225,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a build carries rows in the place of its run",
-        "vectormill/sources/kinds/own_texts.py",
+        "vectormill/sources/own_texts.py",
         "yield [replace(item, place=places[item.key]) ",
         "yield [item ",
         (f"{ORDER}::test_a_job_that_was_queued_when_a_build_from_own_texts_began_is_not_lost",),
@@ -259,7 +259,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a swap asks nothing of its run",
-        "indexer/phases/swapping.py",
+        "indexer/swapping.py",
         "        context.hold(connection)  # first: a run that was cancelled or lost must change nothing\n",
         "",
         (
@@ -269,7 +269,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a swap holds a run that was cancelled",
-        "vectormill/runs/run_claims.py",
+        "vectormill/runs/runs.py",
         "    if lease.keep(connection) == CANCELLING:\n",
         "    if lease.keep(connection) is None:\n",
         (
@@ -373,7 +373,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a rollback gives no twins to the jobs that are open",
-        "indexer/opening.py",
+        "indexer/reindexing.py",
         "        add_missing_twins(engine, live, retired_id, twins_since)\n",
         "",
         (
@@ -583,7 +583,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a run that waits goes before that of a rollback",
-        "vectormill/runs/run_claims.py",
+        "vectormill/runs/runs.py",
         "(NOT other.options ? 'carry_from', other.created_at)",
         "(NOT run.options ? 'carry_from', other.created_at)",
         (
@@ -788,7 +788,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a due time begins two runs",
-        "vectormill/schedules/due_times.py",
+        "vectormill/schedules/schedules.py",
         "AND schedules.paused_at IS NULL AND schedules.next_due_at <= now()",
         "AND schedules.paused_at IS NULL",
         (
@@ -854,7 +854,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a schedule that is paused runs",
-        "vectormill/schedules/due_times.py",
+        "vectormill/schedules/schedules.py",
         "AND schedules.paused_at IS NULL AND schedules.next_due_at <= now()",
         "AND schedules.next_due_at <= now()",
         (

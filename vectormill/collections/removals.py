@@ -25,7 +25,7 @@ from vectormill.domain.errors import (
 from vectormill.jobs.job import STEERABLE_JOB_STATES
 from vectormill.jobs.jobs import cancel_job
 from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
-from vectormill.sources.followed_tables import remove_triggers
+from vectormill.sources.following import remove_triggers
 
 logger = logging.getLogger(__name__)
 

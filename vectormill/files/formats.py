@@ -1,6 +1,6 @@
 """Formats: how files of texts and of vectors are called, and what of it is told to users. Reads and writes none.
 
-A new one gets a row here, and a reader in texts.py and sources/kinds/files.py, or a writer in the API's streams.
+A new one gets a row here, and a reader in texts.py and sources/files.py, or a writer in the API's streams.
 """
 
 from collections.abc import Iterable

@@ -10,8 +10,8 @@ from vectormill.operation import Identifier, describe, one_of
 from vectormill.sources.source import SOURCE_KINDS, SavedSource, hide_files
 
 if TYPE_CHECKING:  # the client imports this module, and these are installed with the server alone
-    from vectormill.sources.checking import SourceReport
-    from vectormill.sources.followed_tables import Following
+    from vectormill.sources.following import Following
+    from vectormill.sources.opening import SourceReport
 
 Kind = Annotated[str, one_of(SOURCE_KINDS)]
 

@@ -1,15 +1,33 @@
-"""Opening: which reader a source has. The one place that knows every kind."""
+"""Opening: the reader of a source, whatever its kind; and a check of a source by its first rows."""
 
-from vectormill.sources.fitting import refuse_unfit
-from vectormill.sources.kinds.files import FileReader
-from vectormill.sources.kinds.own_texts import OwnTextReader
-from vectormill.sources.kinds.push import PushReader
-from vectormill.sources.kinds.sql import SqlReader
-from vectormill.sources.kinds.tree import TreeReader
-from vectormill.sources.options import NONE, FileOptions, SqlOptions, TreeOptions, parse_options, parse_split
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import msgspec
+
+from vectormill.domain.errors import SourceFailed
+from vectormill.jobs.item import Item
+from vectormill.jobs.pair import split_pair
+from vectormill.sources.files import FileReader, TreeReader
+from vectormill.sources.own_texts import OwnTextReader
 from vectormill.sources.passages import PassageReader
+from vectormill.sources.pushes import PushReader
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import OWN_TEXTS, PUSH, Source
+from vectormill.sources.source import (
+    NONE,
+    OWN_TEXTS,
+    PUSH,
+    FileOptions,
+    Source,
+    SqlOptions,
+    TreeOptions,
+    parse_options,
+    parse_split,
+    refuse_unfit,
+)
+from vectormill.sources.sql import SqlReader
 
 
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:
@@ -38,3 +56,77 @@ def _open_documents(source: Source, place: SourcePlace, patience_seconds: float)
     if source.kind == PUSH:
         return PushReader(place)
     return OwnTextReader(place)
+
+
+SAMPLE_ROWS: Final = 10_000
+SHOWN_ROWS: Final = 3
+SHOWN_CHARS: Final = 200
+# A person waits for the answer. Bounds each statement of a query, and each batch is looked at in no time.
+PATIENCE_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row as it would be encoded; `text`, and `text_pair` of a pair, are cut after SHOWN_CHARS characters."""
+
+    key: str
+    text: str
+    metadata: dict[str, Any] | None
+    text_pair: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """The findings of a first look at a source.
+
+    `num_sampled` rows were read, all where `is_whole`. `num_rows` is about how many there are, None where that is not
+    cheaply known. `complaints` are those of the sample.
+    """
+
+    num_sampled: int
+    is_whole: bool
+    num_rows: int | None
+    rows: tuple[ShownRow, ...]
+    complaints: dict[str, Any]
+
+
+def check_source(source: Source, place: SourcePlace) -> SourceReport:
+    """Reads the first rows. Raises SourceFailed when they cannot be read, or share a key, and InvalidOption."""
+    reader = open_source(source, place, patience_seconds=PATIENCE_SECONDS)
+    if source.kind == PUSH and place.run_id is None:
+        return SourceReport(0, False, None, (), reader.complaints.to_json())
+    keys: set[str] = set()
+    shown: list[Item] = []
+    num_rows = 0
+    is_whole = True
+    with closing(cast("Any", reader.read())) as batches:
+        for batch in cast("Iterator[list[Item]]", batches):
+            for item in batch:
+                if item.key in keys:
+                    raise SourceFailed(
+                        f"The key {item.key!r} is there twice; a key is the name of one row alone."
+                    )
+                keys.add(item.key)
+            shown += batch[: SHOWN_ROWS - len(shown)]
+            num_rows += len(batch)
+            if num_rows >= SAMPLE_ROWS:
+                is_whole = False
+                break
+    return SourceReport(
+        num_sampled=num_rows,
+        is_whole=is_whole,
+        num_rows=num_rows if is_whole else reader.count_rows(),
+        rows=tuple(show(item) for item in shown),
+        complaints=reader.complaints.to_json(),
+    )
+
+
+def show(item: Item) -> ShownRow:
+    text, pair = split_pair(item.text)
+    metadata = msgspec.json.decode(item.metadata) if item.metadata else None
+    return ShownRow(item.key, _cut(text), metadata, None if pair is None else _cut(pair))
+
+
+def _cut(encoded: bytes) -> str:
+    text = encoded.decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"

@@ -12,9 +12,8 @@ import msgspec
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import PASSAGE, Item
-from vectormill.sources.options import TOKENS, Split
-from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Complaints, Reader, SourcePlace
-from vectormill.sources.rows import ENCODER
+from vectormill.sources.reader import ENCODER, MOST_BYTES, MOST_ROWS, Complaints, Reader, SourcePlace
+from vectormill.sources.source import TOKENS, Split
 
 MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
 # Special tokens around a text, where a tokenizer does not say how many: [CLS] and [SEP].

@@ -5,7 +5,7 @@ Parts are written while they arrive, below a run in state `uploading`; a last tr
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -16,11 +16,12 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.db.idempotency import make_once
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
+from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, SourceFailed, UploadRemoved
 from vectormill.jobs.chunks.payloads import decode_payload, encode_payload
 from vectormill.jobs.item import Item
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
+from vectormill.sources.reader import Complaints, SourcePlace, describe_database_error
 from vectormill.sources.source import PUSH
 from vectormill.sources.sources import find_source
 
@@ -248,3 +249,44 @@ def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
     """End pushes that gave no sign of life for so long, and remove parts that no run will read any more."""
     connection.execute(FAIL_SILENT_PUSHES, {"timeout_seconds": timeout_seconds, "error": BROKEN_OFF})
     connection.execute(DELETE_READ_PARTS, {"limit": PARTS_AT_ONCE})
+
+
+class PushReader:
+    """Reads the parts of the place's run. The API looked at keys and metadata when they came."""
+
+    def __init__(self, place: SourcePlace) -> None:
+        self._place = place
+        self.complaints = Complaints()
+
+    def read(self) -> Iterator[list[Item]]:
+        if self._place.run_id is None:
+            return
+        seq, num_parts = -1, 0
+        try:
+            while True:
+                with self._place.engine.connect() as connection:
+                    part = load_part(connection, self._place.run_id, after=seq)
+                    num_written = find_num_parts(connection, self._place.run_id) if part is None else None
+                if part is None:
+                    break
+                seq = part.seq
+                num_parts += 1
+                yield part.items
+        except DATABASE_ERRORS as error:
+            raise describe_database_error("What was pushed", error) from error
+        if seq < 0:
+            raise SourceFailed(
+                "Nothing was pushed to this run. A collection whose source is a push follows what a client sends: "
+                "`vectormill push COLLECTION FILE`."
+            )
+
+        if num_written is not None and num_parts != num_written:
+            raise SourceFailed(
+                f"Only {num_parts} of {num_written} parts of the push arrived, so rows are missing; push again."
+            )
+
+    def count_rows(self) -> int | None:
+        if self._place.run_id is None:
+            return None
+        with self._place.engine.connect() as connection:
+            return count_items(connection, self._place.run_id)

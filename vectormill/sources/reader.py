@@ -1,17 +1,26 @@
-"""Reader: the seam between a source's kind and whoever reads it. Knows no kind."""
+"""Reader: the interface of what reads a source, and how the columns that it gets become items. Knows no kind."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, Protocol
 from uuid import UUID
 
+import msgspec
+import psycopg
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import LIVE
 from vectormill.collections.generations import find_in_state
+from vectormill.db.outages import is_outage
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.item import Item
+from vectormill.domain.errors import SourceFailed, SourceInterrupted
+from vectormill.jobs.item import Item, has_nul
+from vectormill.jobs.pair import PAIR_MARK, join_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
@@ -130,3 +139,213 @@ class BatchSize:
         if num_rows:
             fitting = self._most_bytes * num_rows // max(num_bytes, 1)
             self.rows = max(1, min(fitting, 4 * self.rows, self._most_rows))
+
+
+# Keys in order, numbers as numbers, and what JSON has no word for as text: equal values are equal bytes.
+ENCODER: Final = msgspec.json.Encoder(order="sorted", decimal_format="number", enc_hook=str)
+OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
+MAX_METADATA_DEPTH: Final = 100
+# JSON that is nested deeper has more brackets than that.
+SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
+# A byte that no UTF-8 has, and no mark.
+NO_TEXT: Final = b"\xfe"
+
+
+def encode_metadata(metadata: Any) -> bytes:
+    """A JSON object, given as one or as text, with its keys in order and no white space. Raises ValueError."""
+    if isinstance(metadata, str | bytes | bytearray | memoryview):
+        try:
+            metadata = OBJECT_DECODER.decode(metadata)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise ValueError("it is no JSON object") from None
+    if not isinstance(metadata, dict):
+        raise ValueError("it is no JSON object")
+    try:
+        encoded = ENCODER.encode(metadata)
+    except (UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"it has no JSON ({error})") from None
+    if len(encoded) > SHALLOW_BYTES and _measure_depth(metadata) > MAX_METADATA_DEPTH:
+        raise ValueError(f"it is nested more than {MAX_METADATA_DEPTH} deep")
+    if _may_be_infinite(encoded):
+        encoded = ENCODER.encode(_drop_infinite(metadata))
+    if has_nul(encoded):
+        raise ValueError("it contains a NUL character (U+0000)")
+    return encoded
+
+
+def _may_be_infinite(encoded: bytes) -> bool:
+    """Tell whether a decimal that is NaN or infinite may have been written, which is no JSON."""
+    return b"NaN" in encoded or b"Infinity" in encoded
+
+
+def _drop_infinite(value: Any) -> Any:
+    """Put null in the place of decimals that are NaN or infinite, as is done with floats."""
+    if isinstance(value, Decimal):
+        return value if value.is_finite() else None
+    if isinstance(value, dict):
+        return {name: _drop_infinite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_drop_infinite(inner) for inner in value]
+    return value
+
+
+def _measure_depth(value: Any) -> int:
+    layer, depth = [value], 0
+    while layer := [inner for inner in layer if isinstance(inner, dict | list | tuple)]:
+        depth += 1
+        layer = [part for inner in layer for part in (inner.values() if isinstance(inner, dict) else inner)]
+    return depth
+
+
+class Assembler:
+    """Makes items of a batch's columns. Whole columns are looked at in C; a row alone only where something is wrong.
+
+    `name` opens the sentences about rows, which are counted from 1 through all batches.
+    """
+
+    def __init__(self, name: str, max_key_bytes: int, complaints: Complaints) -> None:
+        self._name = name
+        self._max_key_bytes = max_key_bytes
+        self._complaints = complaints
+        self._num_rows = 0
+
+    def assemble(
+        self,
+        keys: Sequence[Any],
+        texts: Sequence[Any],
+        metadata: Sequence[Any] | None = None,
+        pairs: Sequence[Any] | None = None,
+    ) -> list[Item]:
+        """One item a row; `metadata` holds objects, JSON text, or None; `pairs`, where items are pairs, their second
+        texts, of which a missing one is empty. Raises SourceFailed for a key that is missing or there twice.
+        """
+        names: Sequence[Any] = keys
+        if set(map(type, keys)) != {str}:
+            names = [self._read_key(key, row) for row, key in enumerate(keys, start=self._num_rows + 1)]
+        distinct = set(names)
+        if len(distinct) != len(names):
+            self._refuse_duplicate(names)
+        encoded = self._encode_texts(texts, names)
+        if pairs is not None:
+            encoded = list(map(join_pair, encoded, self._encode_texts(pairs, names)))
+        items = list(map(Item, names, encoded, self._encode_all(metadata, names)))
+        if not self._are_sound(names, distinct):
+            items = [item for item in items if self._is_sound(item.key)]
+        self._num_rows += len(keys)
+        return items
+
+    def _encode_texts(self, texts: Sequence[Any], names: Sequence[str]) -> list[bytes]:
+        try:
+            return [text.encode() for text in texts]
+        except (AttributeError, UnicodeEncodeError):
+            return [self._encode_text(text, name) for text, name in zip(texts, names, strict=True)]
+
+    def _encode_all(self, metadata: Sequence[Any] | None, names: Sequence[str]) -> Any:
+        if metadata is None:
+            return repeat(b"")
+        if set(map(type, metadata)) == {dict}:
+            with suppress(ValueError, TypeError, RecursionError):
+                encoded = list(map(ENCODER.encode, metadata))
+                together = b"".join(encoded)
+                if (
+                    max(map(len, encoded)) <= SHALLOW_BYTES
+                    and b"\\u0000" not in together
+                    and not _may_be_infinite(together)
+                ):
+                    return encoded
+        return [self._encode_metadata(value, name) for value, name in zip(metadata, names, strict=True)]
+
+    def _are_sound(self, names: Sequence[str], distinct: set[str]) -> bool:
+        """Return whether all of these can be keys."""
+        together = "".join(names)
+        if "" in distinct or "\0" in together or 4 * max(map(len, names), default=0) > self._max_key_bytes:
+            return False
+        return together.isascii() or not any("\ud800" <= character <= "\udfff" for character in set(together))
+
+    def _is_sound(self, key: str) -> bool:
+        try:
+            num_bytes = len(key.encode())
+        except UnicodeEncodeError:
+            reason = "it is not valid Unicode"
+        else:
+            if key and "\0" not in key and num_bytes <= self._max_key_bytes:
+                return True
+            reason = (
+                "it is empty" if not key else f"it has {num_bytes} bytes, {self._max_key_bytes} are allowed"
+            )
+            if "\0" in key:
+                reason = "it contains a NUL character (U+0000)"
+        self._complaints.num_left_out += 1
+        self._complaints.say(
+            f"{self._name}: the key {_cut(key)} cannot be one, so its row was left out: {reason}."
+        )
+        return False
+
+    def _read_key(self, key: Any, row: int) -> str:
+        if isinstance(key, str):
+            return key
+        if key is None:
+            raise SourceFailed(f"{self._name}, row {row}: the key is null; every row needs one of its own.")
+        if isinstance(key, bool | float) or not isinstance(key, int | UUID):
+            if isinstance(key, bytes | bytearray | memoryview):
+                return bytes(key).decode("utf-8", "surrogateescape")
+            if isinstance(key, bool | float | dict | list):
+                raise SourceFailed(
+                    f"{self._name}, row {row}: the key is {_cut(str(key))}, a {type(key).__name__}; a key is text or a "
+                    "whole number."
+                )
+        return str(key)
+
+    def _refuse_duplicate(self, names: Sequence[str]) -> None:
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise SourceFailed(
+                    f"{self._name}: the key {_cut(name)} is there twice; a key is the name of one row alone."
+                )
+            seen.add(name)
+
+    def _encode_text(self, text: Any, name: str) -> bytes:
+        """Half of a surrogate pair is kept, and bytes are taken as they are, so that a broken text fails alone.
+
+        But for the mark of a pair: a byte that is no text either stands for it.
+        """
+        if text is None:
+            self._complaints.num_without_text += 1
+            self._complaints.say(f"{self._name}: the row with key {_cut(name)} has no text.")
+            return b""
+        if isinstance(text, str):
+            return text.encode("utf-8", "surrogatepass")
+        if isinstance(text, bytes | bytearray | memoryview):
+            return bytes(text).replace(PAIR_MARK, NO_TEXT)
+        return str(text).encode("utf-8", "surrogatepass")
+
+    def _encode_metadata(self, metadata: Any, name: str) -> bytes:
+        if metadata is None or metadata == "":
+            return b""
+        try:
+            return encode_metadata(metadata)
+        except ValueError as error:
+            self._complaints.num_without_metadata += 1
+            self._complaints.say(f"{self._name}: the metadata of key {_cut(name)} was left out: {error}.")
+            return b""
+
+
+def _cut(text: str) -> str:
+    """Quote a key for a message, shortened if it is long."""
+    shown = text if len(text) <= 80 else text[:77] + "…"
+    return repr(shown)
+
+
+def describe_database_error(what: str, error: Exception) -> SourceFailed:
+    """Make the error of a source that our own Postgres was asked for: SourceInterrupted where it passes."""
+    words = " ".join(str(getattr(error, "orig", error)).split())
+    return choose_failure(error)(f"{what} cannot be read: {words.rstrip('.')}.")
+
+
+def choose_failure(error: Exception) -> type[SourceFailed]:
+    """Choose SourceInterrupted for what may pass. Only of Postgres is more known than whether the connection broke."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    is_known = isinstance(cause, psycopg.Error) or not isinstance(error, DBAPIError)
+    passes = is_outage(error) if is_known else getattr(error, "connection_invalidated", False)
+    return SourceInterrupted if passes else SourceFailed

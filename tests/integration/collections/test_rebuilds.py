@@ -19,7 +19,7 @@ from vectormill.collections.swaps import roll_back
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import COMPLETED, FAILED, REINDEX
 from vectormill.runs.runs import create_run
-from vectormill.sources.kinds.own_texts import OwnTextReader
+from vectormill.sources.own_texts import OwnTextReader
 
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(20)]
 

@@ -24,8 +24,7 @@ from vectormill.collections.swaps import NewerRows, count_newer_rows, roll_back
 from vectormill.jobs.item import Item
 from vectormill.problems import ApiError
 from vectormill.runs.run import CANCELLED, COMPLETED, REINDEX
-from vectormill.runs.run_claims import claim_run, end_run
-from vectormill.runs.runs import create_run
+from vectormill.runs.runs import claim_run, create_run, end_run
 
 
 def make_swapped(engine: Engine) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.phases.phases import Tools, carry_out
+from indexer.phases import Tools, carry_out
 from tests.api_server import encode_waiting
 from tests.indexers import ListedSource, contents, look, row, start_run, wanted
 from tests.integration.crashes.points import CrashPoints
@@ -21,7 +21,7 @@ from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.runs.run import RunCounts
-from vectormill.runs.run_claims import claim_run
+from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
 
 LEASE_SECONDS = 30.0

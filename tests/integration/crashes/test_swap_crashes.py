@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
-from indexer.phases.swapping import swap
+from indexer.swapping import swap
 from tests.building import BITS, NEXT, ask, build, encode_all, hold_nothing, make_run, put
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.phases.indexing import build_indexes
+from indexer.indexing import build_indexes
 from tests.indexed import make_collection, start_run
 from vectormill.corpus import read_docstrings
 from vectormill.models.registry import find_packaged_model

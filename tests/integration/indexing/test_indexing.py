@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.phases.indexing import build_indexes, drop_before_bulk
+from indexer.indexing import build_indexes, drop_before_bulk
 from tests.indexed import (
     draw_vectors,
     execute,
@@ -230,7 +230,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
 
 
 def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexer.phases.indexing.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("indexer.indexing.REPORT_SECONDS", 0.0)
     monkeypatch.setattr("vectormill.collections.indexes.builds.PAUSE_SECONDS", 0.01)
     generation = make_collection(engine, draw_vectors(6000, 64))
     wish(engine, index_options="""'{"ef_construction": 200}'""")  # longer than a look, on any machine

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.phases.indexing import build_indexes
+from indexer.indexing import build_indexes
 from tests.indexed import (
     draw_vectors,
     execute,
@@ -132,7 +132,7 @@ def test_a_cancelled_run_ends_its_build_at_once_and_leaves_no_index(engine: Engi
 def test_on_a_building_generation_a_plain_build_gives_way_to_a_writer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexer.phases.indexing.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("indexer.indexing.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("vectormill.collections.indexes.builds.PAUSE_SECONDS", 0.01)
     generation = replace(make_collection(engine, draw_vectors(8000, 128)), state=BUILDING)
     writing: list[threading.Thread] = []
@@ -175,7 +175,7 @@ def test_a_server_without_shared_memory_for_workers_builds_with_one_process(
             raise psycopg.errors.DiskFull("could not resize shared memory segment: No space left on device")
         return run_build(*arguments)
 
-    monkeypatch.setattr("indexer.phases.indexing.run_build", build)
+    monkeypatch.setattr("indexer.indexing.run_build", build)
     wish(engine, index_options="""'{"workers": 2, "memory_bytes": 134217728}'""")
     context, report = start_run(engine)
     build_indexes(context, generation)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.phases.indexing import build_indexes
+from indexer.indexing import build_indexes
 from scheduler import index_maintainer
 from scheduler.index_maintainer import IndexMaintainer, find_need
 from tests.indexed import draw_vectors, execute, make_collection, start_run, wish

@@ -19,9 +19,8 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
-from indexer.opening import open_run_source
-from indexer.phases.phases import Tools, carry_out
-from indexer.phases.reading import RunSource
+from indexer.phases import Tools, carry_out
+from indexer.reindexing import RunSource, open_run_source
 from tests.building import ask
 from tests.indexers import ListedSource, make_collection
 from tests.integration.interleavings.world import outage
@@ -54,11 +53,9 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.jobs.twins import wish_for_twins
 from vectormill.models.registry import Registry
 from vectormill.ragged import Ragged
-from vectormill.runs.differences import note_vanished
+from vectormill.runs.differences import Rows, RunTables, driver_of, make_stage, note_vanished, stage_rows
 from vectormill.runs.run import REINDEX
-from vectormill.runs.run_claims import claim_run
-from vectormill.runs.runs import cancel_run, create_run
-from vectormill.runs.stages import Rows, RunTables, driver_of, make_stage, stage_rows
+from vectormill.runs.runs import cancel_run, claim_run, create_run
 from vectormill.settings import Settings
 from vectormill.work.loop import Stopping, handing_back
 from vectormill.work.work import Lease
@@ -127,10 +124,10 @@ class CollectionWorld:
                 ("vectormill.db.short_locks.LOCK_MILLISECONDS", 0),
                 ("vectormill.collections.swaps.DRAIN_SECONDS", 0.04),
                 ("vectormill.collections.rows.items.draw_seq", self._draw_seq),
-                ("indexer.phases.reading.make_stage", self._make_stage),
-                ("indexer.phases.reading.stage_rows", self._stage_rows),
-                ("indexer.phases.comparing.note_vanished", self._note_vanished),
-                ("indexer.phases.phases.handing_back", _handing_back),
+                ("indexer.reindexing.make_stage", self._make_stage),
+                ("indexer.reindexing.stage_rows", self._stage_rows),
+                ("indexer.reindexing.note_vanished", self._note_vanished),
+                ("indexer.phases.handing_back", _handing_back),
             ):
                 patches.enter_context(patch(name, value))
             yield

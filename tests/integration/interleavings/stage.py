@@ -43,7 +43,7 @@ IDS = (
     "vectormill.jobs.submission.uuid4",
     "vectormill.jobs.twins.uuid4",
     "vectormill.runs.runs.uuid4",
-    "indexer.phases.encoding.uuid4",
+    "indexer.reindexing.uuid4",
 )
 
 Role = tuple[str, Callable[[], None]]

@@ -14,11 +14,11 @@ from unittest.mock import patch
 from sqlalchemy import Engine
 
 from indexer.context import RunContext
-from indexer.phases.phases import PHASES, Tools, carry_out
-from indexer.phases.reading import RunSource
+from indexer.phases import PHASES, Tools, carry_out
+from indexer.reindexing import RunSource
 from vectormill.models.registry import Registry
+from vectormill.runs.differences import Rows, pack_rows
 from vectormill.runs.run import INDEXING, Run
-from vectormill.runs.stages import Rows, pack_rows
 from vectormill.settings import Settings
 from vectormill.work.work import Lease
 
@@ -123,7 +123,7 @@ class _AtOnce:
 def reading_in_step(rows_per_page: int) -> Iterator[None]:
     """Own texts come in pages of so few rows, nothing is read before its step, and no index is built."""
     with ExitStack() as patches:
-        patches.enter_context(patch("indexer.phases.reading._Ahead", _InStep))
+        patches.enter_context(patch("indexer.reindexing._Ahead", _InStep))
         patches.enter_context(patch("vectormill.collections.rows.pages.ThreadPoolExecutor", _AtOnce))
         patches.enter_context(patch("vectormill.collections.rows.pages.MOST_PAGE_ROWS", rows_per_page))
         patches.enter_context(patch.dict(PHASES, {INDEXING: lambda *_: None}))

@@ -21,8 +21,7 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from indexer.context import RunContext
-from indexer.opening import open_run_source
-from indexer.phases.reading import RunSource
+from indexer.reindexing import RunSource, open_run_source
 from tests.building import ask
 from tests.indexers import ListedSource
 from tests.integration.order.followed import CARRIED, NAMES, OUTSIDE, OWN, Expected, Followed
@@ -40,8 +39,7 @@ from vectormill.domain.errors import Conflict, LeaseLost, RunCancelled, SourceFa
 from vectormill.jobs.chunks.chunk import Claim
 from vectormill.jobs.item import Item
 from vectormill.runs.run import CANCELLING, REINDEX
-from vectormill.runs.run_claims import claim_run
-from vectormill.runs.runs import cancel_run, create_run
+from vectormill.runs.runs import cancel_run, claim_run, create_run
 from vectormill.settings import Settings
 
 KEYS = st.sampled_from(NAMES)

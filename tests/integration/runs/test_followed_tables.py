@@ -19,7 +19,7 @@ from vectormill.collections.removals import remove_collection
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.sources.followed_tables import (
+from vectormill.sources.following import (
     FollowedTable,
     follow_table,
     list_followed_tables,

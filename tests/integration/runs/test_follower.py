@@ -28,7 +28,7 @@ from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.deletion import discard_ended_puts
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.sources.changes import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, REMOVE_CHANGES
+from vectormill.sources.following import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, REMOVE_CHANGES
 
 
 @pytest.mark.parametrize("papers", [SPEC, SCORES, RECORDS], indirect=True, ids=lambda spec: spec.task)

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.measures import measure_recall, scan_vectors
-from indexer.phases.samples import compare_sample, sample_texts
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.protocol import SPEC, make_items, submit
 from vectormill.collections.collection import Generation
@@ -13,6 +11,8 @@ from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
+from vectormill.runs.measures import measure_recall, scan_vectors
+from vectormill.runs.samples import compare_sample, sample_texts
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
@@ -90,20 +90,20 @@ def test_codes_have_no_index_that_serves(engine: Engine) -> None:
 def test_a_row_without_direction_and_one_of_another_length_are_found(
     engine: Engine, docs: Generation
 ) -> None:
-    assert scan_vectors(engine, docs, check=nothing).is_sound
+    assert not scan_vectors(engine, docs, check=nothing).list_problems()
     change(engine, "UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k3'")
     change(engine, "UPDATE {table} SET embedding = '[3,0,0,0,0,0,0,0]' WHERE key = 'k4'")
     found = scan_vectors(engine, docs, check=nothing)
     assert (found.num_rows, found.num_zero, found.num_odd_norms, found.num_not_finite) == (40, 1, 1, 0)
-    assert found.broken_keys == ["k3"]
+    assert found.broken_keys == ("k3",)
     assert found.largest_norm == 3
-    assert not found.is_sound
+    assert len(found.list_problems()) == 2
 
 
 def test_every_block_is_scanned_once(
     engine: Engine, docs: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexer.measures.BLOCKS_PER_SCAN", 1)
+    monkeypatch.setattr("vectormill.runs.measures.BLOCKS_PER_SCAN", 1)
     generation = fill(engine, SPEC)
     num_checks = []
     found = scan_vectors(engine, generation, check=lambda: num_checks.append(1))

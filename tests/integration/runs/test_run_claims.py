@@ -9,11 +9,9 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.context import RunContext
-from indexer.phases.encoding import await_job
-from indexer.phases.encoding import submit as submit_changes
-from indexer.phases.reading import begin_reading, read_source
-from indexer.progress import ClaimProgress
+from indexer.context import ClaimProgress, RunContext
+from indexer.reindexing import await_job, begin_reading, read_source
+from indexer.reindexing import submit as submit_changes
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.indexers import (
     ListedSource,
@@ -33,8 +31,7 @@ from vectormill.domain.errors import LeaseLost, SourceInterrupted
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import Registry
 from vectormill.runs.run import ENCODING, FAILED, Run, RunCounts
-from vectormill.runs.run_claims import abandon_run, claim_run, hold_run, save_run
-from vectormill.runs.runs import cancel_run
+from vectormill.runs.runs import abandon_run, cancel_run, claim_run, hold_run, save_run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace

@@ -10,25 +10,22 @@ from vectormill.collections.collections import find_generation
 from vectormill.jobs.item import Item
 from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,
+    COMPARE_BATCH,
     LIST_METADATA_ONLY,
     LIST_MOVED,
     LIST_VANISHED,
+    LOAD_CHANGES,
+    LOOK_UP_BY_INDEX,
     NOTE_VANISHED,
     WRITE_ATTRIBUTES,
     WRITE_MOVED,
-    note_moved,
-)
-from vectormill.runs.run_claims import CLAIM_RUN, FIRST_PHASES
-from vectormill.runs.runs import LIST_RUNS_OF_COLLECTION, prune_runs
-from vectormill.runs.stages import (
-    COMPARE_BATCH,
-    LOAD_CHANGES,
-    LOOK_UP_BY_INDEX,
     RunTables,
     driver_of,
     make_stage,
+    note_moved,
     pack_rows,
 )
+from vectormill.runs.runs import CLAIM_RUN, FIRST_PHASES, LIST_RUNS_OF_COLLECTION, prune_runs
 from vectormill.schedules.schedules import COUNT_SCHEDULES, LIST_RUNS_OF_SCHEDULE
 
 NUM_ROWS = 20_000

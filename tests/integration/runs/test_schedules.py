@@ -23,16 +23,18 @@ from vectormill.domain.errors import (
     SourceNotFound,
 )
 from vectormill.schedules.cron import next_due
-from vectormill.schedules.due_times import LIST_DUE_SCHEDULES, fire_schedule, run_schedule_now
 from vectormill.schedules.schedule import NewSchedule, Schedule
 from vectormill.schedules.schedules import (
+    LIST_DUE_SCHEDULES,
     change_schedule,
     create_schedule,
     delete_schedule,
     find_schedule,
+    fire_schedule,
     list_schedules,
     pause_schedule,
     resume_schedule,
+    run_schedule_now,
 )
 
 END_RUN = text("""

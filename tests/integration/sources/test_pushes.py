@@ -11,7 +11,7 @@ from tests.protocol import make_items, submit
 from vectormill.domain.errors import DuplicateKey, EmptyJob, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
-from vectormill.runs.run_claims import claim_run
+from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.pushes import PushWriter, prune_pushes

@@ -19,9 +19,8 @@ from vectormill.domain.tasks.task import EXTRACT, JUDGE
 from vectormill.jobs.pair import split_pair
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
-from vectormill.sources.checking import check_source
-from vectormill.sources.kinds import files
-from vectormill.sources.opening import open_source
+from vectormill.sources import files
+from vectormill.sources.opening import check_source, open_source
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import FILES, PUSH, SQL, TREE, Source
 

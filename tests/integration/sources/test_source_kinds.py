@@ -25,8 +25,7 @@ from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.pushes import PushWriter
-from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, SourcePlace
-from vectormill.sources.rows import encode_metadata
+from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, SourcePlace, encode_metadata
 from vectormill.sources.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
 from vectormill.sources.sources import save_source
 

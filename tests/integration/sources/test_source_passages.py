@@ -17,10 +17,9 @@ from vectormill.jobs.item import Item
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import Split
 from vectormill.sources.passages import load_tokenizer, make_cuts, name_passages
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import TREE, Source
+from vectormill.sources.source import TREE, Source, Split
 
 ENGINE = create_engine("sqlite://")
 PLACE = SourcePlace(

@@ -252,7 +252,7 @@ def test_what_is_kept_here_may_be_read_again_when_postgres_was_lost(
     def lose(*arguments: object, **named: object) -> None:
         raise psycopg.OperationalError("the connection is lost")
 
-    monkeypatch.setattr(f"vectormill.sources.kinds.{step}", lose)
+    monkeypatch.setattr(f"vectormill.sources.{step}", lose)
     here = SourcePlace(engine, Settings(), Registry({}), collection="docs", run_id=uuid4())
     with pytest.raises(SourceInterrupted, match="the connection is lost"):
         read_all(open_source(source, here))

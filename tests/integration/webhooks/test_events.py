@@ -29,8 +29,7 @@ from vectormill.jobs.job import ALL_JOB_STATES, NewJob
 from vectormill.jobs.jobs import cancel_job, retry_job
 from vectormill.jobs.submission import JobWriter
 from vectormill.runs.run import REINDEX, RUN_STATES
-from vectormill.runs.run_claims import claim_run, end_run
-from vectormill.runs.runs import cancel_run, create_run
+from vectormill.runs.runs import cancel_run, claim_run, create_run, end_run
 from vectormill.settings import Settings
 from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.webhook import EVENTS

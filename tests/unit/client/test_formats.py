@@ -19,7 +19,7 @@ from vectormill.files.formats import (
     RowsName,
     by_suffix,
 )
-from vectormill.sources.kinds import files
+from vectormill.sources import files
 
 
 def test_what_type_checkers_see_are_the_formats_of_the_table() -> None:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from indexer.main import serve
-from indexer.opening import open_run_source
+from indexer.reindexing import open_run_source
 from tests.api_server import api_client, assert_problem
 from tests.indexed import draw_vectors, make_collection, names_of, wish
 from vectormill.cli.app import main

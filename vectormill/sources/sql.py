@@ -20,11 +20,9 @@ from sqlalchemy.pool import NullPool
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
-from vectormill.sources.interruptions import choose_failure
-from vectormill.sources.options import SqlOptions
-from vectormill.sources.reader import BatchSize, Complaints, SourcePlace
-from vectormill.sources.rows import Assembler
+from vectormill.sources.reader import Assembler, BatchSize, Complaints, SourcePlace, choose_failure
 from vectormill.sources.settings import read_secret, read_secret_file
+from vectormill.sources.source import SqlOptions
 
 APPLICATION_NAME: Final = "vectormill source"
 

@@ -17,9 +17,7 @@ from vectormill.collections.rows.pages import Inclusion, RowPage, find_exported,
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.errors import Conflict, SourceFailed
 from vectormill.jobs.item import Item
-from vectormill.sources.interruptions import describe_database_error
-from vectormill.sources.reader import Complaints, SourcePlace
-from vectormill.sources.rows import Assembler
+from vectormill.sources.reader import Assembler, Complaints, SourcePlace, describe_database_error
 
 WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 

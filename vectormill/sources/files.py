@@ -1,30 +1,48 @@
-"""Files: the rows of JSONL, CSV and Parquet, local or in any store that fsspec reaches; one after another."""
+"""Files: rows of JSONL, CSV and Parquet, local or in any store that fsspec reaches; and the documents of a folder."""
 
 import csv
 import gzip
 import io
+import json
+import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, cast
 from urllib.parse import urlsplit
 
 import fsspec
+import msgspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import glob_translate
 
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.tables import MAX_FIELD_CHARS
+from vectormill.files.trees import TextTree
 from vectormill.jobs.item import Item
-from vectormill.sources.kinds.json_lines import read_json_lines
-from vectormill.sources.options import FileOptions
-from vectormill.sources.places import check_local
-from vectormill.sources.reader import MOST_BYTES, BatchSize, Complaints, SourcePlace
-from vectormill.sources.rows import Assembler
-from vectormill.sources.source import hide_queries
+from vectormill.sources.reader import MOST_BYTES, Assembler, BatchSize, Complaints, SourcePlace
+from vectormill.sources.source import FileOptions, TreeOptions, hide_queries
 from vectormill.webhooks.targets import refuse_address
+
+
+def check_local(path: Path, root: Path | None) -> Path:
+    """The path, if it lies below the root, links followed. A relative one begins there. Raises SourceFailed."""
+    if root is None:
+        if not path.is_absolute():
+            raise SourceFailed(
+                f"{path} is a relative path, which means another file in each process; give an absolute one, or set "
+                "VECTORMILL_SOURCE_ROOT."
+            )
+        return path
+    start = root.expanduser().resolve()
+    whole = start / path
+    if not whole.resolve().is_relative_to(start):
+        raise SourceFailed(f"{path} is not below {start}, where sources may lie (VECTORMILL_SOURCE_ROOT).")
+    return whole
+
 
 FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
 PACKED: Final = (".gz", ".zst")
@@ -359,3 +377,131 @@ def show(names: Sequence[str]) -> str:
 def describe_failure(name: str, error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
     return hide_queries(f"{name} cannot be read: {words.rstrip('.')}.")
+
+
+BLOCK_BYTES: Final = 1 << 20
+ROW_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+def read_json_lines(file: BinaryIO, name: str, max_line_bytes: int) -> Iterator[list[dict[str, Any]]]:
+    """The objects of the lines, never an empty list. Raises SourceFailed naming the line that is none.
+
+    Such a line is not passed over: which row it was nobody knows, and it would count as vanished.
+    """
+    rest = b""
+    num_lines = 0
+    while block := file.read(BLOCK_BYTES):
+        if num_lines == 0 and not rest:
+            block = block.removeprefix(BYTE_ORDER_MARK)
+        lines, newline, rest_of_block = block.rpartition(b"\n")
+        if not newline:
+            rest += block
+            if len(rest) > max_line_bytes:
+                raise SourceFailed(
+                    f"{name}, line {num_lines + 1}: it has more than {max_line_bytes} bytes "
+                    "(VECTORMILL_MAX_LINE_BYTES)."
+                )
+            continue
+        whole, rest = rest + lines, rest_of_block
+        if rows := decode_lines(whole, name, num_lines):
+            yield rows
+        num_lines += whole.count(b"\n") + 1
+    if rows := decode_lines(rest, name, num_lines):
+        yield rows
+
+
+def decode_lines(lines: bytes, name: str, num_before: int) -> list[dict[str, Any]]:
+    """`num_before` lines stand before these."""
+    try:
+        return ROW_DECODER.decode_lines(lines)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        numbered = enumerate(lines.split(b"\n"), start=num_before + 1)
+        return [decode_line(line, f"{name}, line {number}") for number, line in numbered if line.strip()]
+
+
+def decode_line(line: bytes, place: str) -> dict[str, Any]:
+    """Bytes that are not UTF-8, and halves of surrogate pairs, stay in the text, which fails alone."""
+    try:
+        row = json.loads(line.decode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise SourceFailed(f"{place}: it is not JSON ({reason}).") from error
+    except RecursionError as error:
+        raise SourceFailed(f"{place}: its JSON is nested too deeply.") from error
+    if not isinstance(row, dict):
+        raise SourceFailed(f"{place}: a JSON object is needed, with a key and a text.")
+    return row
+
+
+# Few, as a file may be long; and whoever waits for the first batch waits for so many files.
+BATCH_FILES: Final = 512
+
+
+class TreeReader:
+    """Reads files in the order of their paths, hidden ones left out. Of a longer file MOST_BYTES are read.
+
+    No time of change is among the metadata: a copy of the folder would be another, and every row changed.
+    """
+
+    def __init__(self, options: TreeOptions, place: SourcePlace) -> None:
+        self._options = options
+        self._place = place
+        self.complaints = Complaints()
+
+    def read(self) -> Iterator[list[Item]]:
+        """Raises SourceFailed also when no file fits: a folder that is not mounted is no empty source."""
+        tree = TextTree(self._find_folder())
+        assembler = Assembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)
+        keys: list[str] = []
+        texts: list[str] = []
+        num_bytes = num_files = 0
+        for path in self._find_files(tree):
+            try:
+                document = tree.read(check_local(path, self._place.settings.source_root), MOST_BYTES)
+            except FileNotFoundError:  # removed since the folder was read, and no document any more
+                continue
+            except OSError as error:
+                raise SourceFailed(f"{path} cannot be read: {error.strerror}.") from error
+            num_files += 1
+            keys.append(path.relative_to(tree.root).as_posix())
+            texts.append(document["text"])
+            num_bytes += len(document["text"])
+            if len(keys) >= BATCH_FILES or num_bytes >= MOST_BYTES:
+                yield assembler.assemble(keys, texts, [{"path": key} for key in keys])
+                keys, texts, num_bytes = [], [], 0
+        if keys:
+            yield assembler.assemble(keys, texts, [{"path": key} for key in keys])
+        if num_files == 0:
+            raise SourceFailed(
+                f"{tree.root} holds no file that fits ({', '.join(self._options.include)}); is it mounted where the "
+                "source is read?"
+            )
+
+    def count_rows(self) -> int | None:
+        return None
+
+    def _find_folder(self) -> Path:
+        folder = check_local(Path(self._options.folder), self._place.settings.source_root)
+        if not folder.is_dir():
+            raise SourceFailed(f"There is no folder {folder} where the source is read.")
+        return folder
+
+    def _find_files(self, tree: TextTree) -> Iterator[Path]:
+        is_included, is_excluded = make_filter(self._options.include), make_filter(self._options.exclude)
+
+        def fail(error: OSError) -> None:
+            raise SourceFailed(f"{error.filename} cannot be read: {error.strerror}.") from error
+
+        for path in tree.find_files(fail):
+            name = os.fspath(path.relative_to(tree.root)).replace(os.sep, "/")
+            # A pipe would be waited for, and a device has no end.
+            if is_included(name) and not is_excluded(name) and path.is_file():
+                yield path
+
+
+def make_filter(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Return whether a path relative to the folder matches one of the patterns."""
+    translated = [glob_translate(pattern if "/" in pattern else f"**/{pattern}") for pattern in patterns]
+    fits = [re.compile(pattern) for pattern in translated]
+    return lambda name: any(pattern.match(name) for pattern in fits)

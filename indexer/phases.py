@@ -11,19 +11,25 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from indexer.context import RunContext
-from indexer.phases.canary import check_generation
-from indexer.phases.checking import check_collection
-from indexer.phases.comparing import RunHeld, compare
-from indexer.phases.deleting import delete_vanished
-from indexer.phases.encoding import Wait, encode
-from indexer.phases.indexing import drop_before_bulk, index
-from indexer.phases.reading import RunSource, begin_reading, describe_reading, read_source
-from indexer.phases.swapping import swap
-from indexer.progress import ClaimProgress
+from indexer.checking import check_collection, check_generation
+from indexer.context import ClaimProgress, RunContext
+from indexer.indexing import drop_before_bulk, index
+from indexer.reindexing import (
+    RunHeld,
+    RunSource,
+    Wait,
+    begin_reading,
+    compare,
+    delete_vanished,
+    describe_reading,
+    encode,
+    read_source,
+)
+from indexer.swapping import swap
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage, is_shortage
 from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
 from vectormill.models.registry import Registry
+from vectormill.runs.differences import StageLost, drop_stage
 from vectormill.runs.run import (
     CANCELLED,
     CHECK,
@@ -41,9 +47,7 @@ from vectormill.runs.run import (
     phase_after,
     state_at_end,
 )
-from vectormill.runs.run_claims import abandon_run, end_run, hold_run, report_run
-from vectormill.runs.runs import find_run
-from vectormill.runs.stages import StageLost, drop_stage
+from vectormill.runs.runs import abandon_run, end_run, find_run, hold_run, report_run
 from vectormill.settings import Settings
 from vectormill.tracing import span
 from vectormill.work.loop import handing_back

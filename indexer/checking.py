@@ -1,0 +1,284 @@
+"""Checking: what a generation holds against what it ought to. A check looks at the live one, a canary at a new one.
+
+Both look whether every row has a vector with a direction, a score or records, whether texts that are encoded again come
+out as they are kept, and what of an exact search the index finds. A check looks besides whether anything lies about
+that belongs to nobody, and changes nothing but its report. A canary looks besides whether every row of the source and
+every put of the meantime is there, and decides whether the generation may become the live one.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from indexer.context import RunContext
+from vectormill.collections.building import follow_live_jobs, keep_canary_report
+from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.coverage import (
+    Missing,
+    count_failures,
+    count_open_jobs,
+    find_missing_of_source,
+    find_missing_puts,
+    has_rows,
+    list_writers,
+)
+from vectormill.collections.generations import find_generation_by_id, find_in_state
+from vectormill.collections.strays import find_strays, sample_hashes
+from vectormill.collections.swaps import list_lagging_twins
+from vectormill.domain.encoding import FLOAT16, FLOAT32
+from vectormill.domain.errors import CanaryFailed, EncodingTimeout
+from vectormill.jobs.item import Item
+from vectormill.runs.measures import measure_recall, name_keys, scan_validity, scan_vectors
+from vectormill.runs.run import CHECKING
+from vectormill.runs.samples import compare_sample
+
+LEAST_RECALL: Final = 0.95
+DEFAULT_SAMPLE: Final = 200
+# Hashed at once: of long texts some tens of megabytes.
+HASHED_TEXTS: Final = 1000
+
+# Of a canary, in 16 bit, also of a text that was encoded in another batch or on another device.
+LEAST_COSINE: Final = 0.999
+CANARY_SAMPLE: Final = 64
+# The share of the source's rows that may fail for a reason that is not their own text's.
+MOST_FAILED_SHARE: Final = 0.01
+# Twins of puts that came last; a worker of the new model may load it first.
+TWINS_PATIENCE_SECONDS: Final = 600.0
+_PAUSE_SECONDS: Final = 0.2
+
+Wait = Callable[[float], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The findings of a check: figures by name, and a sentence for each problem and for each thing left unchecked."""
+
+    found: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+
+def look_at_results(context: RunContext, generation: Generation, findings: Findings) -> None:
+    scan = scan_vectors if generation.kind == VECTORS else scan_validity
+    measured = scan(context.engine, generation, check=context.check)
+    findings.found[generation.kind] = measured.to_json()
+    findings.problems.extend(measured.list_problems())
+
+
+def look_at_index(
+    context: RunContext, generation: Generation, findings: Findings, least: float = LEAST_RECALL
+) -> None:
+    if generation.kind != VECTORS:
+        findings.found["recall"] = None
+        findings.unchecked.append(f"Recall: {generation.kind} have no vector index.")
+        return
+    recall = measure_recall(context.engine, generation, check=context.check)
+    findings.found["recall"] = recall.to_json() if recall is not None else None
+    if recall is None:
+        findings.unchecked.append("Recall: there is no index on the vectors, or there are too few rows.")
+    elif recall.value < least:
+        findings.problems.append(
+            f"The index {recall.index} finds {recall.value:.1%} of the {recall.limit} nearest rows, less than "
+            f"{least:.1%}; build it anew: `vectormill collections index {generation.collection} --rebuild`."
+        )
+
+
+def look_at_texts(
+    context: RunContext, generation: Generation, findings: Findings, size: int, least: float | None = None
+) -> None:
+    """Encode so many texts again. `least` is the least similarity of float vectors, where it is to be another than
+    what is good. Raise EncodingTimeout.
+    """
+    if size <= 0:
+        findings.unchecked.append("Texts encoded again: none were asked for.")
+        findings.found["texts"] = {"num_compared": 0, "reason": "the run was told to compare none"}
+        return
+    agreement = compare_sample(context.engine, context.settings, generation, size, check=context.check)
+    findings.found["texts"] = agreement.to_json()
+    if agreement.smallest is None:
+        findings.unchecked.append(f"Texts encoded again: {agreement.reason}.")
+        return
+    is_float = generation.kind == VECTORS and generation.spec.vector_type in (None, FLOAT16, FLOAT32)
+    wanted = least if is_float and least is not None else agreement.least
+    if not agreement.is_good or agreement.smallest < wanted:
+        keys = agreement.differing_keys
+        differing = f"; {agreement.num_differing:,} differ ({name_keys(keys)})" if keys else ""
+        findings.problems.append(
+            f"{agreement.num_compared:,} texts were encoded again and agree to {agreement.smallest:.5f} at the worst, "
+            f"less than {wanted:g}{differing}."
+        )
+
+
+def check_collection(context: RunContext) -> None:
+    """Look at the live generation; what was found is in the report, with `problems` as sentences, and what was not
+    looked at in `unchecked`.
+
+    Options of the run: `sample`, the texts that are encoded again, 0 for none.
+    """
+    with context.engine.connect() as connection:
+        generation = find_generation(connection, context.run.collection)
+    findings = Findings({"generation": generation.id})
+    for look in (look_at_results, look_at_strays, look_at_hashes, look_at_index):
+        context.check()
+        look(context, generation, findings)
+    context.check()
+    try:
+        look_at_texts(context, generation, findings, int(context.run.options.get("sample", DEFAULT_SAMPLE)))
+    except EncodingTimeout as error:
+        findings.unchecked.append(f"Texts encoded again: {error}")
+    told = {"problems": findings.problems, "unchecked": findings.unchecked, "is_good": not findings.problems}
+    context.report(CHECKING, findings.found | told)
+
+
+def look_at_strays(context: RunContext, generation: Generation, findings: Findings) -> None:
+    with context.engine.connect() as connection:
+        strays = find_strays(connection, generation)
+    findings.found["strays"] = {
+        "num_attributes_without_row": strays.num_attributes,
+        "num_rows_of_deleted_keys": strays.num_deleted_keys,
+        "missing_tables": strays.missing_tables,
+        "tables_of_no_collection": strays.left_tables,
+        "view_reads": strays.view_reads,
+    }
+    if strays.num_attributes:
+        findings.problems.append(
+            f"{strays.num_attributes:,} attributes have no row ({name_keys(strays.attribute_keys)})."
+        )
+    if strays.num_deleted_keys:
+        findings.problems.append(
+            f"{strays.num_deleted_keys:,} keys were deleted and are there ({name_keys(strays.deleted_keys)})."
+        )
+    if strays.missing_tables:
+        findings.problems.append(
+            f"Tables of its generations are missing: {', '.join(strays.missing_tables)}."
+        )
+    if strays.left_tables:
+        findings.problems.append(
+            f"Tables belong to no collection: {', '.join(strays.left_tables)}; the scheduler drops them."
+        )
+    if generation.table_name not in strays.view_reads.split(", "):
+        findings.problems.append(
+            f"The view {generation.collection} reads {strays.view_reads or 'nothing of ours'}, and not the live "
+            f"generation {generation.table_name}."
+        )
+
+
+def look_at_hashes(context: RunContext, generation: Generation, findings: Findings) -> None:
+    with context.engine.connect() as connection:
+        sample = sample_hashes(connection, generation, HASHED_TEXTS)
+    others = [key for key, content, known in sample if Item(key, content).content_hash() != known]
+    findings.found["hashes"] = {
+        "num_compared": len(sample),
+        "num_differing": len(others),
+        "differing_keys": others[:20],
+    }
+    if others:
+        findings.problems.append(
+            f"{len(others):,} kept texts are not those of their {generation.kind} ({name_keys(others)})."
+        )
+    if not sample:
+        findings.unchecked.append("Hashes of texts: the collection keeps none.")
+
+
+def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
+    """Look at the generation that the run has built; does nothing for one that is live.
+
+    Options of the run: `least_recall`, `least_cosine`, `canary_sample` (texts that are encoded again, 0 for none) and
+    `most_failed_share`. Raise CanaryFailed with every reason; what was measured is in the report either way.
+    """
+    with context.engine.connect() as connection:
+        building = find_generation_by_id(connection, context.run.generation_id or 0)
+        live = find_in_state(connection, context.run.collection, LIVE)
+    if building is None or building.state != BUILDING or live is None:
+        return
+    findings = Findings()
+    await_twins(context, building, wait)
+    context.check()
+    look_at_coverage(context, building, live, findings)
+    if not findings.problems:  # else the rest would only measure what is there
+        look_at_results(context, building, findings)
+        context.check()
+        look_at_index(context, building, findings, _option(context, "least_recall", LEAST_RECALL))
+        context.check()
+        size = int(_option(context, "canary_sample", CANARY_SAMPLE))
+        look_at_texts(context, building, findings, size, _option(context, "least_cosine", LEAST_COSINE))
+    reasons = findings.problems
+    report = {**findings.found, "reasons": reasons, "is_good": not reasons}
+    context.report(CHECKING, report)
+    with context.engine.begin() as connection:
+        keep_canary_report(connection, building.id, report)
+    if reasons:
+        raise CanaryFailed(
+            f"The new generation {building.id} of {building.collection!r} was not made live: {' '.join(reasons)} "
+            f"The live one stays; look at vectormill.{building.table_name}, or run again."
+        )
+
+
+def await_twins(context: RunContext, building: Generation, wait: Wait) -> None:
+    """Wait until every put that was acknowledged before is in the new generation too. Raise CanaryFailed.
+
+    Later puts are not waited for: under sustained puts there is always one.
+    """
+    follow_live_jobs(context.engine, building)
+    until = time.monotonic() + TWINS_PATIENCE_SECONDS
+    awaited: set[UUID] | None = None
+    while True:
+        context.check()
+        with context.engine.connect() as connection:
+            lagging = list_lagging_twins(connection, building.id)
+            num_open = count_open_jobs(connection, building.id)
+        awaited = lagging if awaited is None else awaited & lagging
+        num_lagging = len(awaited)
+        if not num_lagging + num_open:
+            return
+        if time.monotonic() > until:
+            raise CanaryFailed(
+                f"{num_lagging + num_open} jobs still wait to be encoded by {building.spec.model} for the new "
+                f"generation of {building.collection!r}; check that a worker for it runs and that none is paused."
+            )
+        wait(_PAUSE_SECONDS)
+
+
+def _option(context: RunContext, name: str, default: float) -> float:
+    return float(context.run.options.get(name, default))
+
+
+def look_at_coverage(context: RunContext, building: Generation, live: Generation, findings: Findings) -> None:
+    run, reasons = context.run, findings.problems
+    seq = run.seq or 0
+    seen = f"run_{run.id.hex}_seen"
+    with context.engine.connect() as connection:
+        writers = list_writers(connection, building.id)
+        failures = count_failures(connection, writers)
+        if run.counts.num_seen and not has_rows(connection, seen):
+            reasons.append("Postgres was restarted and what the run had read is gone; start it again.")
+            return
+        missing = Missing(0, [])
+        if run.counts.num_seen:
+            missing = find_missing_of_source(connection, building, seen, seq, writers)
+        puts = find_missing_puts(connection, building, live, seq, writers)
+    findings.found["coverage"] = {
+        "num_seen": run.counts.num_seen,
+        "num_missing": missing.number,
+        "missing_keys": missing.keys,
+        "num_missing_puts": puts.number,
+        "missing_puts": puts.keys,
+        "num_failed": failures.number,
+        "num_failed_unexpectedly": failures.num_unexpected,
+        "failed_items": [list(item) for item in failures.items],
+    }
+    if not run.options.get("is_complete", True):
+        reasons.append("The source was not sent whole, so the rows that it did not name would be gone.")
+    if missing.number:
+        reasons.append(
+            f"{missing.number:,} rows of the source are missing, among them {name_keys(missing.keys)}."
+        )
+    if puts.number:
+        reasons.append(f"{puts.number:,} items put meanwhile are missing, among them {name_keys(puts.keys)}.")
+    allowed = _option(context, "most_failed_share", MOST_FAILED_SHARE) * max(run.counts.num_seen, 1)
+    if failures.num_unexpected > allowed:
+        failed = ", ".join(f"{key!r} ({code})" for key, code in failures.items[:3])
+        reasons.append(f"{failures.num_unexpected:,} items could not be encoded, among them {failed}.")

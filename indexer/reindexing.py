@@ -1,0 +1,548 @@
+"""Reindexing: a run makes its collection what its source is: read, compare, encode what differs, delete what is gone.
+
+The source is read once from its beginning, batch by batch into the stage, each compared with the generation. A thread
+reads and hashes ahead of the database, so that both have something to do. Nothing of the collection is changed
+meanwhile: a reading that was broken off begins again.
+
+What needs no encoding is written first. New and changed texts are a job like any other, whose id is the run's before
+anything of it is uploaded, and whose place among the writers is that of the run. So an indexer that takes over finds
+the job: it waits for one that is complete, and removes an upload that broke off.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection
+
+from indexer.context import ClaimProgress, RunContext, Target, find_target, live_stage, make_target
+from vectormill.collections.building import open_target_generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.items import remove_items
+from vectormill.collections.rows.tombstones import hold_deletions_of
+from vectormill.domain.errors import JobNotFound, RunError, SourceFailed
+from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
+from vectormill.jobs.jobs import draw_seq, find_job
+from vectormill.jobs.key_ledger import KeyLedger
+from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.twins import add_missing_twins
+from vectormill.runs.differences import (
+    CHANGED,
+    METADATA_ONLY,
+    NEW,
+    Rows,
+    count_rows,
+    list_failed_keys,
+    list_vanished,
+    load_changes,
+    make_stage,
+    note_moved,
+    note_vanished,
+    pack_rows,
+    require_stage,
+    stage_rows,
+    write_metadata,
+    write_moved,
+)
+from vectormill.runs.run import (
+    COMPARING,
+    DEFAULT_MAX_CHANGE_SHARE,
+    ENCODING,
+    READING,
+    Run,
+    RunCounts,
+    is_as_confirmed,
+    refuse_change,
+)
+from vectormill.runs.runs import forget_attempts, refuse_without_texts
+from vectormill.sources.opening import open_source
+from vectormill.sources.own_texts import CarriedTextReader
+from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import OWN_TEXTS, Source
+from vectormill.sources.sources import find_source_of_run
+
+# Batches that wait for the database: each is in memory once more.
+_AHEAD: Final = 2
+# So often a cancelled run is noticed while the source is silent.
+_LOOK_SECONDS: Final = 0.5
+
+
+class RunSource(Protocol):
+    """The source that a run reads: see vectormill/sources/reader.py."""
+
+    def read(self) -> Iterator[list[Item]]: ...
+
+
+class _Ahead:
+    """Reads in a thread of its own; `batches` gives what came, and raises what ended it."""
+
+    def __init__(self, source: RunSource) -> None:
+        self._source = source
+        self._queue: queue.Queue[Rows | BaseException | None] = queue.Queue(_AHEAD)
+        self._is_over = threading.Event()
+        self._keys = KeyLedger()
+        # Of nobody who waits: a source may be silent for minutes after we have given up.
+        threading.Thread(target=self._read, name="source", daemon=True).start()
+
+    def _read(self) -> None:
+        end: BaseException | None = None
+        first = 1
+        try:
+            for items in self._source.read():
+                if items:
+                    rows = pack_rows(first, items)
+                    self._keys.add_all(rows.keys)
+                    first += len(items)
+                    self._put(rows)
+                if self._is_over.is_set():
+                    return
+        except BaseException as error:  # noqa: BLE001 - it is raised where the batches are taken
+            end = error
+        self._put(end)
+
+    def _put(self, what: Rows | BaseException | None) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._queue.put(what, timeout=_LOOK_SECONDS)
+                return
+            except queue.Full:
+                continue
+
+    def take(self, context: RunContext) -> Rows | None:
+        """Return the next batch, None behind the last one; raises what the source raised, or what `check` does."""
+        while True:
+            context.check()
+            try:
+                what = self._queue.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(what, BaseException):
+                raise what
+            return what
+
+    def refuse_duplicates(self) -> None:
+        """Raise SourceFailed: which of two texts is meant nobody knows."""
+        duplicate = self._keys.find_duplicate()
+        if duplicate is not None:
+            first, second = duplicate
+            raise SourceFailed(
+                f"Rows {first + 1:,} and {second + 1:,} of the source have the same key; each row needs a key of its "
+                "own. Nothing was changed."
+            )
+
+    def close(self) -> None:
+        """End the reading, also on the server where the source can tell it: nobody waits for a query that hangs."""
+        self._is_over.set()
+        cancel = getattr(self._source, "cancel", None)
+        if cancel is not None:
+            cancel()
+        self._keys.close()
+
+
+def read_source(
+    context: RunContext, progress: ClaimProgress, source: RunSource, target: Target, seq: int
+) -> None:
+    """Read all of the source. Raise SourceFailed when it did not come to its end."""
+    ahead = _Ahead(source)
+    try:
+        while (rows := ahead.take(context)) is not None:
+            with context.engine.begin() as connection:
+                kinds = stage_rows(connection, target.stage, rows, seq, keep_text=target.keep_text)
+                counts = progress.add(
+                    num_seen=len(rows.items),
+                    num_unchanged=len(rows.items) - sum(kinds.values()),
+                    num_new=kinds[NEW],
+                    num_changed=kinds[CHANGED],
+                    num_metadata_only=kinds[METADATA_ONLY],
+                )
+                progress.save(connection, counts)  # last: it rolls all back if the lease was lost
+            progress.counts = counts
+        ahead.refuse_duplicates()
+    finally:
+        ahead.close()
+
+
+def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target, int]:
+    """Return an empty stage, and the run's place among the writers: client writes from here on are newer.
+
+    No deletion is under way meanwhile, so that the run reads no row that was deleted in an earlier place.
+    """
+    generation = open_target_generation(context.engine, context.run.collection, context.run.spec)
+    with context.engine.begin() as connection:
+        progress.save(connection, RunCounts())
+        hold_deletions_of(connection, generation.collection_id)
+        seq = draw_seq(connection)
+        target = make_target(connection, context.run, generation)
+        make_stage(connection, target.stage)
+        progress.save(connection, RunCounts(), seq=seq, generation_id=generation.id)
+    progress.counts = RunCounts()
+    return target, seq
+
+
+def describe_reading(source: RunSource) -> dict[str, Any]:
+    """Return the errors in single rows, if the source tells them, and whether rows that it lacks are gone."""
+    complaints = getattr(source, "complaints", None)
+    found = dict(complaints.to_json()) if complaints else {}
+    return found | {"tells_what_vanished": getattr(source, "tells_what_vanished", True)}
+
+
+# Behind every place: only jobs that have not ended.
+_OPEN_JOBS_ONLY: Final = 2**63 - 1
+
+
+def open_run_source(context: RunContext) -> RunSource:
+    """Open the collection's source, or the texts that it keeps. Raises SourceNotFound and InvalidOption."""
+    run = context.run
+    if "carry_from" in run.options:
+        return open_carried(context)
+    with context.engine.connect() as connection:
+        refuse_without_texts(connection, run.collection)
+        source = find_source_of_run(connection, run.collection_id) or Source(OWN_TEXTS, {})
+    place = SourcePlace(
+        context.engine,
+        context.settings,
+        context.registry,
+        collection=run.collection,
+        spec=run.spec,
+        run_id=run.id,
+    )
+    return open_source(source, place)
+
+
+def open_carried(context: RunContext) -> CarriedTextReader:
+    """Follow a rollback: jobs that still write the retired generation get twins first, then its newer rows are read.
+
+    In this order a job that ends meanwhile is missed by neither. Where texts are missing, ended jobs get twins too.
+    """
+    run, engine = context.run, context.engine
+    retired_id, since_seq = int(run.options["carry_from"]), int(run.options["carry_since"])
+    with engine.connect() as connection:
+        live = find_generation(connection, run.collection)
+    if live.id != retired_id:
+        twins_since = since_seq if run.options.get("allow_missing") else _OPEN_JOBS_ONLY
+        add_missing_twins(engine, live, retired_id, twins_since)
+    place = SourcePlace(
+        engine, context.settings, context.registry, collection=run.collection, spec=run.spec, run_id=run.id
+    )
+    return CarriedTextReader(place, retired_id, since_seq)
+
+
+_MOVED_PER_BATCH: Final = 2000
+
+
+class RunHeld(RunError):
+    """The run would change more of the collection than it may unasked; it waits to be confirmed."""
+
+
+def compare(context: RunContext, progress: ClaimProgress) -> None:
+    """Raise RunHeld before anything was changed."""
+    look_for_vanished(context, progress)
+    take_over_vectors(context, progress)
+
+
+def look_for_vanished(context: RunContext, progress: ClaimProgress) -> None:
+    run = context.run
+    assert run.seq is not None
+    with context.engine.begin() as connection:
+        progress.save(connection)
+        target = find_target(connection, run)
+        require_stage(connection, target.stage)
+        num_rows = count_rows(connection, target.stage)
+        num_vanished = 0
+        if tells_what_vanished(run):
+            num_vanished = note_vanished(
+                connection,
+                target.stage,
+                num_rows=num_rows,
+                num_known=run.counts.num_seen - run.counts.num_new,
+                num_seen=run.counts.num_seen,
+                seq=run.seq,
+            )
+        found: dict[str, Any] = {"num_rows": num_rows, "num_vanished": num_vanished}
+        if target.is_live:
+            change = {
+                "num_rows": num_rows,
+                "num_changed": run.counts.num_changed,
+                "num_vanished": num_vanished,
+            }
+        else:
+            change = measure_build(connection, run)
+    refusal = guard(run, change)
+    context.report(COMPARING, found if refusal is None else found | {"held_for": change})
+    if refusal is not None:
+        raise RunHeld(refusal)
+
+
+def tells_what_vanished(run: Run) -> bool:
+    """Return whether a row that the source lacks is to be deleted.
+
+    It is not where a client has pushed only some rows, or where the source cannot know.
+    """
+    is_complete = bool(run.options.get("is_complete", True))
+    return is_complete and bool(run.report.get(READING, {}).get("tells_what_vanished", True))
+
+
+def guard(run: Run, change: Mapping[str, int]) -> str | None:
+    """Return the sentence for which the run is held, None when it may go on."""
+    confirmed = run.options.get("confirmed")
+    if run.options.get("confirm") or (confirmed and is_as_confirmed(**change, confirmed=confirmed)):
+        return None
+    return refuse_change(**change, max_share=max_change_share(run.options))
+
+
+def measure_build(connection: Connection, run: Run) -> dict[str, int]:
+    """Measure how many rows a new generation would lack because the source has lost them meanwhile.
+
+    That it encodes all others is what was asked for, and counts as no change.
+    """
+    num_rows = count_rows(connection, live_stage(connection, run))
+    num_vanished = max(0, num_rows - run.counts.num_seen)
+    return {"num_rows": num_rows, "num_changed": 0, "num_vanished": num_vanished}
+
+
+def max_change_share(options: Any) -> float:
+    share = options.get("max_change_share")
+    return DEFAULT_MAX_CHANGE_SHARE if share is None else float(share)
+
+
+def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
+    """A renamed row, and a passage that only moved, get the vector that their text has in the generation."""
+    run = context.run
+    if run.counts.num_new + run.counts.num_changed == 0:
+        return
+    with context.engine.begin() as connection:
+        progress.save(connection)
+        target = find_target(connection, run)
+        require_stage(connection, target.stage)
+        note_moved(connection, target.stage)
+    after: int | None = 0
+    while after is not None:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            require_stage(connection, target.stage)
+            num_moved, after = write_moved(
+                connection,
+                target.stage,
+                after=after,
+                limit=_MOVED_PER_BATCH,
+                keep_text=target.keep_text,
+            )
+            counts = progress.add(num_moved=num_moved)
+            progress.save(connection, counts)
+        progress.counts = counts
+
+
+# Texts in memory at a time, and rows of one transaction.
+_TEXTS_PER_BATCH: Final = 200
+_ROWS_PER_BATCH: Final = 2000
+# Beside the phases, in the run's report.
+KEPT_TEXTS: Final = "kept_texts"
+
+# Sleeps so many seconds, or less when the indexer is to stop.
+Wait = Callable[[float], object]
+
+
+class EncodingEnded(RunError):
+    """The job that encoded for the run was cancelled or deleted; start the run again."""
+
+
+def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
+    """`wait` sleeps for the pause between two looks at the job."""
+    run = context.run
+    job_id = find_own_job(context, progress, run.job_id)
+    num_refused = update_metadata(
+        context, progress
+    )  # first: it finds rows that older jobs have given another text
+    if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
+        job_id = submit(context, progress)
+    if job_id is not None:
+        job = await_job(context, progress, job_id, wait)
+        delete_failed(context, progress, job)
+    if num_refused:
+        context.report(KEPT_TEXTS, {"num_refused": num_refused})
+
+
+def find_own_job(context: RunContext, progress: ClaimProgress, job_id: UUID | None) -> UUID | None:
+    """Return the run's job if it was submitted whole; what is left of a broken upload is removed at once."""
+    if job_id is None:
+        return None
+    with context.engine.begin() as connection:
+        progress.save(connection)
+        discard_upload(connection, job_id)
+        try:
+            job = find_job(connection, job_id)
+        except JobNotFound:
+            return None
+        # A job of an earlier reading has another place among the writers, and other texts.
+        return job.id if job.state != UPLOADING and job.seq == context.run.seq else None
+
+
+def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
+    """Everything that is staged and has no vector yet, as one job; None if that is nothing.
+
+    The run is held while anything is written: an indexer that lost it leaves no job in the run's place.
+    """
+    run = context.run
+    assert run.seq is not None
+    job_id = uuid4()
+    with context.engine.begin() as connection:
+        progress.save(connection, job_id=job_id)
+        target = find_target(connection, run)
+        require_stage(connection, target.stage)
+    new_job = NewJob(
+        target.spec,
+        run.collection,
+        int(run.options.get("priority", DEFAULT_PRIORITY)),
+        {"run": str(run.id)},
+        id=job_id,
+        seq=run.seq,
+        generation_id=target.generation.id,
+    )
+    with JobWriter(context.engine, new_job, context.settings, hold=context.hold) as writer:
+        after, num_items = 0, 0
+        while True:
+            context.check()
+            with context.engine.begin() as connection:
+                require_stage(connection, target.stage)
+                batch = load_changes(
+                    connection,
+                    target.stage,
+                    run.seq,
+                    kinds=(NEW, CHANGED),
+                    after=after,
+                    limit=_TEXTS_PER_BATCH,
+                )
+            if not batch:
+                break
+            for _, item in batch:
+                writer.add(item)
+            after = batch[-1][0]
+            num_items += len(batch)
+        if num_items == 0:
+            return None
+        return writer.finish().id
+
+
+def update_metadata(context: RunContext, progress: ClaimProgress) -> int:
+    """Give rows whose text is unchanged their metadata, without touching the table that has the vectors.
+
+    Answers how many texts Postgres refused to keep.
+    """
+    run = context.run
+    if progress.counts.num_metadata_only == 0:
+        return 0
+    after: int | None = 0
+    num_refused = 0
+    while after is not None:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            require_stage(connection, target.stage)
+            num_changed, num_without_text, after = write_metadata(
+                connection,
+                target.stage,
+                after=after,
+                limit=_ROWS_PER_BATCH,
+                keep_text=target.keep_text,
+            )
+            counts = progress.add(num_changed=num_changed, num_metadata_only=-num_changed)
+            progress.save(connection, counts)
+        progress.counts = counts
+        num_refused += num_without_text
+    return num_refused
+
+
+def await_job(context: RunContext, progress: ClaimProgress, job_id: UUID, wait: Wait) -> Job:
+    """Wait until the job has ended, whatever came of its items. Raise EncodingEnded when somebody else ended it.
+
+    Once some items are encoded the run's earlier attempts no longer count: a long job outlives many indexers.
+    """
+    num_open: int | None = None
+    has_advanced = False
+    while True:
+        context.check()
+        with context.engine.connect() as connection:
+            try:
+                job = find_job(connection, job_id)
+            except JobNotFound:
+                raise EncodingEnded from None
+        if job.state == CANCELLED:
+            raise EncodingEnded
+        if num_open is None:
+            num_open = job.num_open_chunks
+        elif job.num_open_chunks < num_open and not has_advanced:
+            with context.engine.begin() as connection:
+                forget_attempts(connection, progress.lease)
+            has_advanced = True
+        if job.is_terminal:
+            return job
+        wait(_pause_of(job))
+
+
+def _pause_of(job: Job) -> float:
+    """Short for a job that may be over in a moment, long for one that has hours to go."""
+    eta = job.eta_seconds
+    return 0.1 if eta is None else min(2.0, max(0.05, 0.1 * eta))
+
+
+def delete_failed(context: RunContext, progress: ClaimProgress, job: Job) -> None:
+    """A text that cannot be encoded has no vector; the one of its former text would be found for what it is not."""
+    run = context.run
+    after, num_deleted, num_failed = -1, 0, 0
+    while True:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            failed = list_failed_keys(connection, job.id, after=after, limit=_ROWS_PER_BATCH)
+            keys, places = [key for _, key, _ in failed], [place for _, _, place in failed]
+            num_deleted += remove_items(connection, target.generation, keys, places)
+        if not failed:
+            break
+        after = failed[-1][0]
+        num_failed += len(failed)
+    with context.engine.begin() as connection:
+        counts = progress.add(num_failed=num_failed - progress.counts.num_failed)
+        progress.save(connection, counts)
+    progress.counts = counts
+    context.report(
+        ENCODING,
+        {
+            "job": str(job.id),
+            "num_encoded": job.num_done,
+            "num_failed": num_failed,
+            "num_vectors_removed": num_deleted,
+        },
+    )
+
+
+_DELETED_PER_BATCH: Final = 1000
+
+
+def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
+    """Delete rows that the source no longer has; a row that a client put since the run began stays."""
+    run = context.run
+    assert run.seq is not None
+    after = run.counts.num_seen
+    while True:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            require_stage(connection, target.stage)
+            vanished = list_vanished(connection, target.stage, after=after, limit=_DELETED_PER_BATCH)
+            if not vanished:
+                return
+            keys = [key for _, key in vanished]
+            num_deleted = remove_items(connection, target.generation, keys, [run.seq] * len(keys))
+            counts = progress.add(num_deleted=num_deleted)
+            progress.save(connection, counts)
+        progress.counts = counts
+        after = vanished[-1][0]

@@ -1,0 +1,350 @@
+"""Measures: what can be said of a generation's rows from Postgres alone, for checks and canaries.
+
+How much of the exact answer its index finds, and which rows are no vectors, no scores or no records. Each question is
+short transactions. What a sample of its texts gives when it is encoded again: `vectormill/runs/samples.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, Row, text
+
+from vectormill.collections.collection import RECORDS, VECTORS, Generation
+from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
+from vectormill.domain.tasks.task import RAW, SCORE, SIGMOID, SOFTMAX
+from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
+from vectormill.vectors.vector_types import choose_vector_type
+
+# An exact search reads every row, at some million rows a second: so many rows are read for a whole measurement.
+EXACT_ROWS_BUDGET: Final = 20_000_000
+LEAST_QUERIES: Final = 10
+MOST_QUERIES: Final = 50
+# 8 KiB each: a transaction of so many blocks takes a fraction of a second.
+BLOCKS_PER_SCAN: Final = 4096
+MOST_NAMED_KEYS: Final = 20
+# Distances of float16 vectors that differ by less are the same rank, whoever comes first.
+SAME_DISTANCE: Final = 1e-5
+# The tolerance for a vector whose model promises length 1, in float16.
+NORM_TOLERANCE: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """`num_rows` is what Postgres takes it for; 0 where it has never counted."""
+
+    num_blocks: int
+    num_rows: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The recall of an index: the share of the `limit` nearest rows to `num_queries` rows that it found, 0 to 1."""
+
+    value: float
+    num_queries: int
+    limit: int
+    index: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"value": round(self.value, 4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Soundness:
+    """Rows that are no vectors. `broken_keys` are some that are NaN, infinite or zero; norms leave those out.
+
+    A model that normalizes promises a norm of 1: `num_odd_norms` are off it by more than NORM_TOLERANCE. Norms are None
+    where numbers are codes or bits, of which all are vectors, and only counted.
+    """
+
+    num_rows: int
+    num_not_finite: int = 0
+    num_zero: int = 0
+    num_odd_norms: int = 0
+    smallest_norm: float | None = None
+    largest_norm: float | None = None
+    broken_keys: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def list_problems(self) -> list[str]:
+        """Return a sentence about each thing that is wrong."""
+        problems = []
+        if num_broken := self.num_not_finite + self.num_zero:
+            problems.append(
+                f"{num_broken:,} vectors have no direction: they are zero or not finite "
+                f"({name_keys(self.broken_keys)})."
+            )
+        if self.num_odd_norms:
+            problems.append(
+                f"{self.num_odd_norms:,} vectors have not length 1, as the model promises; they are from "
+                f"{self.smallest_norm:.3f} to {self.largest_norm:.3f} long."
+            )
+        return problems
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """Rows of scores or of records that are none: `broken_keys` are some. In `num_empty` records nothing was found.
+
+    `smallest` and `largest` are of scores that are numbers of their scale.
+    """
+
+    kind: str
+    num_rows: int
+    num_broken: int
+    num_empty: int
+    smallest: float | None
+    largest: float | None
+    broken_keys: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        left_out = ("kind", "smallest", "largest") if self.kind == RECORDS else ("kind", "num_empty")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
+
+    def list_problems(self) -> list[str]:
+        """Return a sentence about what is wrong."""
+        if not self.num_broken:
+            return []
+        what = "are no objects of types" if self.kind == RECORDS else "are no numbers, or not of their scale"
+        return [f"{self.num_broken:,} {self.kind} {what} ({name_keys(self.broken_keys)})."]
+
+
+def name_keys(keys: Sequence[str]) -> str:
+    """Return the first keys of a list, for a sentence."""
+    return ", ".join(map(repr, keys[:3]))
+
+
+COUNT_BLOCKS: Final = text("""
+    SELECT pg_relation_size(to_regclass(:table)) / current_setting('block_size')::bigint AS num_blocks,
+           greatest(coalesce((SELECT reltuples FROM pg_class WHERE oid = to_regclass(:table)), 0), 0) AS num_rows
+""")
+
+
+def count_blocks(connection: Connection, generation: Generation) -> TableSize:
+    found = connection.execute(COUNT_BLOCKS, {"table": f"vectormill.{generation.table_name}"}).one()
+    return TableSize(found.num_blocks, found.num_rows)
+
+
+# Operators of the vector types that an index can be made of.
+DISTANCE_OPERATORS: Final = {FLOAT32: "<=>", FLOAT16: "<=>", BINARY: "<~>"}
+
+FIND_INDEX: Final = text("""
+    SELECT own.relname
+      FROM pg_index AS index
+      JOIN pg_class AS own ON own.oid = index.indexrelid
+      JOIN pg_am AS method ON method.oid = own.relam
+     WHERE index.indrelid = to_regclass(:table) AND index.indisvalid AND method.amname IN ('hnsw', 'ivfflat')
+     ORDER BY own.relname LIMIT 1
+""")
+
+
+def find_vector_index(connection: Connection, generation: Generation) -> str | None:
+    """The name of an index on the generation's vectors that is ready; None when there is none."""
+    table = f"vectormill.{generation.table_name}"
+    name: str | None = connection.execute(FIND_INDEX, {"table": table}).scalar_one_or_none()
+    return name
+
+
+# Rows of a few blocks: a sample of single rows would read them all. `share` is in percent.
+SAMPLE_ROWS: Final = """
+    SELECT key, CAST(embedding AS text) AS embedding
+      FROM vectormill.{table} TABLESAMPLE SYSTEM (:share) ORDER BY random() LIMIT :limit
+"""
+
+
+def sample_rows(connection: Connection, generation: Generation, size: int) -> list[tuple[str, str]]:
+    """(key, embedding as SQL writes it) of so many rows by chance, or of all when there are fewer.
+
+    From blocks by chance, so that rows which lie together are met together; cheap whatever the table's size.
+    """
+    num_rows = count_blocks(connection, generation).num_rows
+    share = 100.0 if num_rows < 50 * size else min(100.0, 1000.0 * size / num_rows)
+    statement = text(SAMPLE_ROWS.format(table=generation.table_name))
+    rows = connection.execute(statement, {"share": share, "limit": size}).all()
+    if len(rows) < size and share < 100.0:  # the rows that chance found are dead ones
+        rows = connection.execute(statement, {"share": 100.0, "limit": size}).all()
+    return [(row.key, row.embedding) for row in rows]
+
+
+FIND_NEAREST: Final = """
+    SELECT key, distance
+      FROM (SELECT key, embedding {operator} CAST(:query AS {column}) AS distance
+              FROM vectormill.{table} ORDER BY distance LIMIT :limit) AS nearest
+     ORDER BY distance + 0
+"""
+
+# Until the transaction ends. What an index is, is the planner's only other choice.
+READ_EVERY_ROW: Final = text("SET LOCAL enable_indexscan = off")
+READ_THE_INDEX: Final = text("SET LOCAL enable_seqscan = off")
+
+
+def find_nearest(
+    connection: Connection, generation: Generation, row: tuple[str, str], limit: int, *, is_exact: bool
+) -> list[tuple[str, float]]:
+    """(key, distance) of the nearest to a sampled row, without itself. The index is asked as a search asks it."""
+    kind = choose_vector_type(generation.spec, in_collection=True)
+    column = f"bit({int(generation.spec.dimensions)})" if kind.name == BINARY else kind.column
+    statement = FIND_NEAREST.format(
+        operator=DISTANCE_OPERATORS[kind.name], column=column, table=generation.table_name
+    )
+    key, query = row
+    values: dict[str, Any] = {"query": query, "limit": limit + 1}
+    connection.execute(PREPARE_SEARCH, {"timeout": "0", "num_candidates": choose_num_candidates(limit)})
+    connection.execute(READ_EVERY_ROW if is_exact else READ_THE_INDEX)
+    rows = connection.execute(text(statement), values).all()
+    return [(found.key, float(found.distance)) for found in rows if found.key != key][:limit]
+
+
+def measure_recall(
+    engine: Engine,
+    generation: Generation,
+    *,
+    check: Callable[[], None],
+    limit: int = 10,
+    max_queries: int = MOST_QUERIES,
+) -> Recall | None:
+    """Return how much of the exact answer the index finds, with rows of the generation as queries.
+
+    The row itself is left out of both answers. None when no index serves, as for int8 codes, scores and records, or
+    there are fewer rows than are asked for. `check` is called between transactions.
+    """
+    if generation.kind != VECTORS or generation.spec.vector_type == INT8:
+        return None
+    with engine.connect() as connection:
+        index = find_vector_index(connection, generation)
+        if index is None:
+            return None
+        queries = sample_rows(connection, generation, max_queries)
+        num_rows = count_blocks(connection, generation).num_rows
+    affordable = int(EXACT_ROWS_BUDGET / max(num_rows, 1))
+    queries = queries[: max(LEAST_QUERIES, min(max_queries, affordable))]
+    num_found = num_wanted = 0
+    for query in queries:
+        check()
+        with engine.connect() as connection:
+            exact = find_nearest(connection, generation, query, limit, is_exact=True)
+        if len(exact) < limit:
+            return None
+        with engine.connect() as connection:
+            found = find_nearest(connection, generation, query, limit, is_exact=False)
+        worst = max(distance for _, distance in exact) + SAME_DISTANCE
+        num_wanted += limit
+        num_found += sum(distance <= worst for _, distance in found)
+    return Recall(num_found / num_wanted, len(queries), limit, index) if num_wanted else None
+
+
+SCAN_NORMS: Final = """
+    SELECT count(*) AS num_rows,
+           count(*) FILTER (WHERE norm IN ('NaN', 'Infinity')) AS num_not_finite,
+           count(*) FILTER (WHERE norm = 0) AS num_zero,
+           count(*) FILTER (WHERE norm > 0 AND norm < 'Infinity'
+                              AND abs(norm - 1) > CAST(:tolerance AS double precision)) AS num_odd_norms,
+           min(norm) FILTER (WHERE norm > 0 AND norm < 'Infinity') AS smallest_norm,
+           max(norm) FILTER (WHERE norm > 0 AND norm < 'Infinity') AS largest_norm,
+           (array_agg(key) FILTER (WHERE norm = 0 OR norm IN ('NaN', 'Infinity')))[1 : CAST(:limit AS integer)]
+               AS broken_keys
+      FROM (SELECT key, CAST({norm}(embedding) AS double precision) AS norm FROM vectormill.{table}
+             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
+"""
+
+COUNT_ROWS: Final = """
+    SELECT count(*) AS num_rows FROM vectormill.{table}
+     WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)
+"""
+
+
+def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Soundness:
+    """Read every vector once, some thousand blocks to a transaction. `check` is called between them."""
+    kind = choose_vector_type(generation.spec, in_collection=True).name
+    has_norms = kind in (FLOAT16, FLOAT32)
+    tolerance = NORM_TOLERANCE if generation.spec.normalize else float("inf")
+    statement = (SCAN_NORMS if has_norms else COUNT_ROWS).format(
+        table=generation.table_name, norm="vector_norm" if kind == FLOAT32 else "l2_norm"
+    )
+    values = {"tolerance": tolerance, "limit": MOST_NAMED_KEYS} if has_norms else {}
+    scans = _scan(engine, generation, statement, values, check)
+    if not has_norms:
+        return Soundness(sum(scan.num_rows for scan in scans))
+    return Soundness(
+        sum(scan.num_rows for scan in scans),
+        sum(scan.num_not_finite for scan in scans),
+        sum(scan.num_zero for scan in scans),
+        sum(scan.num_odd_norms for scan in scans),
+        min((scan.smallest_norm for scan in scans if scan.smallest_norm is not None), default=None),
+        max((scan.largest_norm for scan in scans if scan.largest_norm is not None), default=None),
+        _name_broken(scans),
+    )
+
+
+# NaN is above every number to Postgres, and not between any two.
+SCAN_SCORES: Final = """
+    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken, 0 AS num_empty,
+           min(score) FILTER (WHERE NOT is_broken) AS smallest, max(score) FILTER (WHERE NOT is_broken) AS largest,
+           (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
+      FROM (SELECT key, score, NOT (score BETWEEN CAST(:least AS real) AND CAST(:most AS real)) AS is_broken
+              FROM vectormill.{table}
+             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
+"""
+
+SCAN_RECORDS: Final = """
+    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken,
+           count(*) FILTER (WHERE is_empty) AS num_empty, CAST(NULL AS real) AS smallest, CAST(NULL AS real) AS largest,
+           (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
+      FROM (SELECT key, jsonb_typeof(output) <> 'object' AS is_broken, output = '{{}}' AS is_empty
+              FROM vectormill.{table}
+             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
+"""
+
+# The range of a score, in float32, by its activation; without one it is a cosine.
+_LARGEST_FLOAT: Final = 3.4e38
+SCALES: Final[Mapping[str, tuple[float, float]]] = {
+    SOFTMAX: (0.0, 1.00001),
+    SIGMOID: (0.0, 1.00001),
+    RAW: (-_LARGEST_FLOAT, _LARGEST_FLOAT),
+    "": (-1.00001, 1.00001),
+}
+
+
+def scan_validity(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Validity:
+    """Read every score or record of a generation once, as scan_vectors does with vectors."""
+    statement = SCAN_RECORDS
+    values: dict[str, float] = {"limit": MOST_NAMED_KEYS}
+    if generation.spec.result == SCORE:
+        least, most = SCALES[generation.spec.activation]
+        statement, values = SCAN_SCORES, values | {"least": least, "most": most}
+    scans = _scan(engine, generation, statement.format(table=generation.table_name), values, check)
+    return Validity(
+        generation.kind,
+        sum(scan.num_rows for scan in scans),
+        sum(scan.num_broken for scan in scans),
+        sum(scan.num_empty for scan in scans),
+        min((scan.smallest for scan in scans if scan.smallest is not None), default=None),
+        max((scan.largest for scan in scans if scan.largest is not None), default=None),
+        _name_broken(scans),
+    )
+
+
+def _name_broken(scans: Sequence[Row[Any]]) -> tuple[str, ...]:
+    return tuple(key for scan in scans for key in scan.broken_keys or ())[:MOST_NAMED_KEYS]
+
+
+def _scan(
+    engine: Engine,
+    generation: Generation,
+    statement: str,
+    values: Mapping[str, Any],
+    check: Callable[[], None],
+) -> list[Row[Any]]:
+    """Return the statement's row for each range of blocks of a generation's table, a transaction each."""
+    with engine.connect() as connection:
+        num_blocks = count_blocks(connection, generation).num_blocks
+    scans = []
+    for first in range(0, max(num_blocks, 1), BLOCKS_PER_SCAN):
+        check()
+        blocks = {"first": f"({first},0)", "end": f"({first + BLOCKS_PER_SCAN},0)"}
+        with engine.connect() as connection:
+            scans.append(connection.execute(text(statement), {**values, **blocks}).one())
+    return scans
