@@ -49,8 +49,3 @@ def test_only_settings_files_read_the_environment() -> None:
         "settings are read once in settings.py and passed down; "
         "a child's environment is an argument of whoever starts it"
     )
-
-
-def test_a_reader_of_the_environment_is_found_however_it_is_written() -> None:
-    program = "import os\nfrom os import getenv as ask, path\nask('A')\nos.path.join()\nos.environ['B']\n"
-    assert find_environment_readers(ast.parse(program)) == [2, 5]

@@ -3,7 +3,6 @@
 The contracts that import-linter checks are in pyproject.toml.
 """
 
-import ast
 import subprocess
 import sys
 
@@ -14,7 +13,6 @@ from tests.architecture.sources import (
     PACKAGES,
     ROOT,
     find_import_time_imports,
-    find_imports,
     find_imports_of,
     find_sources,
     parse,
@@ -55,24 +53,6 @@ def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker() -> None:
         if name.partition(".")[0] in {"api", "indexer", "scheduler", "worker"}
     ]
     assert loaded == [], "import it inside the function that needs it"
-
-
-def test_an_import_inside_a_function_or_for_the_type_checker_is_none_at_import_time() -> None:
-    program = """
-import one
-from two import three
-if TYPE_CHECKING:
-    import four
-else:
-    import five
-class Six:
-    import seven
-    def run(self):
-        import eight
-"""
-    tree = ast.parse(program)
-    assert set(find_import_time_imports(tree)) == {"one", "two", "two.three", "five", "seven"}
-    assert set(find_imports(tree)) == {"one", "two", "two.three", "four", "five", "seven", "eight"}
 
 
 @pytest.mark.parametrize(

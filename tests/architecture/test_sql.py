@@ -32,11 +32,6 @@ def test_a_number_that_sql_computes_with_has_a_type() -> None:
     assert untyped == [], "compute it in Python, or write CAST(:name AS bigint)"
 
 
-def test_a_number_without_a_type_is_found_in_a_statement() -> None:
-    source = 'A = 1\nB = """\nSELECT :size * :num, CAST(:size AS bigint) * 2,\n  a.b - 1, 4 + :most"""'
-    assert find_untyped(source) == ["3: :size * :num", "4: 4 + :most"]
-
-
 SQL = re.compile(r"\b(SELECT|UPDATE|INSERT INTO|DELETE FROM)\b")
 SPELLED = re.compile(r"\bstate (NOT )?IN \('")
 

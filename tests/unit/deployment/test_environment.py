@@ -43,9 +43,8 @@ def test_of_pip_s_options_variables_come_first_and_those_of_other_commands_do_no
     }
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "variable", "translated"),
-    [
+def test_what_pip_is_told_uv_is_told() -> None:
+    cases: tuple[tuple[str, str, str, str], ...] = (
         ("index-url", "https://mirror/simple", "UV_DEFAULT_INDEX", "https://mirror/simple"),
         ("extra-index-url", "file:///a\nfile:///b", "UV_EXTRA_INDEX_URL", "file:///a file:///b"),
         ("find-links", "/a /b", "UV_FIND_LINKS", "/a,/b"),  # uv splits at commas
@@ -54,11 +53,10 @@ def test_of_pip_s_options_variables_come_first_and_those_of_other_commands_do_no
         ("cert", "/etc/ca.pem", "SSL_CERT_FILE", "/etc/ca.pem"),
         ("client-cert", "/etc/me.pem", "SSL_CLIENT_CERT", "/etc/me.pem"),
         ("proxy", "http://proxy:3128", "ALL_PROXY", "http://proxy:3128"),
-    ],
-)
-def test_what_pip_is_told_uv_is_told(option: str, value: str, variable: str, translated: str) -> None:
-    assert UV_NAMES[option] == variable
-    assert translate_pip_options({option: value}) == {variable: translated}
+    )
+    for option, value, variable, translated in cases:
+        assert UV_NAMES[option] == variable
+        assert translate_pip_options({option: value}) == {variable: translated}
 
 
 def test_options_without_a_meaning_for_uv_and_switches_that_are_off_say_nothing() -> None:
@@ -68,26 +66,34 @@ def test_options_without_a_meaning_for_uv_and_switches_that_are_off_say_nothing(
 VERSION = "torch==2.13.0"
 
 
-@pytest.mark.parametrize(
-    ("index", "has_gpu", "has_sources", "is_linux", "wanted"),
-    [
-        ("", False, True, True, [(f"{VERSION}+cpu",), (VERSION,)]),  # behind a mirror nothing outside it is asked
+def test_the_build_of_torch_fits_the_machine() -> None:
+    cases: tuple[tuple[str, bool, bool, bool, list[tuple[str, ...]]], ...] = (
+        (
+            "",
+            False,
+            True,
+            True,
+            [(f"{VERSION}+cpu",), (VERSION,)],
+        ),  # behind a mirror nothing outside it is asked
         ("", False, False, True, [(f"{VERSION}+cpu",), ("--torch-backend", "cpu", VERSION), (VERSION,)]),
         ("", True, False, True, [(VERSION,)]),  # the index has a CUDA build
         ("", False, False, False, [(VERSION,)]),  # for macOS there is one build
-        ("x/cu126", False, False, True, [("--index-url", "x/cu126", "--reinstall-package", "torch", VERSION)]),
-    ],
-)  # fmt: skip
-def test_the_build_of_torch_fits_the_machine(
-    index: str, has_gpu: bool, has_sources: bool, is_linux: bool, wanted: list[tuple[str, ...]]
-) -> None:
-    builds = choose_torch(VERSION, index, has_gpu=has_gpu, has_sources=has_sources, is_linux=is_linux)
-    assert [build.arguments for build in builds] == wanted
-    assert [build for build in builds if build.outside] == [
-        build for build in builds if "--torch-backend" in build.arguments
-    ]
-    if len(builds) > 1:
-        assert "no CPU build is offered here" in builds[-1].said, "that it is dear is said"
+        (
+            "x/cu126",
+            False,
+            False,
+            True,
+            [("--index-url", "x/cu126", "--reinstall-package", "torch", VERSION)],
+        ),
+    )
+    for index, has_gpu, has_sources, is_linux, wanted in cases:
+        builds = choose_torch(VERSION, index, has_gpu=has_gpu, has_sources=has_sources, is_linux=is_linux)
+        assert [build.arguments for build in builds] == wanted
+        assert [build for build in builds if build.outside] == [
+            build for build in builds if "--torch-backend" in build.arguments
+        ]
+        if len(builds) > 1:
+            assert "no CPU build is offered here" in builds[-1].said, "that it is dear is said"
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:
