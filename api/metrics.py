@@ -17,8 +17,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.collections.descriptions import CollectionRow, list_collection_rows
-from vectormill.db.short_locks import limit_time
-from vectormill.jobs.backlog import Waiting, list_waiting
+from vectormill.db.locks import limit_time
+from vectormill.jobs.backlog import Waiting, count_backlog, count_open_jobs, list_waiting
 from vectormill.schedules.schedule import Schedule
 from vectormill.schedules.schedules import list_schedules
 from vectormill.webhooks.webhooks import DeliveryCounts, count_deliveries
@@ -28,8 +28,6 @@ from vectormill.workers.workers import (
     REDIS_FULL,
     SCHEDULER,
     Worker,
-    count_backlog,
-    count_open_jobs,
     list_signs_of_life,
     list_workers,
 )

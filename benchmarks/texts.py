@@ -14,7 +14,7 @@ from typing import Final
 
 from vectormill.corpus import Docstring, read_docstrings, split_first_sentence, take_evenly
 from vectormill.files.ndjson import ItemJson
-from vectormill.jobs.chunks.chunk_size import choose_chunk_tokens
+from vectormill.jobs.chunk import choose_chunk_tokens
 
 # About as many lines as there are, those that occur again included.
 NUM_LINES: Final = 36_000

@@ -21,7 +21,7 @@ from vectormill.collections.swaps import (
     list_lagging_twins,
     swap_generations,
 )
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import SwapRefused
 from vectormill.runs.run import SWAPPING
 

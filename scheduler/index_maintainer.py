@@ -10,7 +10,7 @@ from vectormill.collections.indexes.index_plan import find_operator_class
 from vectormill.collections.indexes.indexes import share_removed
 from vectormill.collections.indexes.tending import TendedCollection, list_tended
 from vectormill.domain.errors import CollectionNotFound
-from vectormill.domain.tasks.task import VECTOR
+from vectormill.domain.task import VECTOR
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
 from vectormill.settings import Settings

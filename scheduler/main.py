@@ -22,12 +22,11 @@ from scheduler.schedules import fire_due_schedules
 from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import DoorbellSubscriber
-from vectormill.broker.queues import QueueReader
-from vectormill.broker.sentinel import Sentinel
-from vectormill.db.election import win_election
+from vectormill.broker.queues import QueueReader, Sentinel
+from vectormill.db.locks import win_election
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
-from vectormill.jobs.arrivals import has_heard_of_job, has_open_jobs, listen_for_jobs
+from vectormill.jobs.dispatch import has_heard_of_job, has_open_jobs, listen_for_jobs
 from vectormill.processes.stopping import StopSignals
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_scheduler

@@ -4,7 +4,7 @@ import logging
 
 from sqlalchemy import Engine
 
-from vectormill.jobs.chunks.rescue import (
+from vectormill.jobs.rescue import (
     end_cancelled_jobs,
     read_clock,
     recall_paused_chunks,

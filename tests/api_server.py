@@ -18,9 +18,8 @@ from api.door.hosts import parse_trusted_proxies
 from api.limits.patience import PatientConfig
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
-from vectormill.jobs.chunks.chunk import Claim
-from vectormill.jobs.chunks.payloads import load_payload
-from vectormill.jobs.pair import find_side_failure
+from vectormill.jobs.chunk import Claim, load_payload
+from vectormill.jobs.item import find_side_failure
 from vectormill.settings import Settings
 
 # Clients read these: a release may tell more of a job, and none tells less.

@@ -14,7 +14,7 @@ from tests.protocol import SPEC, submit
 from vectormill.collections.building import open_target_generation
 from vectormill.collections.collection import Generation
 from vectormill.collections.swaps import swap_generations
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import BINARY, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job, NewJob

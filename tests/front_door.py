@@ -15,8 +15,7 @@ from tests.models import DEVICE
 from tests.queries import SPACE
 from tests.services import connected_engine, migrated_database
 from tests.waiting import wait_for
-from vectormill.broker.query_consumer import QueryConsumer
-from vectormill.broker.query_messages import queue_key
+from vectormill.broker.queries import QueryConsumer, queue_key
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.engine import Engine as EncodingEngine
 from worker.queries import QueryListener

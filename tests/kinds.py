@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.task import EXTRACT, JUDGE
+from vectormill.domain.task import EXTRACT, JUDGE
 
 # With everything in them that SQL would have to quote.
 LABELS: Final = ("it's", "no %(one)s {0}", 'may"be\\')

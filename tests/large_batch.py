@@ -20,9 +20,8 @@ from tests.api_server import api_client
 from tests.protocol import claim, dispatch_all
 from tests.request_batches import keep_all, line
 from tests.services import connected_engine, migrated_database, running_postgres
-from vectormill.jobs.chunks.chunk import ChunkOutcome
-from vectormill.jobs.chunks.completion import complete_chunk
-from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunk import ChunkOutcome, load_payload
+from vectormill.jobs.completion import complete_chunk
 from vectormill.ragged import Ragged
 
 BOUNDARY = "of-a-large-file"

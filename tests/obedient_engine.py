@@ -10,9 +10,9 @@ import numpy as np
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, dispatch_all, vector_of
-from vectormill.jobs.chunks.rescue import rescue_unclaimed_chunks
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.rescue import rescue_unclaimed_chunks
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder

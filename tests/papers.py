@@ -7,7 +7,7 @@ from sqlalchemy import Engine, text
 from indexer.follower import follow_collection
 from tests.api_server import encode_waiting
 from tests.protocol import SPEC, make_items, submit
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings

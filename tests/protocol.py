@@ -10,12 +10,11 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.kinds import numbers_of, record_bytes
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.task import RECORD, SCORE
-from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim, Dispatch
-from vectormill.jobs.chunks.chunks import claim_chunk
-from vectormill.jobs.chunks.completion import complete_chunk
-from vectormill.jobs.chunks.dispatch import list_demands, mark_queued
-from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.domain.task import RECORD, SCORE
+from vectormill.jobs.chunk import ChunkOutcome, Claim, Dispatch, load_payload
+from vectormill.jobs.chunks import claim_chunk
+from vectormill.jobs.completion import complete_chunk
+from vectormill.jobs.dispatch import list_demands, mark_queued
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.submission import JobWriter

@@ -6,8 +6,7 @@ from typing import Final
 from uuid import uuid4
 
 from tests.obedient_engine import ObedientEngine
-from vectormill.broker.query_consumer import QueryConsumer
-from vectormill.broker.query_messages import Query, name_space
+from vectormill.broker.queries import Query, QueryConsumer, name_space
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.request import EncodeRequest
 from worker.queries import QueryEngine, QueryListener

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Engine, text
 
-from vectormill.jobs.chunks.payloads import decode_payload
+from vectormill.jobs.chunk import decode_payload
 
 LIST_TABLES = text("""
     SELECT format('%I.%I', schemaname, tablename) FROM pg_tables

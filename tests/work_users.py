@@ -30,9 +30,9 @@ from vectormill.batches.request_batch import BATCH, EMBEDDINGS, NewRequestBatch
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost, RunCancelled, WrongBatchState, WrongJobState, WrongRunState
 from vectormill.domain.states import States
-from vectormill.jobs.chunks.chunk import LEASED, UNCLAIMED_CHUNK_STATES, Claim
-from vectormill.jobs.chunks.chunks import claim_chunk, release_chunk, renew_leases
-from vectormill.jobs.chunks.dispatch import list_demands, mark_queued
+from vectormill.jobs.chunk import LEASED, UNCLAIMED_CHUNK_STATES, Claim
+from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases
+from vectormill.jobs.dispatch import list_demands, mark_queued
 from vectormill.jobs.item import Item
 from vectormill.jobs.jobs import cancel_job
 from vectormill.models.registry import Registry

@@ -23,8 +23,7 @@ from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.broker.doorbell import Doorbell
-from vectormill.broker.query_consumer import QueryConsumer
-from vectormill.broker.query_messages import name_space
+from vectormill.broker.queries import QueryConsumer, name_space
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError

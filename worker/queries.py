@@ -13,13 +13,13 @@ from typing import Final, Protocol
 import numpy as np
 from redis.exceptions import RedisError
 
-from vectormill.broker.query_consumer import QueryConsumer
-from vectormill.broker.query_messages import (
+from vectormill.broker.queries import (
     PULSE_SECONDS,
     Answer,
     EncodedTexts,
     NotEncoded,
     Query,
+    QueryConsumer,
     Taken,
     UnreadableMessage,
     read_spec,

@@ -10,7 +10,7 @@ from api.problems import Place, Problem
 from api.queries.exchange import Answered
 from vectormill.batches.endpoints import BASE64, EmbeddingsRequest, read_inputs
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.tasks.token_ids import has_token_ids
+from vectormill.domain.task import has_token_ids
 from vectormill.jobs.item import find_text_failure
 from vectormill.vectors.decimals import write_decimals
 

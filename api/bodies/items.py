@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from api.streams.result_columns import RESULT_COLUMNS
 from vectormill.collections.rows.items import KeptItem
 from vectormill.collections.rows.puts import PutEnd
-from vectormill.domain.tasks.task import TASKS
+from vectormill.domain.task import TASKS
 from vectormill.search.bodies import PassageBody, find_passage
 
 

@@ -27,9 +27,9 @@ from api.problems import Problem
 from api.routes.jobs import WISHES, wish_for
 from api.routes.results import get_results, get_vectors
 from api.streams.vector_streams import ResultResponse
-from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
+from vectormill.domain.task import RESULT_ROUTES, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
-from vectormill.jobs.backlog import Waiting, list_waiting
+from vectormill.jobs.backlog import Waiting, count_open_jobs, list_waiting
 from vectormill.jobs.bodies import ResultQuery, VectorQuery
 from vectormill.jobs.bottleneck import (
     COLLATE,
@@ -55,14 +55,7 @@ from vectormill.jobs.job import (
 )
 from vectormill.jobs.jobs import ItemError, find_job, list_item_errors, list_jobs
 from vectormill.jobs.waiting import explain_waits
-from vectormill.workers.workers import (
-    REDIS_AWAY,
-    REDIS_FULL,
-    SCHEDULER,
-    count_open_jobs,
-    count_workers,
-    list_signs_of_life,
-)
+from vectormill.workers.workers import REDIS_AWAY, REDIS_FULL, SCHEDULER, count_workers, list_signs_of_life
 
 router = APIRouter(include_in_schema=False)
 

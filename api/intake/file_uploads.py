@@ -15,7 +15,7 @@ from api.intake.submissions import make_inflater, read_blocks
 from api.problems import Limit, Place, Problem
 from vectormill.batches.files import FileWriter
 from vectormill.batches.request_batch import BATCH, RequestFile
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import SubmissionTooLarge
 
 # Around a file lie boundaries and fields.

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Engine
 
 from api.problems import Limit, Problem
 from vectormill.domain.errors import LimitReached, SubmissionTooLarge
-from vectormill.jobs.pending import count_pending_items
+from vectormill.jobs.jobs import count_pending_items
 from vectormill.settings import Settings
 
 # Pending items become fewer by thousands a second, at the best.

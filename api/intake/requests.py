@@ -14,10 +14,9 @@ import msgspec
 
 from api.problems import Place, Problem
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.tasks.task import JUDGE
+from vectormill.domain.task import JUDGE
 from vectormill.jobs.bodies import ItemBody, JobRequest
-from vectormill.jobs.item import Item, Items, has_nul
-from vectormill.jobs.pair import join_pair
+from vectormill.jobs.item import Item, Items, has_nul, join_pair
 
 SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 # Everything that decoding a document can raise.

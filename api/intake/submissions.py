@@ -33,7 +33,7 @@ from api.streams.ndjson import ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
-from vectormill.domain.tasks.task import TASKS
+from vectormill.domain.task import TASKS
 from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, SubmissionQuery, describe_job
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob

@@ -21,7 +21,7 @@ from vectormill.batches.endpoints import (
     read_documents,
 )
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
-from vectormill.domain.tasks.task import EMBED
+from vectormill.domain.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.vectors.decimals import write_decimals
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from vectormill.batches.endpoints import Document, EncodingRequest, read_documents
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import EMBED, JUDGE
+from vectormill.domain.task import EMBED, JUDGE
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 
 MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."

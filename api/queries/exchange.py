@@ -18,19 +18,19 @@ import numpy.typing as npt
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from api.metrics import QueryMetrics
-from vectormill.broker.query_messages import (
+from vectormill.broker.queries import (
     PULSE_SECONDS,
     Answer,
     EncodedTexts,
     NotEncoded,
     Query,
+    QueryProducer,
     Taken,
     UnreadableMessage,
     name_space,
     write_message,
     write_spec,
 )
-from vectormill.broker.query_producer import QueryProducer
 from vectormill.coalescer import Coalescer
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import QueryLost, Unavailable

@@ -25,7 +25,6 @@ from vectormill.jobs.bodies import (
     TruncatedItemBody,
     TruncatedItemPage,
 )
-from vectormill.jobs.chunks.truncations import list_truncated_items
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.job import JOB_STATES, Job
 from vectormill.jobs.jobs import (
@@ -37,6 +36,7 @@ from vectormill.jobs.jobs import (
     resume_job,
     retry_job,
 )
+from vectormill.jobs.truncations import list_truncated_items
 from vectormill.jobs.twins import Wish, wish_for_twins
 from vectormill.jobs.waiting import tell_job, tell_jobs
 from vectormill.operation import describe

@@ -22,7 +22,7 @@ from vectormill.batches.endpoints import (
     resolve_spec,
 )
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.pair import pair_with_each
+from vectormill.jobs.item import pair_with_each
 from vectormill.vectors.scores import Numbers, rank_scores
 
 router = APIRouter(tags=["results"])

@@ -9,7 +9,7 @@ from api.serving import serve
 from api.streams.result_formats import RESULT_STREAMS
 from api.streams.vector_streams import VECTOR_FORMATS, ResultResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
-from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
+from vectormill.domain.task import RESULT_ROUTES, VECTOR
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ResultQuery, VectorQuery
 from vectormill.jobs.export import read_vectors

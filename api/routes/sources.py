@@ -21,7 +21,7 @@ from api.serving import serve
 from api.streams.ndjson import ItemReader
 from vectormill.addresses import is_loopback_host
 from vectormill.collections.collections import find_generation
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.settings import Settings

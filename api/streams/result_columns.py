@@ -10,7 +10,7 @@ import pyarrow as pa
 from api.streams.vector_streams import NUMBER_FORMATS
 from vectormill.collections.kinds.row_kind import Results
 from vectormill.domain.encoding import FLOAT32, EncodingSpec
-from vectormill.domain.tasks.task import RECORD, SCORE, VECTOR
+from vectormill.domain.task import RECORD, SCORE, VECTOR
 from vectormill.vectors.scores import Numbers, choose_scores, describe_numbers, names_labels
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
 

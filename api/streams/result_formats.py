@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from api.streams.record_streams import RECORD_FORMATS
 from api.streams.score_streams import SCORE_FORMATS
 from api.streams.vector_streams import ResultFormat
-from vectormill.domain.tasks.task import RECORD, SCORE
+from vectormill.domain.task import RECORD, SCORE
 from vectormill.files.formats import RowsName
 from vectormill.jobs.export import read_job_records, read_vectors
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from api.streams.result_columns import RESULT_COLUMNS
 from api.streams.vector_streams import PieceSink, ResultFormat
-from vectormill.domain.tasks.task import SCORE
+from vectormill.domain.task import SCORE
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
 from vectormill.jobs.export import VectorBlock
 from vectormill.jobs.job import Job

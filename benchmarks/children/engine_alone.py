@@ -19,8 +19,8 @@ from benchmarks.children.extraction import SCHEMAS, digest_records, split_tag
 from benchmarks.children.serving import ChildOrder, Encoded, serve
 from benchmarks.texts import cut_chunks
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.chunks.chunk_size import TokenEstimate
-from vectormill.jobs.pair import join_pair
+from vectormill.jobs.chunk import TokenEstimate
+from vectormill.jobs.item import join_pair
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry, Settings

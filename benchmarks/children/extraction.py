@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.texts import hash_of, list_docstrings
 from vectormill.corpus import take_evenly
-from vectormill.domain.tasks.schema import Schema
+from vectormill.domain.schema import Schema
 
 NUM_CHARS: Final = (20, 2000)
 SEPARATOR: Final = "\t"

@@ -18,11 +18,10 @@ from vectormill.cli.stack import workplace
 from vectormill.client import EXPORT_FORMATS
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.chunks.chunk import ChunkOutcome
-from vectormill.jobs.chunks.chunks import claim_chunk
-from vectormill.jobs.chunks.completion import complete_chunk
-from vectormill.jobs.chunks.dispatch import mark_queued
-from vectormill.jobs.chunks.payloads import open_payload
+from vectormill.jobs.chunk import ChunkOutcome, open_payload
+from vectormill.jobs.chunks import claim_chunk
+from vectormill.jobs.completion import complete_chunk
+from vectormill.jobs.dispatch import mark_queued
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.submission import JobWriter

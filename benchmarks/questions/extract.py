@@ -21,7 +21,7 @@ from benchmarks.tables import MEBIBYTES, NUMBER, RATIO, SHARE, Measure, Report, 
 from benchmarks.turns import Record, System, Turns
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
-from vectormill.domain.tasks.schema import list_types
+from vectormill.domain.schema import list_types
 from vectormill.models.random_extractor import BASE, TINY, write_random_extractor
 
 MIX: Final = "five schemas"

@@ -15,8 +15,8 @@ from tests.acceptance.producer import Promise, answers, assert_kept, promise
 from tests.acceptance.relay import relay
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app, queue_of
-from vectormill.broker.messages import publish
-from vectormill.jobs.chunks.chunk import Dispatch
+from vectormill.broker.queues import publish
+from vectormill.jobs.chunk import Dispatch
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.processes.lifetimes import free_port
 

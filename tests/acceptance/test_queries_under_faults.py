@@ -12,7 +12,7 @@ from redis import Redis
 from tests.acceptance import tiny
 from tests.acceptance.parts import Parts
 from tests.waiting import wait_for
-from vectormill.broker.query_messages import pulse_key
+from vectormill.broker.queries import pulse_key
 from vectormill.jobs.job import COMPLETED
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]

@@ -23,8 +23,7 @@ from tests.architecture.sources import ROOT
 from vectormill.collections import collection
 from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_options
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
-from vectormill.jobs import job
-from vectormill.jobs.chunks import chunk
+from vectormill.jobs import chunk, job
 from vectormill.jobs.item import ITEM_ERROR_CODES
 from vectormill.models.model_card import POOLING_NAMES
 from vectormill.runs import run

@@ -65,7 +65,7 @@ def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker() -> None:
         ("worker.launcher", "it sets a child's environment before anything in that child imports torch"),
         ("worker.batching", "batches are planned from lengths alone"),
         ("worker.tasks.extract.extraction", "prompts are written and records read off the device's process"),
-        ("vectormill.domain.tasks.schema", "the API checks a schema where no device is"),
+        ("vectormill.domain.schema", "the API checks a schema where no device is"),
     ],
 )
 def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: str, reason: str) -> None:

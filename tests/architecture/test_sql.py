@@ -94,7 +94,7 @@ SESSION_STATE = re.compile(
     r"LISTEN|pg_(?:try_)?advisory_lock|set_config\([^()]*, *false|execute\(text\(f?[\"']SET (?!LOCAL)"
 )
 
-OF_THE_SCHEDULER = (Path("vectormill/db/election.py"), Path("vectormill/jobs/arrivals.py"))
+OF_THE_SCHEDULER = (Path("vectormill/db/locks.py"), Path("vectormill/jobs/dispatch.py"))
 
 
 def test_only_the_scheduler_keeps_anything_in_its_session() -> None:

@@ -47,35 +47,35 @@ class Mutant:
 MUTANTS: Final = (
     Mutant(
         "the commit compares no fence",
-        "vectormill/jobs/chunks/completion.py",
+        "vectormill/jobs/completion.py",
         "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
         "WHERE id = :chunk_id AND state = 'leased'",
         (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing", WORLDS),
     ),
     Mutant(
         "the commit asks nothing of the chunk's state",
-        "vectormill/jobs/chunks/completion.py",
+        "vectormill/jobs/completion.py",
         "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
         "WHERE id = :chunk_id AND fence = :fence",
         (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing",),
     ),
     Mutant(
         "whoever counts a chunk has ended the job",
-        "vectormill/jobs/chunks/completion.py",
+        "vectormill/jobs/completion.py",
         "RETURNING num_open_chunks = 0 AS is_finished",
         "RETURNING true AS is_finished",
         (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
     ),
     Mutant(
         "the job's counter returns nothing",
-        "vectormill/jobs/chunks/completion.py",
+        "vectormill/jobs/completion.py",
         "    RETURNING num_open_chunks = 0 AS is_finished\n",
         "",
         (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
     ),
     Mutant(
         "a flush of Redis is not noticed",
-        "vectormill/broker/sentinel.py",
+        "vectormill/broker/queues.py",
         "return is_lost",
         "return False",
         ("tests/integration/broker/test_flush.py::test_after_a_flush_the_first_look_dispatches_again",),
@@ -134,28 +134,28 @@ MUTANTS: Final = (
     ),
     Mutant(
         "renewal asks for no fence",
-        "vectormill/jobs/chunks/chunks.py",
+        "vectormill/jobs/chunks.py",
         "WHERE chunk.fence = held.fence AND chunk.state = 'leased'\n           FOR",
         "WHERE chunk.state = 'leased'\n           FOR",
         (f"{GUARDS}::test_a_worker_that_lost_its_lease_does_not_renew_its_successors",),
     ),
     Mutant(
         "a claim takes what another worker holds",
-        "vectormill/jobs/chunks/chunks.py",
+        "vectormill/jobs/chunks.py",
         "           AND (state IN {UNCLAIMED_CHUNK_STATES} OR (state = 'leased' AND lease_until < now()))\n",
         "",
         (f"{PROTOCOL}::test_a_duplicate_message_claims_nothing",),
     ),
     Mutant(
         "a claim takes chunks of other models",
-        "vectormill/jobs/chunks/chunks.py",
+        "vectormill/jobs/chunks.py",
         "       AND job.model = :model\n",
         "",
         (f"{PROTOCOL}::test_a_message_that_names_a_chunk_of_another_model_claims_nothing",),
     ),
     Mutant(
         "a claim takes chunks of paused jobs",
-        "vectormill/jobs/chunks/chunks.py",
+        "vectormill/jobs/chunks.py",
         " AND job.state IN {DISPATCHED_JOB_STATES}\n       AND job.model",
         "\n       AND job.model",
         (f"{PAUSES}::test_a_paused_job_dispatches_nothing_and_its_late_messages_claim_nothing",),
@@ -218,7 +218,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a twin takes a place of its own",
-        "vectormill/jobs/chunks/chunks.py",
+        "vectormill/jobs/chunks.py",
         "coalesce(job.place, job.seq) AS job_seq",
         "job.seq AS job_seq",
         (f"{ORDER}::test_a_second_twin_has_the_place_of_its_original",),
@@ -232,7 +232,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the halves of a split chunk forget the places of their rows",
-        "vectormill/jobs/chunks/chunks.py",
+        "vectormill/jobs/chunks.py",
         '"places": items[start:stop].places',
         '"places": None',
         (f"{ORDER}::test_a_chunk_of_carried_rows_that_is_split_keeps_their_places",),
@@ -279,7 +279,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a worker counts the chunks that it returns in one transaction for all jobs",
-        "vectormill/jobs/chunks/crash_recovery.py",
+        "vectormill/jobs/rescue.py",
         "    for job_id, num_chunks in released:\n        with engine.begin() as connection:\n"
         "            connection.execute",
         "    with engine.begin() as connection:\n        for job_id, num_chunks in sorted(released):\n"
@@ -451,7 +451,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "pairs of any size are made",
-        "vectormill/jobs/pair.py",
+        "vectormill/jobs/item.py",
         "if num_bytes > MAX_PAIRS_BYTES:",
         "if False:",
         (f"{FLOODS}::test_a_query_of_a_megabyte_for_a_thousand_documents_is_refused_unmultiplied",),

@@ -7,7 +7,7 @@ import pytest
 from tests.tagging.task import Tag
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import RECORD, TASKS, Task
+from vectormill.domain.task import RECORD, TASKS, Task
 from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import (
     MODEL_KINDS,

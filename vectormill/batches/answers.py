@@ -22,11 +22,10 @@ from vectormill.batches.request_batch import CANCELLED, EMBEDDINGS, EXPIRED, RER
 from vectormill.batches.request_lines import split_key
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, RequestFileNotFound
-from vectormill.jobs.chunks.payloads import decode_payload
-from vectormill.jobs.item import ItemFailure, Items
+from vectormill.jobs.chunk import decode_payload
+from vectormill.jobs.item import ItemFailure, Items, split_pair
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
-from vectormill.jobs.pair import split_pair
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.scores import rank_scores
 from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block

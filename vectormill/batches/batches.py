@@ -30,7 +30,7 @@ from vectormill.batches.request_batch import (
     state_after_cancel,
 )
 from vectormill.db.idempotency import bare_idempotency_key
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import (
     IdempotencyMismatch,
     InvalidOption,

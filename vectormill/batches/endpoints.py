@@ -13,8 +13,7 @@ from msgspec import Meta
 
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec, list_options
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import EMBED, JUDGE
-from vectormill.domain.tasks.token_ids import write_token_ids
+from vectormill.domain.task import EMBED, JUDGE, write_token_ids
 from vectormill.models.registry import DEFAULT_MODEL, Registry, make_spec
 
 QUERY: Final = "query"

@@ -18,7 +18,7 @@ from vectormill.batches.endpoints import (
 )
 from vectormill.batches.request_batch import EMBEDDINGS, RERANK
 from vectormill.domain.errors import InvalidOption
-from vectormill.jobs.pair import pair_with_each
+from vectormill.jobs.item import pair_with_each
 
 # The bytes of a key beside the custom_id.
 KEY_ROOM: Final = 32

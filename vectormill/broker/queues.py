@@ -1,12 +1,18 @@
-"""Read the queues in Redis: messages that no worker has taken yet. Only kombu writes there."""
+"""The queues of chunks in Redis: publish to them, read what no worker has taken yet, and notice that they were lost."""
 
 import json
+import secrets
 from collections.abc import Iterable
 
+from celery import Celery
+from kombu import Producer
+from kombu.exceptions import KombuError, OperationalError
 from kombu.transport.redis import Channel
 from redis import Redis
+from redis.exceptions import RedisError
 
-from vectormill.broker.app import BULK_STEP, INTERACTIVE_STEP, queue_of
+from vectormill.broker.app import BULK_STEP, ENCODE_CHUNK, INTERACTIVE_STEP, queue_of
+from vectormill.jobs.chunk import Dispatch
 from vectormill.jobs.job import INTERACTIVE_PRIORITY
 
 # The limit of one list. The dispatcher keeps a few chunks a worker there, so this bounds an accident.
@@ -57,3 +63,65 @@ def _task_id(message: bytes) -> str:
         return str(json.loads(message)["headers"]["id"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+BROKER_ERRORS = (KombuError, RedisError, OSError)
+
+
+def task_id_of(dispatch: Dispatch) -> str:
+    """Return names the message; another dispatch of the same chunk has another."""
+    return f"{dispatch.job_id.hex[:8]}-{dispatch.seq:05d}-{dispatch.dispatch_seq}"
+
+
+def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
+    """Ring the bell for every dispatch. Raises one of BROKER_ERRORS when Redis is away; the reaper repeats them."""
+    try:
+        with app.producer_or_acquire() as producer:
+            for dispatch in dispatches:
+                _send(app, dispatch, producer)
+    except AttributeError as error:
+        # After an error of Redis kombu 5.7 may try again on a channel that it has closed, which has no connection any
+        # more: "'NoneType' object has no attribute 'client'". The pool has thrown it away with this exception.
+        raise OperationalError(f"The channel to Redis was closed: {error}") from error
+
+
+def _send(app: Celery, dispatch: Dispatch, producer: Producer) -> None:
+    app.send_task(
+        ENCODE_CHUNK,
+        kwargs=dispatch.message(),
+        task_id=task_id_of(dispatch),
+        queue=queue_of(dispatch.model),
+        priority=step_of(dispatch.priority),
+        kwargsrepr=f"job={dispatch.job_id} chunk={dispatch.seq} items={dispatch.num_items}",
+        producer=producer,
+    )
+
+
+SENTINEL_KEY = "vectormill:sentinel"
+
+
+class Sentinel:
+    """Keeps a random key in Redis and remembers the server's run_id; when either is not as left, content was lost."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis = Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
+        self._value: bytes | str | None = None
+        self._run_id: str | None = None
+
+    def has_lost_content(self) -> bool:
+        """True once after every loss, and at the first look unless an earlier scheduler's key is still there.
+
+        Raises redis.exceptions.RedisError while Redis is away.
+        """
+        value: bytes | str | None = self._redis.get(SENTINEL_KEY)
+        run_id = self._redis.info("server")["run_id"]
+        is_first = self._value is None
+        is_lost = value is None or (not is_first and (value != self._value or run_id != self._run_id))
+        if value is None:
+            value = secrets.token_hex(8).encode()
+            self._redis.set(SENTINEL_KEY, value)
+        self._value, self._run_id = value, run_id
+        return is_lost
+
+    def close(self) -> None:
+        self._redis.close()

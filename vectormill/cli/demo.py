@@ -22,7 +22,7 @@ from vectormill.cli.demos import (
 from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed
 from vectormill.cli.printing import tell
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import EMBED
+from vectormill.domain.task import EMBED
 
 app = typer.Typer()
 

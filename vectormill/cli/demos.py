@@ -25,8 +25,8 @@ from vectormill.cli.jobs import summarize_job, watch_job
 from vectormill.cli.printing import print_json, print_report, tell
 from vectormill.cli.spans import mark_spans
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.schema import Schema
-from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
+from vectormill.domain.schema import Schema
+from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 
 if TYPE_CHECKING:
     from vectormill.client import Client

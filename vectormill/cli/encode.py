@@ -22,7 +22,7 @@ from vectormill.cli.jobs import (
 from vectormill.cli.printing import Outcome, tell
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE, TASKS, VECTOR, ActivationName
+from vectormill.domain.task import EMBED, EXTRACT, JUDGE, TASKS, VECTOR, ActivationName
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName, describe_outputs
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _show_spans(files: Files, most: int) -> None:
 
 def _read_schema(path: Path) -> str:
     """Return the file's JSON if it is a schema. Raise InvalidOption, before anything is started."""
-    from vectormill.domain.tasks.schema import parse_schema
+    from vectormill.domain.schema import parse_schema
 
     try:
         content = path.read_text(encoding="utf-8-sig")

@@ -17,7 +17,7 @@ from vectormill.cli.printing import follow, listing, print_facts, print_json, te
 from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import EMBED, TASKS, VECTOR
+from vectormill.domain.task import EMBED, TASKS, VECTOR
 from vectormill.files.formats import OutputName
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import CANCELLING

@@ -20,8 +20,8 @@ from vectormill.collections.generations import (
     lock_collection,
 )
 from vectormill.collections.rows.generation_tables import create_generation_tables, table_name
-from vectormill.db.jsonb import to_jsonb
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict
 from vectormill.jobs.jobs import draw_seq

@@ -8,7 +8,7 @@ from typing import Any, Final
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, WrongKind
 from vectormill.domain.states import States
-from vectormill.domain.tasks.task import RECORD, SCORE, TASKS, VECTOR
+from vectormill.domain.task import RECORD, SCORE, TASKS, VECTOR
 
 BUILDING: Final = "building"
 LIVE: Final = "live"

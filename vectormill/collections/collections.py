@@ -23,8 +23,8 @@ from vectormill.collections.generations import (
 )
 from vectormill.collections.rows.attributes import attributes_name, rewrite_language
 from vectormill.collections.rows.generation_tables import create_generation_tables, point_view_at, table_name
-from vectormill.db.jsonb import to_jsonb
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import FLOAT16, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError
 
 from vectormill.collections.rows.generation_tables import table_name
-from vectormill.db.short_locks import limit_time
+from vectormill.db.locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 from vectormill.jobs.job import OPEN_JOB_STATES

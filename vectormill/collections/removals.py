@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.generations import lock_collection
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import (
     CollectionInUse,
     CollectionNotFound,

@@ -12,7 +12,7 @@ from vectormill.collections.generations import (
 )
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import table_name
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import LocksHeld
 from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.jobs.twins import cancel_unwanted_jobs

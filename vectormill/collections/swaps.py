@@ -27,7 +27,7 @@ from vectormill.collections.generations import (
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import table_name
 from vectormill.collections.views import replace_view
-from vectormill.db.short_locks import limit_time
+from vectormill.db.locks import limit_time
 from vectormill.domain.errors import Conflict, RowsMissing
 from vectormill.jobs.job import RECEIVED_JOB_STATES
 from vectormill.jobs.jobs import draw_seq

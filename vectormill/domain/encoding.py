@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from types import NoneType
 from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
-from vectormill.domain.tasks.task import ACTIVATIONS, EMBED, TASKS
+from vectormill.domain.task import ACTIVATIONS, EMBED, TASKS
 
 # The model of a request that names none; the package brings it.
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from vectormill.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES
+from vectormill.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES, RECEIVED_JOB_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +58,63 @@ def list_waiting(connection: Connection) -> list[Waiting]:
     is open.
     """
     return [Waiting(*row) for row in connection.execute(LIST_WAITING)]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Chunks of one model in one state."""
+
+    model: str
+    state: str
+    num_chunks: int
+
+
+# Pending chunks are not counted, there may be millions: they are what the jobs' counters say is open, less what was
+# dispatched. One state a SELECT, so that each reads its partial index.
+COUNT_BACKLOG = text(f"""
+    WITH dispatched AS (
+        SELECT jobs.model, chunks.state, count(*) AS num_chunks
+          FROM (SELECT job_id, state FROM vectormill.chunks WHERE state = 'queued'
+                 UNION ALL
+                SELECT job_id, state FROM vectormill.chunks WHERE state = 'leased') AS chunks
+          JOIN vectormill.jobs ON jobs.id = chunks.job_id
+         GROUP BY jobs.model, chunks.state
+    ), open AS (
+        SELECT model, sum(num_open_chunks) AS num_chunks FROM vectormill.jobs
+         WHERE state IN {RECEIVED_JOB_STATES}
+         GROUP BY model
+    )
+    SELECT model, state, num_chunks FROM dispatched
+     UNION ALL
+    SELECT model, 'pending',
+           open.num_chunks
+           - coalesce((SELECT sum(num_chunks) FROM dispatched WHERE dispatched.model = open.model), 0)::bigint
+      FROM open
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJobs:
+    """Jobs of one model in one state, that have not ended."""
+
+    model: str
+    state: str
+    num_jobs: int
+
+
+# The predicate is that of ix_jobs_in_progress, word for word, so that ended jobs are not read.
+COUNT_OPEN_JOBS = text(f"""
+    SELECT model, state, count(*) AS num_jobs FROM vectormill.jobs
+     WHERE state IN {OPEN_JOB_STATES}
+     GROUP BY model, state
+""")
+
+
+def count_open_jobs(connection: Connection) -> list[OpenJobs]:
+    """Jobs that have not ended, by model and state."""
+    return [OpenJobs(*row) for row in connection.execute(COUNT_OPEN_JOBS)]
+
+
+def count_backlog(connection: Connection) -> list[Backlog]:
+    """Chunks that are not ended, by model and state."""
+    return [Backlog(*row) for row in connection.execute(COUNT_BACKLOG)]

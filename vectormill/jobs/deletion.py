@@ -9,8 +9,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from vectormill.jobs.job import state_after_delete
 from vectormill.jobs.jobs import lock_job
-from vectormill.jobs.transition import state_after_delete
 
 DISCARD_JOB = text("""
     UPDATE vectormill.jobs SET state = :state, idempotency_key = NULL, updated_at = now() WHERE id = :job_id

@@ -17,7 +17,7 @@ from vectormill.collections.kinds import choose_kind
 from vectormill.collections.rows.generation_tables import table_name
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, InvalidOption, JobNotFound
-from vectormill.jobs.chunks.payloads import decode_payload, read_keys
+from vectormill.jobs.chunk import decode_payload, read_keys
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, has_lost_collection

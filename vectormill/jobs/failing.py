@@ -5,7 +5,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.chunks.payloads import read_keys
+from vectormill.jobs.chunk import read_keys
 from vectormill.jobs.item import MODEL_NOT_LOADED
 from vectormill.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES
 from vectormill.jobs.waiting import LIST_SERVING_WORKERS, ServingWorker, explain_load_failure

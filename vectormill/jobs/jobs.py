@@ -9,9 +9,12 @@ from sqlalchemy import Connection, Row, text
 from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.jobs.chunks.chunk import UNCLAIMED_CHUNK_STATES
-from vectormill.jobs.job import JOB_STATES, PAUSED, Job
-from vectormill.jobs.transition import (
+from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES
+from vectormill.jobs.job import (
+    JOB_STATES,
+    OPEN_JOB_STATES,
+    PAUSED,
+    Job,
     state_after_cancel,
     state_after_pause,
     state_after_resume,
@@ -294,3 +297,15 @@ def list_item_errors(
     """Errors in item order, those behind position `after`: a keyset page."""
     values = {"job_id": job_id, "after": -1 if after is None else after, "limit": limit}
     return [ItemError(*row) for row in connection.execute(LIST_ITEM_ERRORS, values)]
+
+
+# Jobs in progress are few, and found by their own index. An upload's items count from the moment that it is complete.
+COUNT_PENDING_ITEMS = text(f"""
+    SELECT CAST(coalesce(sum(num_items - num_done - num_failed), 0) AS bigint) FROM vectormill.jobs
+     WHERE state IN {OPEN_JOB_STATES}
+""")
+
+
+def count_pending_items(connection: Connection) -> int:
+    number: int = connection.execute(COUNT_PENDING_ITEMS).scalar_one()
+    return number

@@ -19,7 +19,7 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.collections import check_collection, check_spec_fits, open_collection
 from vectormill.collections.generations import find_written
 from vectormill.db.idempotency import bare_idempotency_key
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import (
     DuplicateKey,
     EmptyJob,
@@ -28,8 +28,7 @@ from vectormill.domain.errors import (
     SubmissionInProgress,
     UploadRemoved,
 )
-from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens
-from vectormill.jobs.chunks.payloads import encode_payload
+from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens, encode_payload
 from vectormill.jobs.deletion import discard_silent_upload, discard_upload
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import UPLOADING, Job, NewJob

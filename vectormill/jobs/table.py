@@ -24,7 +24,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from vectormill.collections.table import generations
 from vectormill.db.schema import BUSY, count, metadata, moment, one_of
-from vectormill.jobs.chunks.chunk import CHUNK_STATES
+from vectormill.jobs.chunk import CHUNK_STATES
 from vectormill.jobs.job import ALL_JOB_STATES, OPEN_JOB_STATES
 
 jobs = Table(

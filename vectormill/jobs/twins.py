@@ -16,7 +16,7 @@ from vectormill.collections.generations import (
     find_generation_by_id,
     share_collection,
 )
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
 from vectormill.jobs.jobs import cancel_job, lock_job

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.tasks.task import RAW, SIGMOID, SOFTMAX
+from vectormill.domain.task import RAW, SIGMOID, SOFTMAX
 from vectormill.models.families import FAMILIES, find_family
 
 SUFFIX: Final = "ForSequenceClassification"

@@ -19,8 +19,8 @@ from vectormill.domain.encoding import (
     list_options,
 )
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.schema import parse_schema
-from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
+from vectormill.domain.schema import parse_schema
+from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.models.model_card import ModelCard
 
 # Two special tokens and one of the text: with less, every text has the same vector.

@@ -24,8 +24,7 @@ from vectormill.collections.rows.generation_tables import assign_columns
 from vectormill.collections.rows.tombstones import hold_deletions, lock_deletions
 from vectormill.db.outages import blames_a_value
 from vectormill.domain.errors import RunError
-from vectormill.jobs.item import Item
-from vectormill.jobs.pair import PAIR_MARK
+from vectormill.jobs.item import PAIR_MARK, Item
 
 NEW: Final = "n"
 CHANGED: Final = "c"

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, Row, text
 
 from vectormill.collections.collection import RECORDS, VECTORS, Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
-from vectormill.domain.tasks.task import RAW, SCORE, SIGMOID, SOFTMAX
+from vectormill.domain.task import RAW, SCORE, SIGMOID, SOFTMAX
 from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 

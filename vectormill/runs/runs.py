@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import IntegrityError
 
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,

@@ -22,7 +22,7 @@ from vectormill.collections.rows.attributes import attributes_name, send_text
 from vectormill.collections.rows.calibrations import find_ranges
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import EncodingTimeout
-from vectormill.jobs.chunks.payloads import decode_payload
+from vectormill.jobs.chunk import decode_payload
 from vectormill.jobs.export import read_job_records, read_vectors
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import (
     CollectionNotFound,
     Conflict,

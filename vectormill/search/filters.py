@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.search.filter import (
     EQ,
     GT,

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from vectormill.collections.collection import Generation
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.calibrations import find_ranges
-from vectormill.db.arrays import WireArray, accept_arrays, find_type, open_array
+from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
 from vectormill.vectors.vector_types import (

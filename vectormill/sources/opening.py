@@ -8,8 +8,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from vectormill.domain.errors import SourceFailed
-from vectormill.jobs.item import Item
-from vectormill.jobs.pair import split_pair
+from vectormill.jobs.item import Item, split_pair
 from vectormill.sources.files import FileReader, TreeReader
 from vectormill.sources.own_texts import OwnTextReader
 from vectormill.sources.passages import PassageReader

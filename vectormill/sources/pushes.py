@@ -14,10 +14,10 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.idempotency import make_once
-from vectormill.db.jsonb import to_jsonb
 from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, SourceFailed, UploadRemoved
-from vectormill.jobs.chunks.payloads import decode_payload, encode_payload
+from vectormill.jobs.chunk import decode_payload, encode_payload
 from vectormill.jobs.item import Item
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING

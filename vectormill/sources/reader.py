@@ -19,8 +19,7 @@ from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import is_outage
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
-from vectormill.jobs.item import Item, has_nul
-from vectormill.jobs.pair import PAIR_MARK, join_pair
+from vectormill.jobs.item import PAIR_MARK, Item, has_nul, join_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import JUDGE, TASKS
+from vectormill.domain.task import JUDGE, TASKS
 from vectormill.files.formats import InputName
 
 SQL: Final = "sql"  # a query on any database that SQLAlchemy reaches

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import CollectionNotFound, SourceNotFound
 from vectormill.sources.source import SavedSource, Source
 

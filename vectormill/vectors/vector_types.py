@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.tasks.task import VECTOR
+from vectormill.domain.task import VECTOR
 from vectormill.vectors.quantization import Ranges, pack_signs, quantize
 
 # Rows [n, width] of one of the four types.

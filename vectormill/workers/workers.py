@@ -8,8 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.jsonb import to_jsonb
-from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
+from vectormill.db.parameters import to_jsonb
 from vectormill.settings import ALIVE_SECONDS as ALIVE_SECONDS
 
 # Duties in the table of heartbeats. A second one tells that the first cannot be done.
@@ -30,15 +29,6 @@ class Worker:
     report: dict[str, Any]
     started_at: datetime
     heartbeat_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """Chunks of one model in one state."""
-
-    model: str
-    state: str
-    num_chunks: int
 
 
 # Nobody takes the row of a live worker, except that a launcher's next worker takes over from its last.
@@ -210,54 +200,3 @@ def list_signs_of_life(connection: Connection) -> set[str]:
 def is_scheduler_alive(connection: Connection) -> bool:
     """Return whether a scheduler has sent a heartbeat lately."""
     return SCHEDULER in list_signs_of_life(connection)
-
-
-# Pending chunks are not counted, there may be millions: they are what the jobs' counters say is open, less what was
-# dispatched. One state a SELECT, so that each reads its partial index.
-COUNT_BACKLOG = text(f"""
-    WITH dispatched AS (
-        SELECT jobs.model, chunks.state, count(*) AS num_chunks
-          FROM (SELECT job_id, state FROM vectormill.chunks WHERE state = 'queued'
-                 UNION ALL
-                SELECT job_id, state FROM vectormill.chunks WHERE state = 'leased') AS chunks
-          JOIN vectormill.jobs ON jobs.id = chunks.job_id
-         GROUP BY jobs.model, chunks.state
-    ), open AS (
-        SELECT model, sum(num_open_chunks) AS num_chunks FROM vectormill.jobs
-         WHERE state IN {RECEIVED_JOB_STATES}
-         GROUP BY model
-    )
-    SELECT model, state, num_chunks FROM dispatched
-     UNION ALL
-    SELECT model, 'pending',
-           open.num_chunks
-           - coalesce((SELECT sum(num_chunks) FROM dispatched WHERE dispatched.model = open.model), 0)::bigint
-      FROM open
-""")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenJobs:
-    """Jobs of one model in one state, that have not ended."""
-
-    model: str
-    state: str
-    num_jobs: int
-
-
-# The predicate is that of ix_jobs_in_progress, word for word, so that ended jobs are not read.
-COUNT_OPEN_JOBS = text(f"""
-    SELECT model, state, count(*) AS num_jobs FROM vectormill.jobs
-     WHERE state IN {OPEN_JOB_STATES}
-     GROUP BY model, state
-""")
-
-
-def count_open_jobs(connection: Connection) -> list[OpenJobs]:
-    """Jobs that have not ended, by model and state."""
-    return [OpenJobs(*row) for row in connection.execute(COUNT_OPEN_JOBS)]
-
-
-def count_backlog(connection: Connection) -> list[Backlog]:
-    """Chunks that are not ended, by model and state."""
-    return [Backlog(*row) for row in connection.execute(COUNT_BACKLOG)]

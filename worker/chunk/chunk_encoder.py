@@ -16,11 +16,9 @@ from sqlalchemy import Connection, Engine
 from vectormill.db.outages import DATABASE_ERRORS, blames_a_value, describe_refusal, is_lasting, is_outage
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch
 from vectormill.jobs.bottleneck import LOAD, PERSIST
-from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
-from vectormill.jobs.chunks.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
-from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.jobs.chunks.crash_recovery import mark_alone
-from vectormill.jobs.chunks.payloads import load_payload, open_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload, open_payload
+from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
+from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.item import (
     CRASHED_WORKER,
     ENCODING_FAILED,
@@ -31,6 +29,7 @@ from vectormill.jobs.item import (
     Items,
 )
 from vectormill.jobs.job import INTERACTIVE_PRIORITY
+from vectormill.jobs.rescue import mark_alone
 from vectormill.processes.logs import logging_with
 from vectormill.settings import Settings
 from vectormill.tracing import NOTHING, Note, is_tracing, note_past, span

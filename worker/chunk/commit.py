@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Engine
 
+from vectormill.db.locks import limit_lock_wait
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
-from vectormill.db.short_locks import limit_lock_wait
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
-from vectormill.jobs.chunks.chunk import DONE, ChunkOutcome, Claim
-from vectormill.jobs.chunks.chunks import find_chunk, renew_leases
-from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.chunk import DONE, ChunkOutcome, Claim
+from vectormill.jobs.chunks import find_chunk, renew_leases
+from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.item import Item
 from vectormill.ragged import Ragged
 from worker.chunk.ledger import ChunkLedger

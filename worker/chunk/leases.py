@@ -17,9 +17,9 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.short_locks import limit_lock_wait
-from vectormill.jobs.chunks.chunk import Claim
-from vectormill.jobs.chunks.chunks import renew_leases
+from vectormill.db.locks import limit_lock_wait
+from vectormill.jobs.chunk import Claim
+from vectormill.jobs.chunks import renew_leases
 from vectormill.jobs.job import CANCELLING
 from vectormill.workers.workers import delete_worker
 from worker.engine.request import CANCEL_POLL_SECONDS, EncodingCancelled

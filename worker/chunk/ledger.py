@@ -14,7 +14,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from vectormill.jobs.bottleneck import DEVICE, HELD
-from vectormill.jobs.chunks.chunks import ClaimedChunk
+from vectormill.jobs.chunks import ClaimedChunk
 
 # From a worker that was waiting for the message, to the time-out after which a dispatch is repeated.
 DISPATCH_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
-from vectormill.jobs.chunks.chunk_size import TokenEstimate
+from vectormill.jobs.chunk import TokenEstimate
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
 from worker.batching.batch import Batch

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
-from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
+from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS
 from vectormill.models.model_card import ModelCard
 from worker.batching.batch import OwnedBatch
 from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget

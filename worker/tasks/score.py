@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import TRUNCATE, EncodingSpec
-from vectormill.domain.tasks.task import SIGMOID, SOFTMAX
+from vectormill.domain.task import SIGMOID, SOFTMAX
 from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
     NO_PAIR,
     ItemFailure,
+    find_side_failure,
+    name_second,
+    split_pair,
 )
-from vectormill.jobs.pair import find_side_failure, name_second, split_pair
 from vectormill.ragged import Ragged
 from worker.tasks.embed import Embed, Embedding
 from worker.tasks.finishing import fail_unless, find_changed, find_finite

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
+from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import find_kind
 from worker.tasks.embed import Embed

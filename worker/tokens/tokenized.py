@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.tasks.token_ids import LARGEST_ID, has_token_ids, read_token_ids
+from vectormill.domain.task import LARGEST_ID, has_token_ids, read_token_ids
 from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.ragged import Ragged
 

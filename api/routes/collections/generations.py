@@ -10,7 +10,7 @@ from api.dependencies import CollectionName, ResourcesDependency
 from vectormill.collections.building import discard_generation
 from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.swaps import count_newer_rows, roll_back
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import GenerationNotFound
 
 router = APIRouter(tags=["collections"])

@@ -21,11 +21,10 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.items import delete_items, find_item
 from vectormill.collections.rows.puts import PutEnd
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
-from vectormill.domain.tasks.task import TASKS
+from vectormill.domain.task import TASKS
 from vectormill.jobs.bodies import ItemBody
-from vectormill.jobs.item import Item, ItemFailure
+from vectormill.jobs.item import Item, ItemFailure, find_side_failure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
-from vectormill.jobs.pair import find_side_failure
 
 router = APIRouter(tags=["items"])
 

@@ -43,8 +43,8 @@ from api.routes.reranking import pair_up, rank_documents
 from vectormill.batches.endpoints import MAX_INPUTS, EncodingRequest, resolve_spec
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import JUDGE
-from vectormill.jobs.pair import join_pair
+from vectormill.domain.task import JUDGE
+from vectormill.jobs.item import join_pair
 from vectormill.vectors.decimals import write_decimals
 from vectormill.vectors.scores import rank_scores
 

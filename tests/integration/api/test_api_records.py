@@ -24,9 +24,9 @@ from tests.rexuninlu import GOLDEN, describe, find_case, summarize
 from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.domain.encoding import EncodingOptions
-from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
-from vectormill.jobs.chunks.chunks import split_chunk
-from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.chunk import ChunkOutcome, Claim
+from vectormill.jobs.chunks import split_chunk
+from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.export import read_job_records
 from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.jobs import retry_job

@@ -18,7 +18,7 @@ from tests.classifiers import STRUCTBERT
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
 from tests.queries import listening
-from vectormill.broker.query_messages import name_space
+from vectormill.broker.queries import name_space
 from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.models.registry import Registry

@@ -16,7 +16,7 @@ from tests.clusters import connect
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.broker.doorbell import DOORBELL, Doorbell, DoorbellSubscriber
-from vectormill.jobs.arrivals import listen_for_jobs
+from vectormill.jobs.dispatch import listen_for_jobs
 
 Driver = psycopg.Connection[Any]
 

@@ -8,8 +8,7 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import Dispatcher
 from tests.protocol import SPEC, make_items, register_worker, submit
 from vectormill.broker.app import make_app
-from vectormill.broker.queues import QueueReader, list_of
-from vectormill.broker.sentinel import Sentinel
+from vectormill.broker.queues import QueueReader, Sentinel, list_of
 from vectormill.jobs.job import DEFAULT_PRIORITY
 
 DISPATCH_SEQ = text("SELECT dispatch_seq FROM vectormill.chunks")

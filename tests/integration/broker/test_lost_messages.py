@@ -11,10 +11,8 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import Dispatcher
 from tests.protocol import SPEC, claim, dispatch_all, make_items, register_worker, submit
 from vectormill.broker.app import make_app
-from vectormill.broker.messages import BROKER_ERRORS, publish
-from vectormill.broker.queues import QueueReader, list_of
-from vectormill.broker.sentinel import Sentinel
-from vectormill.jobs.chunks.chunks import claim_chunk
+from vectormill.broker.queues import BROKER_ERRORS, QueueReader, Sentinel, list_of, publish
+from vectormill.jobs.chunks import claim_chunk
 
 BULK = list_of(SPEC.model, priority=5)
 INTERACTIVE = list_of(SPEC.model, priority=0)

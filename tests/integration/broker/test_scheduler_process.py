@@ -16,9 +16,8 @@ from sqlalchemy import Engine, TextClause, text
 from tests.protocol import SPEC, claim_next, complete, dispatch_all, make_items, register_worker, submit
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.waiting import wait_for
-from vectormill.broker.queues import list_of
-from vectormill.broker.sentinel import SENTINEL_KEY
-from vectormill.jobs.chunks.chunks import release_chunk
+from vectormill.broker.queues import SENTINEL_KEY, list_of
+from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job

@@ -12,12 +12,12 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import LONG, SPEC, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import ModelError
-from vectormill.jobs.chunks.rescue import rescue_unclaimed_chunks
-from vectormill.jobs.chunks.truncations import list_truncated_items
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
+from vectormill.jobs.rescue import rescue_unclaimed_chunks
+from vectormill.jobs.truncations import list_truncated_items
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from vectormill.workers.workers import list_workers
@@ -298,7 +298,7 @@ def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
 ) -> None:
     from sqlalchemy.exc import OperationalError
 
-    from vectormill.jobs.chunks.completion import complete_chunk
+    from vectormill.jobs.completion import complete_chunk
     from worker.chunk import commit as postgres
 
     calls = []

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, making_engines
 from tests.protocol import dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.domain.tasks.task import EMBED
+from vectormill.domain.task import EMBED
 from vectormill.jobs.jobs import find_job
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder, Result

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.jobs.chunks.chunks import renew_leases
+from vectormill.jobs.chunks import renew_leases
 from vectormill.workers.samples import MOST_SAMPLES, RECENT, Sample, write_samples
 from vectormill.workers.workers import beat_scheduler, beat_worker
 

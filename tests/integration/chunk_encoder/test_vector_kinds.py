@@ -19,7 +19,7 @@ from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make
 from tests.protocol import submit as submit_directly
 from vectormill.collections.rows.calibrations import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
-from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job

@@ -9,9 +9,9 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.jobs.chunks.chunk import Claim
-from vectormill.jobs.chunks.crash_recovery import mark_alone
+from vectormill.jobs.chunk import Claim
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.rescue import mark_alone
 from worker.identity import EndedWorker, release_chunks_of
 
 DEAD, LIVE = uuid4(), uuid4()

@@ -11,16 +11,14 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import MAX_DEMANDS, Dispatcher
 from tests.clusters import connect
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
-from vectormill.broker.messages import task_id_of
-from vectormill.broker.queues import QueueReader
-from vectormill.broker.sentinel import Sentinel
-from vectormill.jobs.chunks.chunk import Dispatch
-from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
-from vectormill.jobs.chunks.dispatch import WorkerRoom, list_demands, list_rooms, mark_queued
-from vectormill.jobs.chunks.rescue import rescue_expired_chunks
+from vectormill.broker.queues import QueueReader, Sentinel, task_id_of
+from vectormill.jobs.backlog import count_backlog
+from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS, Dispatch
+from vectormill.jobs.dispatch import WorkerRoom, list_demands, list_rooms, mark_queued
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import retry_job
+from vectormill.jobs.rescue import rescue_expired_chunks
 from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 from vectormill.workers.workers import (
@@ -29,7 +27,6 @@ from vectormill.workers.workers import (
     SCHEDULER,
     beat_scheduler,
     beat_worker,
-    count_backlog,
     list_signs_of_life,
 )
 from worker.engine.tuner import choose_tokens_in_flight

@@ -8,8 +8,8 @@ from sqlalchemy import Engine, text
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
 from tests.waiting import wait_for
 from vectormill.domain.errors import JobNotFound
-from vectormill.jobs.chunks.chunks import COUNT_RETRIED_CHUNK, renew_leases
-from vectormill.jobs.chunks.completion import FENCE
+from vectormill.jobs.chunks import COUNT_RETRIED_CHUNK, renew_leases
+from vectormill.jobs.completion import FENCE
 from vectormill.jobs.jobs import delete_job, find_job
 
 PATIENCE_SECONDS = 60.0

@@ -9,10 +9,9 @@ from sqlalchemy import Engine, text
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
 from vectormill.collections.rows.calibrations import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
-from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
-from vectormill.jobs.chunks.chunks import split_chunk
-from vectormill.jobs.chunks.completion import complete_chunk
-from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunks import split_chunk
+from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.jobs import find_job, retry_job

@@ -8,27 +8,26 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.jobs.chunks.chunk import Claim, Dispatch
-from vectormill.jobs.chunks.chunks import (
+from vectormill.jobs.chunk import Claim, Dispatch, load_payload
+from vectormill.jobs.chunks import (
     COUNT_RETRIED_CHUNK,
     claim_chunk,
     release_chunk,
     renew_leases,
     split_chunk,
 )
-from vectormill.jobs.chunks.completion import FENCE, fail_chunk
-from vectormill.jobs.chunks.dispatch import mark_queued, recall_dispatches
-from vectormill.jobs.chunks.payloads import load_payload
-from vectormill.jobs.chunks.rescue import (
+from vectormill.jobs.completion import FENCE, fail_chunk
+from vectormill.jobs.deletion import delete_forgotten_queries
+from vectormill.jobs.dispatch import mark_queued, recall_dispatches
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import cancel_job, delete_job, find_job, pause_job, retry_job
+from vectormill.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
-from vectormill.jobs.deletion import delete_forgotten_queries
-from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
-from vectormill.jobs.job import Job
-from vectormill.jobs.jobs import cancel_job, delete_job, find_job, pause_job, retry_job
 
 
 class Scene:

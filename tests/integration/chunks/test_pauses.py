@@ -7,13 +7,13 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.jobs.chunks import completion
-from vectormill.jobs.chunks.chunks import release_chunk, renew_leases
-from vectormill.jobs.chunks.dispatch import list_demands
-from vectormill.jobs.chunks.rescue import recall_paused_chunks, rescue_expired_chunks
+from vectormill.jobs import completion
+from vectormill.jobs.chunks import release_chunk, renew_leases
+from vectormill.jobs.dispatch import list_demands
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
+from vectormill.jobs.rescue import recall_paused_chunks, rescue_expired_chunks
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 

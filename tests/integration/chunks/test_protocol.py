@@ -33,19 +33,19 @@ from vectormill.domain.errors import (
     SpecMismatch,
     WrongJobState,
 )
-from vectormill.jobs.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.jobs.chunks.dispatch import list_queued, list_rooms, recall_dispatches
-from vectormill.jobs.chunks.payloads import load_payload
-from vectormill.jobs.chunks.rescue import (
+from vectormill.jobs.chunk import load_payload
+from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.jobs.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.deletion import discard_expired_jobs
+from vectormill.jobs.dispatch import list_queued, list_rooms, recall_dispatches
+from vectormill.jobs.export import read_job_records, read_vectors
+from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.jobs.rescue import (
     end_cancelled_jobs,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
-from vectormill.jobs.deletion import discard_expired_jobs
-from vectormill.jobs.export import read_job_records, read_vectors
-from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, Item, ItemFailure
-from vectormill.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.search.matches import search_collection
 
 

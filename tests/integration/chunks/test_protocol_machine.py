@@ -28,19 +28,19 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, complete, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import LeaseLost, WrongJobState
-from vectormill.jobs.chunks.chunk import Claim
-from vectormill.jobs.chunks.chunks import release_chunk, split_chunk
-from vectormill.jobs.chunks.dispatch import list_queued, recall_dispatches
-from vectormill.jobs.chunks.rescue import (
+from vectormill.jobs.chunk import Claim
+from vectormill.jobs.chunks import release_chunk, split_chunk
+from vectormill.jobs.dispatch import list_queued, recall_dispatches
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.job import CANCELLED, CANCELLING, PAUSED, Job
+from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
+from vectormill.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
-from vectormill.jobs.export import read_vectors
-from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
-from vectormill.jobs.job import CANCELLED, CANCELLING, PAUSED, Job
-from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 

@@ -11,15 +11,14 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, assert_problem, encode_waiting
 from tests.api_server import submit as submit_over_http
 from tests.protocol import LONG, SPEC, claim_next, complete, stack, submit
-from vectormill.jobs.chunks import truncations
-from vectormill.jobs.chunks.chunk import ChunkOutcome
-from vectormill.jobs.chunks.chunks import split_chunk
-from vectormill.jobs.chunks.completion import complete_chunk
-from vectormill.jobs.chunks.payloads import load_payload
-from vectormill.jobs.chunks.truncations import list_truncated_items
+from vectormill.jobs import truncations
+from vectormill.jobs.chunk import ChunkOutcome, load_payload
+from vectormill.jobs.chunks import split_chunk
+from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import delete_job, find_job, retry_job
+from vectormill.jobs.truncations import list_truncated_items
 from vectormill.ragged import Ragged
 
 FAILED = ItemFailure(ENCODING_FAILED, "")

@@ -11,7 +11,7 @@ from tests.protocol import make_items, submit
 from vectormill.collections.coverage import COUNT_OPEN_JOBS
 from vectormill.collections.retired import LIST_PRUNABLE
 from vectormill.collections.swaps import LIST_LAGGING_TWINS
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.jobs.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
 from vectormill.search.plans import walk_plan
 

@@ -19,7 +19,7 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import find_building, list_written_generations
 from vectormill.collections.retired import prune_retired_generations
 from vectormill.collections.swaps import NewerRows, count_newer_rows, roll_back, swap_generations
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import (
     Conflict,

@@ -19,12 +19,11 @@ from vectormill.collections.rows.items import find_item
 from vectormill.collections.rows.pages import Inclusion, compose_statement
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
-from vectormill.jobs.chunks.chunk import ChunkOutcome
-from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.chunk import ChunkOutcome
+from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.export import read_job_records, read_vectors
-from vectormill.jobs.item import UNSTORABLE_RECORD, Item
+from vectormill.jobs.item import UNSTORABLE_RECORD, Item, join_pair
 from vectormill.jobs.jobs import find_job, list_item_errors
-from vectormill.jobs.pair import join_pair
 from vectormill.ragged import Ragged
 from vectormill.search.plans import walk_plan
 

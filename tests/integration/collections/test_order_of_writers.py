@@ -29,8 +29,8 @@ from vectormill.collections.rows.items import delete_items, remove_items
 from vectormill.collections.rows.scrubbing import delete_scrubbed
 from vectormill.collections.swaps import roll_back
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.chunks.chunk import Claim
-from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.chunk import Claim
+from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.jobs import draw_seq, retry_job
 from vectormill.jobs.twins import cancel_unwanted_jobs

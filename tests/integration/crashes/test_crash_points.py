@@ -25,9 +25,7 @@ from tests.promises import Witness, check_items
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, register_worker, submit
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app
-from vectormill.broker.messages import publish
-from vectormill.broker.queues import QueueReader, list_of
-from vectormill.broker.sentinel import Sentinel
+from vectormill.broker.queues import QueueReader, Sentinel, list_of, publish
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import DEFAULT_PRIORITY, Job
 from vectormill.jobs.jobs import find_job

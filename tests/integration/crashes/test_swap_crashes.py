@@ -18,8 +18,8 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import find_building, find_generation_by_id
 from vectormill.collections.swaps import roll_back
+from vectormill.db.locks import act_in_short_locks
 from vectormill.db.session import make_engine
-from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings

@@ -26,8 +26,7 @@ from tests.obedient_engine import ObedientEngine, encoding_chunks
 from tests.protocol import SPEC
 from tests.statements import watch
 from vectormill.broker.app import make_app
-from vectormill.broker.queues import QueueReader
-from vectormill.broker.sentinel import Sentinel
+from vectormill.broker.queues import QueueReader, Sentinel
 from vectormill.db.session import make_engine
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.settings import Settings

@@ -11,7 +11,7 @@ from tests.models import DEVICE, read_card
 from tests.rexuninlu import GOLDEN, MODELS, Case, describe, is_certain, list_cases, summarize
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption, ModelError
-from vectormill.domain.tasks.schema import check_schema
+from vectormill.domain.schema import check_schema
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import make_spec
 from worker.devices.detect import detect_inventory

@@ -12,7 +12,7 @@ from tests.classifiers import STRUCTBERT
 from tests.models import DEVICE, packaged_model, read_card
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.jobs.pair import join_pair
+from vectormill.jobs.item import join_pair
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import make_spec
 from worker.engine.engine import Engine

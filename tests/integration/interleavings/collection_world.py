@@ -32,8 +32,8 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.retired import prune_retired_generations
 from vectormill.collections.rows.items import delete_items
 from vectormill.collections.swaps import roll_back
+from vectormill.db.locks import act_in_short_locks
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
-from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import (
     Conflict,
     JobNotFound,
@@ -42,10 +42,9 @@ from vectormill.domain.errors import (
     RunCancelled,
     VectormillError,
 )
-from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
-from vectormill.jobs.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.jobs.chunks.completion import cancel_chunk
-from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.jobs.completion import cancel_chunk
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import CANCELLING, NewJob
 from vectormill.jobs.jobs import cancel_job, draw_seq, find_job, pause_job, resume_job
@@ -121,7 +120,7 @@ class CollectionWorld:
         with ExitStack() as patches:
             patches.enter_context(reading_in_step(rows_per_page=2))
             for name, value in (
-                ("vectormill.db.short_locks.LOCK_MILLISECONDS", 0),
+                ("vectormill.db.locks.LOCK_MILLISECONDS", 0),
                 ("vectormill.collections.swaps.DRAIN_SECONDS", 0.04),
                 ("vectormill.collections.rows.items.draw_seq", self._draw_seq),
                 ("indexer.reindexing.make_stage", self._make_stage),

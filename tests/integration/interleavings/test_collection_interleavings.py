@@ -27,7 +27,7 @@ from tests.kept_rows import KeptRow, read_rows
 from tests.protocol import claim, complete, dispatch_all, fail_faulty
 from vectormill.collections.collections import find_generation
 from vectormill.domain.errors import Conflict, LeaseLost
-from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.jobs import resume_job
 from vectormill.runs.run import COMPLETED, COMPLETED_WITH_ERRORS
 

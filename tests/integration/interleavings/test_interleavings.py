@@ -17,7 +17,7 @@ from tests.integration.interleavings.steps import Actor
 from tests.integration.interleavings.world import World, list_jobs, repair
 from tests.promises import Witness, check_items
 from tests.protocol import SPEC, complete_on, dispatch_all
-from vectormill.jobs.chunks.chunks import claim_chunk
+from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.deletion import discard_stale_uploads
 from vectormill.jobs.job import PAUSED
 from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job

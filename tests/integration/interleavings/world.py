@@ -28,21 +28,20 @@ from vectormill.domain.errors import (
     UploadRemoved,
     WrongJobState,
 )
-from vectormill.jobs.chunks.chunk import LEASED, ChunkOutcome, Claim
-from vectormill.jobs.chunks.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.jobs.chunks.dispatch import list_queued, recall_dispatches
-from vectormill.jobs.chunks.payloads import load_payload
-from vectormill.jobs.chunks.rescue import (
+from vectormill.jobs.chunk import LEASED, ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.jobs.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
+from vectormill.jobs.dispatch import list_queued, recall_dispatches
+from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.job import CANCELLING
+from vectormill.jobs.jobs import delete_job, retry_job
+from vectormill.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
-from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
-from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
-from vectormill.jobs.job import CANCELLING
-from vectormill.jobs.jobs import delete_job, retry_job
 from vectormill.ragged import Ragged
 from worker.chunk.commit import PostgresSink
 

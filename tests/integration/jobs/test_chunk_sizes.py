@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, submit
-from vectormill.jobs.chunks.chunk_size import TokenEstimate, choose_chunk_tokens
-from vectormill.jobs.chunks.payloads import decode_payload
+from vectormill.jobs.chunk import TokenEstimate, choose_chunk_tokens, decode_payload
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.submission import JobWriter

@@ -12,7 +12,7 @@ from scheduler.pruner import Pruner
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
-from vectormill.jobs.chunks.dispatch import list_rooms
+from vectormill.jobs.dispatch import list_rooms
 from vectormill.jobs.failing import LIST_STUCK_JOBS
 from vectormill.jobs.item import MODEL_NOT_LOADED
 from vectormill.jobs.job import Job

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import INCARNATION, SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.jobs.chunks.chunks import release_chunk
+from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, list_jobs, pause_job
 from vectormill.jobs.waiting import explain_waits

@@ -20,7 +20,7 @@ from api.limits.gates import Gates
 from api.limits.patience import MAX_HEAD_BYTES
 from tests.api_server import assert_problem, serving
 from tests.waiting import wait_for
-from vectormill.jobs.pair import MAX_PAIRS_BYTES
+from vectormill.jobs.item import MAX_PAIRS_BYTES
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key

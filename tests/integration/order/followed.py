@@ -21,8 +21,7 @@ from tests.kept_rows import read_rows
 from tests.services import connected_engine, migrated_database
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import find_building
-from vectormill.jobs.chunks.chunk import Claim
-from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunk import Claim, load_payload
 from vectormill.jobs.item import Item
 from vectormill.runs.run import COMPARING, COMPLETED, Run
 from vectormill.runs.runs import find_run

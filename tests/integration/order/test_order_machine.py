@@ -33,10 +33,10 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.retired import prune_retired_generations
 from vectormill.collections.rows.items import delete_items
 from vectormill.collections.swaps import list_lagging_twins, roll_back
-from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, LeaseLost, RunCancelled, SourceFailed
-from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item
 from vectormill.runs.run import CANCELLING, REINDEX
 from vectormill.runs.runs import cancel_run, claim_run, create_run

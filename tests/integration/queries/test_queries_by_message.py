@@ -22,8 +22,7 @@ from tests.api_server import (
 from tests.queries import SPACE, listening, opening_consumer, take_one
 from tests.residue import find_residue
 from tests.waiting import wait_for
-from vectormill.broker.query_consumer import QueryConsumer
-from vectormill.broker.query_messages import Query, Taken, queue_key, write_message, write_spec
+from vectormill.broker.queries import Query, QueryConsumer, Taken, queue_key, write_message, write_spec
 from vectormill.collections.collections import find_generation
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.processes.lifetimes import free_port

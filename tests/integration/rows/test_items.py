@@ -17,7 +17,7 @@ from vectormill.collections.rows.generation_tables import compose_upsert
 from vectormill.collections.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
-from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item
 from vectormill.jobs.jobs import draw_seq
 from vectormill.search.matches import walk_plan

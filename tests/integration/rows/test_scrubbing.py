@@ -14,8 +14,8 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.items import remove_items
 from vectormill.collections.rows.scrubbing import Pass, delete_scrubbed, find_pass, finish_pass
 from vectormill.domain.errors import LeaseLost
-from vectormill.jobs.chunks.chunks import split_chunk
-from vectormill.jobs.chunks.payloads import decode_payload, empty_items, encode_payload
+from vectormill.jobs.chunk import decode_payload, empty_items, encode_payload
+from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import Job, NewJob

@@ -21,7 +21,7 @@ from vectormill.collections.generations import find_building
 from vectormill.collections.rows.items import delete_items
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled, SwapRefused
-from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
 from vectormill.runs.runs import cancel_run, claim_run, hold_run
 

@@ -28,8 +28,7 @@ from vectormill.collections.collection import CollectionWishes
 from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.rows.items import find_item
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.item import Item
-from vectormill.jobs.pair import join_pair, split_pair
+from vectormill.jobs.item import Item, join_pair, split_pair
 from vectormill.models.registry import Registry
 from vectormill.runs.run import CHECK, Run, RunCounts
 from vectormill.settings import Settings

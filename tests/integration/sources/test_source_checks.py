@@ -15,8 +15,8 @@ from sqlalchemy import Engine
 from tests.protocol import SPEC, make_items, submit
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
-from vectormill.domain.tasks.task import EXTRACT, JUDGE
-from vectormill.jobs.pair import split_pair
+from vectormill.domain.task import EXTRACT, JUDGE
+from vectormill.jobs.item import split_pair
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources import files

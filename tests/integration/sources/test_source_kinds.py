@@ -19,8 +19,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import make_items, submit
 from vectormill.domain.errors import SourceFailed
-from vectormill.jobs.item import Item
-from vectormill.jobs.pair import split_pair
+from vectormill.jobs.item import Item, split_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source

@@ -18,8 +18,8 @@ from tests.rexuninlu import GOLDEN, find_case
 from tests.tagging.model import write_tagger
 from tests.tagging.rows import TAG, register
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
-from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
-from vectormill.jobs.pair import join_pair
+from vectormill.domain.task import EMBED, EXTRACT, JUDGE
+from vectormill.jobs.item import join_pair
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import Registry, make_spec
 from vectormill.settings import ModelEntry

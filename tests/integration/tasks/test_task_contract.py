@@ -26,8 +26,8 @@ from tests.integration.tasks.kinds import KINDS, MAX_CHARS, Item, Kind, are_alik
 from tests.models import DEVICE
 from tests.protocol import claim_next
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.task import RESULT_ROUTES, TASKS
-from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.domain.task import RESULT_ROUTES, TASKS
+from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.jobs.jobs import retry_job
 from vectormill.models.specs import MODEL_KINDS

@@ -19,9 +19,8 @@ from tests.queries import SPACE, listening
 from tests.trace_collector import Collector, Span, collecting
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app
-from vectormill.broker.query_messages import queue_key
-from vectormill.broker.queues import QueueReader
-from vectormill.broker.sentinel import Sentinel
+from vectormill.broker.queries import queue_key
+from vectormill.broker.queues import QueueReader, Sentinel
 from vectormill.tracing import begin_tracing, end_tracing
 from worker.engine.request import EncodeRequest
 

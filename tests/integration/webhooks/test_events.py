@@ -19,14 +19,14 @@ from tests.protocol import (
 from tests.schedules import make_collection
 from tests.webhooks import events_of, make_webhook
 from vectormill.collections.removals import stop_work
-from vectormill.jobs.chunks.chunks import release_chunk
-from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.jobs.chunks.payloads import load_payload
-from vectormill.jobs.chunks.rescue import end_cancelled_jobs
+from vectormill.jobs.chunk import load_payload
+from vectormill.jobs.chunks import release_chunk
+from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import ALL_JOB_STATES, NewJob
 from vectormill.jobs.jobs import cancel_job, retry_job
+from vectormill.jobs.rescue import end_cancelled_jobs
 from vectormill.jobs.submission import JobWriter
 from vectormill.runs.run import REINDEX, RUN_STATES
 from vectormill.runs.runs import cancel_run, claim_run, create_run, end_run

@@ -13,7 +13,7 @@ from api.streams import record_streams, score_streams
 from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.tasks.task import JUDGE
+from vectormill.domain.task import JUDGE
 from vectormill.jobs.export import RecordBlock, VectorBlock
 from vectormill.jobs.job import Job
 

@@ -11,8 +11,8 @@ from vectormill.batches.endpoints import EMBEDDINGS_DECODER, RERANK_DECODER, res
 from vectormill.batches.request_batch import EMBEDDINGS, RERANK, parse_window
 from vectormill.batches.request_lines import RefusedLine, make_key, parse_line, read_lines, split_key
 from vectormill.domain.errors import InvalidOption
+from vectormill.jobs.item import pair_with_each
 from vectormill.jobs.key_ledger import KeyLedger
-from vectormill.jobs.pair import pair_with_each
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.protocol import SPEC
 from tests.waiting import wait_for
-from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.chunk import Claim
 from worker.chunk import leases
 from worker.chunk.leases import ChunkLease, LeaseKeeper, Quarantine
 from worker.engine.request import EncodingCancelled

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from vectormill.jobs.chunks.chunks import ClaimedChunk
+from vectormill.jobs.chunks import ClaimedChunk
 from worker.chunk.ledger import ChunkLedger, Histogram, Timesheet
 
 

@@ -14,7 +14,7 @@ from vectormill.cli.demo import DemoTask
 from vectormill.cli.demos import DEMOS
 from vectormill.corpus import Docstring
 from vectormill.domain.errors import InvalidOption, UnknownModel
-from vectormill.domain.tasks.task import EMBED
+from vectormill.domain.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.settings import ModelEntry, Settings
 from worker.tasks.extract.model.network import load_network

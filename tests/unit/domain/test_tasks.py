@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import (
+from vectormill.domain.task import (
     ACTIVATIONS,
     EXTRACT,
     JUDGE,
@@ -18,7 +18,7 @@ from vectormill.domain.tasks.task import (
     TASKS,
     ActivationName,
 )
-from vectormill.jobs.pair import MAX_PAIRS_BYTES, join_pair, pair_with_each, split_pair
+from vectormill.jobs.item import MAX_PAIRS_BYTES, join_pair, pair_with_each, split_pair
 
 VECTORS = EncodingSpec("m", "1", "mean", normalize=True, dimensions=8, prompt="", max_tokens=64)
 SCORES = replace(VECTORS, task=JUDGE, labels=("no", "yes"), activation="softmax", dimensions=2)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.protocol import SPEC
 from vectormill.domain.encoding import PASSAGES
-from vectormill.domain.tasks.task import EXTRACT
-from vectormill.jobs.chunks.chunk_size import (
+from vectormill.domain.task import EXTRACT
+from vectormill.jobs.chunk import (
     LARGEST_CHUNK_TOKENS,
     SMALLEST_CHUNK_TOKENS,
     TokenEstimate,

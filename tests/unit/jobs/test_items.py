@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vectormill.jobs.chunks.payloads import decode_payload, encode_payload
+from vectormill.jobs.chunk import decode_payload, encode_payload
 from vectormill.jobs.item import Item, Items
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from vectormill.domain.errors import WrongJobState
-from vectormill.jobs.job import JOB_STATES
-from vectormill.jobs.transition import (
+from vectormill.jobs.job import (
+    JOB_STATES,
     state_after_cancel,
     state_after_delete,
     state_after_pause,

@@ -17,7 +17,7 @@ from api.queries.exchange import (
     split_answer,
 )
 from tests.protocol import SPEC
-from vectormill.broker.query_messages import (
+from vectormill.broker.queries import (
     Answer,
     EncodedTexts,
     NotEncoded,

@@ -5,8 +5,8 @@ from uuid import UUID
 
 import pytest
 
-from scheduler.fairness import MAX_INTERACTIVE_CHUNKS, effective_priority, plan_shares
-from vectormill.jobs.chunks.dispatch import Demand, WorkerRoom
+from scheduler.dispatcher import MAX_INTERACTIVE_CHUNKS, effective_priority, plan_shares
+from vectormill.jobs.dispatch import Demand, WorkerRoom
 
 AGEING_SECONDS = 600.0
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.rexuninlu import extract_of, find_case, load_tokenizer, read_head
-from vectormill.domain.tasks.schema import Schema
+from vectormill.domain.schema import Schema
 from worker.batching.batch import Batch
 from worker.tasks.extract.extraction import Extraction
 from worker.tasks.extract.prompts import Window

@@ -22,7 +22,7 @@ from tests.rexuninlu import (
     load,
     read_arrays,
 )
-from vectormill.domain.tasks.prompt_size import MAX_WINDOW_TOKENS
+from vectormill.domain.schema import MAX_WINDOW_TOKENS
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch

@@ -26,8 +26,7 @@ from tests.rexuninlu import (
     load_tokenizer,
     summarize,
 )
-from vectormill.domain.tasks.prompt_size import EMPTY_HINT_COST, MAX_HINT_COST
-from vectormill.domain.tasks.schema import Schema
+from vectormill.domain.schema import EMPTY_HINT_COST, MAX_HINT_COST, Schema
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tasks.extract.extraction import Extraction, Prompts

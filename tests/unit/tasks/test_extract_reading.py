@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.rexuninlu import find_case, load_tokenizer
-from vectormill.domain.tasks.schema import Schema
+from vectormill.domain.schema import Schema
 from vectormill.ragged import Ragged
 from worker.tasks.extract.extraction import Extraction
 from worker.tasks.extract.prompts import CLASSIFY, HintWriter, Window, cut_windows

@@ -5,7 +5,7 @@ import pytest
 
 from tests.rexuninlu import list_cases
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.schema import (
+from vectormill.domain.schema import (
     MAX_DEPTH,
     MAX_SCHEMA_CHARS,
     MAX_TYPE_CHARS,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import vectormill.models.model_card
 from vectormill.domain.errors import ModelError
-from vectormill.domain.tasks.token_ids import write_token_ids
+from vectormill.domain.task import write_token_ids
 from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS
 from vectormill.models.registry import find_packaged_model
 from worker.tokens import tokenizer as tokenizer_module

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.adapt import PyFormat, Transformer
 
-from vectormill.db.arrays import BYTEA_OID, TEXT_OID, make_bytes_array, open_array
+from vectormill.db.parameters import BYTEA_OID, TEXT_OID, make_bytes_array, open_array
 
 
 def dump_plainly(values: Sequence[bytes | None] | Sequence[str]) -> bytes:

@@ -14,7 +14,7 @@ from vectormill.client.frames import Columns
 from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header, make_path
 from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments
-from vectormill.domain.tasks.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
+from vectormill.domain.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ItemErrorBody, JobBody, RecordRow, ScoreRow, TruncatedItemBody, VectorRow

@@ -15,7 +15,7 @@ from vectormill.client.sync import flow
 from vectormill.client.sync.exports import Export, ExportTransport, Results
 from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments
-from vectormill.domain.tasks.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
+from vectormill.domain.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ItemErrorBody, JobBody, RecordRow, ScoreRow, TruncatedItemBody, VectorRow

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import table_name
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 
 # A table so small is counted; of a larger one Postgres' estimate is near enough.
 COUNTED_BYTES: Final = 64 << 20

@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.task import VECTOR
+from vectormill.domain.task import VECTOR
 from vectormill.jobs.job import MOVING_JOB_STATES
 from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 

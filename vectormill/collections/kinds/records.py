@@ -6,9 +6,9 @@ from typing import Any, Final
 from psycopg import Cursor, sql
 
 from vectormill.collections.kinds.row_kind import KEPT_TEXT, Column, Results, take_objects
-from vectormill.db.arrays import WireArray, make_bytes_array
+from vectormill.db.parameters import WireArray, make_bytes_array
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.task import RECORD
+from vectormill.domain.task import RECORD
 
 JSONB_OID: Final = 3802
 # jsonb in binary form is a version and then its text (PostgreSQL, jsonb_recv in src/backend/utils/adt/jsonb.c).

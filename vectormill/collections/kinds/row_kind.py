@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from psycopg import Cursor, sql
 
-from vectormill.db.arrays import WireArray
+from vectormill.db.parameters import WireArray
 from vectormill.domain.encoding import EncodingSpec
 
 Results = npt.NDArray[Any]
@@ -40,7 +40,7 @@ class RowKind(Protocol):
 
     @property
     def result(self) -> str:
-        """Return the result that an item has: see vectormill/domain/tasks/task.py."""
+        """Return the result that an item has: see vectormill/domain/task.py."""
         ...
 
     @property

@@ -11,9 +11,9 @@ from psycopg import Cursor, sql
 
 from vectormill.collections.kinds.row_kind import Column, Results
 from vectormill.collections.kinds.vectors import kept_type, make_numbers, send_numbers
-from vectormill.db.arrays import TEXT_OID, WireArray, make_bytes_array, open_array
+from vectormill.db.parameters import TEXT_OID, WireArray, make_bytes_array, open_array
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.task import SCORE
+from vectormill.domain.task import SCORE
 from vectormill.vectors.scores import choose_scores, names_labels
 from vectormill.vectors.vector_types import missing_rows, read_columns
 

@@ -6,9 +6,9 @@ from typing import Any
 from psycopg import Cursor, sql
 
 from vectormill.collections.kinds.row_kind import KEPT_TEXT, Column, Results
-from vectormill.db.arrays import WireArray, find_type, open_array
+from vectormill.db.parameters import WireArray, find_type, open_array
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.task import VECTOR
+from vectormill.domain.task import VECTOR
 from vectormill.vectors.vector_types import (
     VectorType,
     choose_vector_type,

@@ -13,9 +13,8 @@ from typing import Final
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
-from vectormill.db.arrays import BYTEA_OID, TEXT_OID, make_bytes_array, make_places_array
-from vectormill.jobs.item import Items
-from vectormill.jobs.pair import PAIR_MARK, split_pair
+from vectormill.db.parameters import BYTEA_OID, TEXT_OID, make_bytes_array, make_places_array
+from vectormill.jobs.item import PAIR_MARK, Items, split_pair
 
 # Room for the next version of a row in its page: a change of metadata touches no index then.
 STORAGE: Final = (

@@ -17,7 +17,7 @@ from vectormill.collections.kinds import choose_kind
 from vectormill.collections.kinds.row_kind import Results
 from vectormill.collections.rows.attributes import attributes_name, create_attributes_table, write_attributes
 from vectormill.collections.rows.tombstones import hold_deletions
-from vectormill.db.arrays import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
+from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item, Items
 

@@ -16,7 +16,7 @@ from vectormill.collections.rows.generation_tables import table_name
 from vectormill.collections.rows.tombstones import bury_keys, lock_deletions
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
-from vectormill.domain.tasks.task import VECTOR
+from vectormill.domain.task import VECTOR
 from vectormill.jobs.jobs import draw_seq
 
 

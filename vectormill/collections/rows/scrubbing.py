@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.collections.rows.tombstones import hold_deletions_of
-from vectormill.jobs.chunks.payloads import empty_items, read_keys
+from vectormill.jobs.chunk import empty_items, read_keys
 from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.runs.run import OPEN_RUN_STATES
 

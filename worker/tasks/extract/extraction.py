@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.prompt_size import WINDOW_STRIDE
-from vectormill.domain.tasks.schema import Schema, list_types
+from vectormill.domain.schema import WINDOW_STRIDE, Schema, list_types
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tasks.extract.prompts import (

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.tasks.prompt_size import (
+from vectormill.domain.schema import (
     EMPTY_HINT_COST,
     FRAME_TOKENS,
     MAX_HINT_COST,
     MAX_WINDOW_TOKENS,
+    Schema,
 )
-from vectormill.domain.tasks.schema import Schema
 from vectormill.ragged import Ragged
 from worker.batching.batch import POSITION_IDS, PREFIX_BLOCKS, TYPE_SEGMENTS
 from worker.tokens.reference import group_texts

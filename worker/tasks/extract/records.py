@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.tasks.schema import Schema, list_leaves
+from vectormill.domain.schema import Schema, list_leaves
 from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from worker.tasks.extract.prompts import CLASSIFY, MULTICLASSIFY, Prefix, Window
 

@@ -20,7 +20,7 @@ from tests.api_server import (
 )
 from tests.protocol import vector_of
 from tests.queries import listening
-from vectormill.broker.query_messages import name_space
+from vectormill.broker.queries import name_space
 from vectormill.collections.collections import find_generation
 from vectormill.models.registry import Registry, find_packaged_model
 from vectormill.settings import Settings

@@ -19,8 +19,7 @@ from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.domain.errors import InvalidItem
 from vectormill.files.ndjson import ItemJson
-from vectormill.jobs.item import Item
-from vectormill.jobs.pair import join_pair
+from vectormill.jobs.item import Item, join_pair
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import Registry

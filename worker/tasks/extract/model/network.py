@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, relu, scaled_dot_product_attention, silu, tanh
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.tasks.prompt_size import MAX_WINDOW_TOKENS
+from vectormill.domain.schema import MAX_WINDOW_TOKENS
 from vectormill.models.weights import find_weights, read_header
 from worker.model.weights import open_weights
 from worker.placement.footprint import BIAS_BYTES, BIAS_MATRICES

@@ -10,13 +10,12 @@ from sqlalchemy import Connection, text
 from vectormill.collections.kinds.row_kind import Results, take_objects
 from vectormill.collections.rows.calibrations import find_ranges
 from vectormill.collections.rows.generation_tables import upsert_rows
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost
-from vectormill.domain.tasks.task import RECORD
+from vectormill.domain.task import RECORD
 from vectormill.jobs.bottleneck import PERSIST
-from vectormill.jobs.chunks.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
-from vectormill.jobs.chunks.truncations import add_truncations
+from vectormill.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
 from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
     NON_FINITE_VECTOR,
@@ -25,6 +24,7 @@ from vectormill.jobs.item import (
     ItemFailure,
     Items,
 )
+from vectormill.jobs.truncations import add_truncations
 from vectormill.ragged import Ragged
 from vectormill.vectors.records import Records, UnstorableRecord, group_records, pack_records, read_records
 from vectormill.vectors.vector_types import (

@@ -1,4 +1,6 @@
-"""Short locks: whoever needs a collection, a table or a view for itself waits a moment, gives way, and tries again.
+"""Locks that are never waited for long, and the lock that elects a scheduler.
+
+Whoever needs a collection, a table or a view for itself waits a moment, gives way, and tries again.
 
 A lock that is waited for holds up all who come later, searches and users' queries too: so never for long.
 """
@@ -6,7 +8,7 @@ A lock that is waited for holds up all who come later, searches and users' queri
 import math
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 from sqlalchemy import Connection, Engine, text
@@ -67,3 +69,15 @@ def act_in_short_locks(
 def _is_locked(error: DBAPIError | psycopg.Error) -> bool:
     cause = error.orig if isinstance(error, DBAPIError) else error
     return isinstance(cause, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
+
+
+# Any number that only Vectormill's scheduler uses.
+ELECTION_LOCK: Final = 0x766D73636865
+
+TAKE_ELECTION_LOCK: Final = "SELECT pg_try_advisory_lock(%s)"
+
+
+def win_election(driver: psycopg.Connection[Any]) -> bool:
+    """Try to take the lock that one session has at a time, and return whether this one has it until it ends."""
+    row = driver.execute(TAKE_ELECTION_LOCK, (ELECTION_LOCK,)).fetchone()
+    return row is not None and bool(row[0])

@@ -1,14 +1,15 @@
-"""Demands of jobs, the room of workers for them, and the marking of chunks as queued."""
+"""Dispatch in SQL: the demands of jobs, the room that workers have for them, and what wakes the dispatcher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 from uuid import UUID
 
+import psycopg
 from sqlalchemy import Connection, text
 
-from vectormill.jobs.chunks.chunk import Dispatch
-from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
-from vectormill.jobs.job import DISPATCHED_JOB_STATES
+from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS, Dispatch
+from vectormill.jobs.job import DISPATCHED_JOB_STATES, TENDED_JOB_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +224,26 @@ def recall_dispatches(connection: Connection, dispatches: Sequence[Dispatch]) ->
         "dispatch_seqs": [dispatch.dispatch_seq for dispatch in dispatches],
     }
     return len(connection.execute(RECALL_DISPATCHES, values).all())
+
+
+LISTEN_FOR_JOBS: Final = "LISTEN vectormill_jobs"
+
+HAS_OPEN_JOBS: Final = f"""
+    SELECT EXISTS (SELECT 1 FROM vectormill.jobs WHERE state IN {TENDED_JOB_STATES})
+"""
+
+
+def has_open_jobs(driver: psycopg.Connection[Any]) -> bool:
+    """Return whether any job may have chunks to dispatch, recall or end."""
+    row = driver.execute(HAS_OPEN_JOBS).fetchone()
+    return row is not None and bool(row[0])
+
+
+def listen_for_jobs(driver: psycopg.Connection[Any]) -> None:
+    """Have this connection collect the notifications that has_heard_of_job reads."""
+    driver.execute(LISTEN_FOR_JOBS)
+
+
+def has_heard_of_job(driver: psycopg.Connection[Any]) -> bool:
+    """Return whether a job has arrived since the last call. Does not wait."""
+    return bool(list(driver.notifies(timeout=0)))

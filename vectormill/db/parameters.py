@@ -1,10 +1,12 @@
-"""Array parameters in PostgreSQL's binary format: a whole chunk travels as a few of them, with no Python per row.
+"""Parameters of statements: values of jsonb, and arrays in PostgreSQL's binary format.
 
+A whole chunk travels as a few of them, with no Python per row.
 Source: array_recv in PostgreSQL's src/backend/utils/adt/arrayfuncs.c. The number of dimensions, whether there are
 nulls, the type's OID, the number of elements and the index of the first one, each int32; then each element, as its
 length and its bytes.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -80,3 +82,8 @@ def open_array(oid: int, num_elements: int, element_bytes: int) -> tuple[WireArr
 
 def _header(oid: int, num_elements: int, *, has_null: bool = False) -> bytes:
     return np.array([1, has_null, oid, num_elements, 1], dtype=">i4").tobytes()
+
+
+def to_jsonb(value: Any) -> str:
+    """JSON text for a parameter that the statement casts to jsonb."""
+    return json.dumps(value, separators=(",", ":"))

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.domain.errors import JobNotFound, PayloadGone
-from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunk import load_payload
 
 # A page ends behind so many payloads, so that it costs the same however few of their items were cut.
 _CHUNKS_PER_PAGE = 16

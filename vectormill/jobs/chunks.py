@@ -11,12 +11,10 @@ from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
-from vectormill.domain.tasks.task import RECORD
-from vectormill.jobs.chunks.chunk import UNCLAIMED_CHUNK_STATES, Claim
-from vectormill.jobs.chunks.chunk_size import TokenEstimate
-from vectormill.jobs.chunks.payloads import encode_payload, load_payload
-from vectormill.jobs.chunks.truncations import move_truncations
+from vectormill.domain.task import RECORD
+from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES, Claim, TokenEstimate, encode_payload, load_payload
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
+from vectormill.jobs.truncations import move_truncations
 from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
 

@@ -1,6 +1,6 @@
 """Task: what a job wants of its texts. A row each, from which requests, commands and docs derive."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -47,3 +47,22 @@ RAW: Final = "raw"
 ACTIVATIONS: Final = (SOFTMAX, SIGMOID, RAW)
 # These values for type checkers; a test compares them.
 ActivationName = Literal["softmax", "sigmoid", "raw"]
+
+
+IDS_MARK: Final = b"\xfe"
+# The largest value in arrays of ids.
+LARGEST_ID: Final = (1 << 31) - 1
+
+
+def write_token_ids(ids: Sequence[int]) -> bytes:
+    """The ids, each from 0 to LARGEST_ID, as what is hashed, told apart and stored like any text."""
+    return IDS_MARK + ",".join(map(str, ids)).encode()
+
+
+def has_token_ids(text: bytes) -> bool:
+    return text.startswith(IDS_MARK)
+
+
+def read_token_ids(text: bytes) -> list[int]:
+    """Read the ids of a text for which `has_token_ids` is true. Raise ValueError where there are none."""
+    return [int(number) for number in text.removeprefix(IDS_MARK).split(b",")]

@@ -1,1 +1,0 @@
-"""Chunks of jobs: sized, dispatched, claimed, committed, rescued."""
