@@ -41,7 +41,7 @@ from vectormill.sources.following import (
 )
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import NONE, SQL, Source, parse_split
+from vectormill.sources.source import NONE, Source, parse_split
 from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def follow_collection(engine: Engine, settings: Settings, registry: Registry, co
         if not try_to_follow(holding, collection_id):
             return False
         collection = find_followed_collection(holding, collection_id, PATIENCE_SECONDS)
-        if collection is None or collection.source is None or not is_followable(collection.source):
+        if collection is None or collection.source is None or not collection.source.is_own_query:
             return _forget(engine, collection_id)
         if collection.is_busy:
             return False
@@ -146,10 +146,6 @@ def follow_collection(engine: Engine, settings: Settings, registry: Registry, co
         except Conflict as error:
             logger.info("Collection %s: nothing of this round was kept: %s", collection.name, error)
             return False
-
-
-def is_followable(source: Source) -> bool:
-    return source.kind == SQL and not source.options.get("url_env") and not source.options.get("url_file")
 
 
 def _forget(engine: Engine, collection_id: int) -> bool:

@@ -37,16 +37,13 @@ from vectormill.sources.bodies import (
     describe_following,
     describe_source,
 )
-from vectormill.sources.files import is_local
 from vectormill.sources.following import find_following, follow_table, unfollow_table
 from vectormill.sources.opening import SourceReport, check_source
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import SourcePlace, encode_metadata
 from vectormill.sources.source import (
-    FileOptions,
     Options,
     Source,
-    TreeOptions,
     parse_options,
     parse_split,
     refuse_unfit,
@@ -114,9 +111,7 @@ def refuse_local(options: Options, settings: Settings) -> None:
     """
     if settings.source_root is not None or is_loopback_host(settings.api_host):
         return
-    if isinstance(options, TreeOptions) or (
-        isinstance(options, FileOptions) and any(map(is_local, options.files))
-    ):
+    if options.names_local_files():
         raise InvalidOption(
             "This API reads no files of its own machine for a source: set VECTORMILL_SOURCE_ROOT to the folder in "
             "which they lie, for `vectormill api` and `vectormill indexer`, or name files of a store such as s3://."

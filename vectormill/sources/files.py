@@ -24,7 +24,7 @@ from vectormill.files.tables import MAX_FIELD_CHARS
 from vectormill.files.trees import TextTree
 from vectormill.jobs.item import Item
 from vectormill.sources.reader import MOST_BYTES, Assembler, BatchSize, Complaints, SourcePlace
-from vectormill.sources.source import FileOptions, TreeOptions, hide_queries
+from vectormill.sources.source import LOCAL, FileOptions, PickedColumns, TreeOptions, hide_queries
 from vectormill.webhooks.targets import refuse_address
 
 
@@ -69,13 +69,9 @@ STAMPS: Final = (
 OF_MACHINES: Final = ("http", "https", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "smb")
 
 COLUMN: Final = re.compile(r"[\w .()%/-]{1,64}")
-LOCAL: Final = ("file", "local")
 PARQUET_ROWS: Final = 4096
 # Where a file that is read without translation has its lines end.
 LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
-
-# Columns of one batch: keys, texts, what makes the metadata, and second texts.
-Columns = tuple[Sequence[Any], Sequence[Any], Sequence[Any] | None, Sequence[Any] | None]
 
 
 class FileReader:
@@ -148,7 +144,7 @@ class FileReader:
             )
         return format
 
-    def _read_columns(self, store: Any, path: str) -> Iterator[Columns]:
+    def _read_columns(self, store: Any, path: str) -> Iterator[PickedColumns]:
         format = self._choose_format(path)
         with open_bytes(store, path) as raw:
             if format == "parquet":
@@ -158,15 +154,12 @@ class FileReader:
                 if format == "jsonl":
                     max_line_bytes = self._place.settings.max_line_bytes
                     for rows in read_json_lines(file, path, max_line_bytes):
-                        check_fields(list(rows[0]), self._options, path)
+                        for name in (self._options.key, *self._options.texts):
+                            if name not in rows[0]:
+                                raise no_column(path, name, list(rows[0]))
                         yield choose_columns(rows, self._options)
                 else:
                     yield from read_csv(file, path, "," if format == "csv" else "\t", self._options)
-
-
-def is_local(name: str) -> bool:
-    """Tell whether a path, glob or URL names files of the machine that reads it."""
-    return "://" not in name or name.partition("://")[0] in LOCAL
 
 
 def open_store(name: str, root: Path | None) -> tuple[Any, str]:
@@ -252,7 +245,7 @@ def unpacked(raw: Any, path: str) -> BinaryIO:
     return cast("BinaryIO", raw)
 
 
-def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) -> Iterator[Columns]:
+def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) -> Iterator[PickedColumns]:
     """Every cell is text. Bytes that are not UTF-8 make their own row fail, as half of a surrogate pair."""
     csv.field_size_limit(MAX_FIELD_CHARS)
     with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as content:
@@ -280,9 +273,9 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
                 if not batch:
                     continue
             values = list(zip(*batch, strict=True))
-            texts = positions[1 : len(list_texts(options)) + 1]
+            texts = positions[1 : len(options.texts) + 1]
             size.learn_bytes(len(batch), sum(sum(map(len, values[position])) for position in texts))
-            yield pick(values, positions, options)
+            yield options.pick(values, positions)
 
 
 def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: int) -> None:
@@ -300,7 +293,7 @@ def count_lines(rows: Sequence[Sequence[str]]) -> int:
     return len(rows) + sum(len(LINE_BREAK.findall(cell)) for row in rows for cell in row)
 
 
-def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[Columns]:
+def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[PickedColumns]:
     """Row group by row group; of one its compressed columns are in memory too."""
     import pyarrow.parquet  # here: it takes a tenth of a second
 
@@ -313,10 +306,10 @@ def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[Columns
             for start in range(0, batch.num_rows, num_rows):
                 part = batch.slice(start, num_rows)
                 values = [part.column(name).to_pylist() for name in wanted]
-                yield pick(values, range(len(wanted)), options)
+                yield options.pick(values, range(len(wanted)))
 
 
-def choose_columns(rows: list[dict[str, Any]], options: FileOptions) -> Columns:
+def choose_columns(rows: list[dict[str, Any]], options: FileOptions) -> PickedColumns:
     def column(name: str | None) -> list[Any] | None:
         return [row.get(name) for row in rows] if name else None
 
@@ -326,40 +319,12 @@ def choose_columns(rows: list[dict[str, Any]], options: FileOptions) -> Columns:
     return column(options.key) or [], column(options.text) or [], metadata, column(options.text_pair)
 
 
-def pick(values: Sequence[Sequence[Any]], positions: Sequence[int], options: FileOptions) -> Columns:
-    """`positions` are those of `find_positions`, among the columns of a batch."""
-    key, content, *rest = positions
-    pairs = values[rest.pop(0)] if options.text_pair else None
-    metadata: Sequence[Any] | None = None
-    if options.metadata_json:
-        metadata = values[rest[0]]
-    elif options.metadata:
-        described = zip(*(values[position] for position in rest), strict=True)
-        metadata = [dict(zip(options.metadata, row, strict=True)) for row in described]
-    return values[key], values[content], metadata, pairs
-
-
-def list_texts(options: FileOptions) -> tuple[str, ...]:
-    """The columns that hold texts."""
-    return (options.text, options.text_pair) if options.text_pair else (options.text,)
-
-
 def find_positions(names: Sequence[str], options: FileOptions, path: str) -> list[int]:
-    """Find the columns of key, texts and metadata. Raises SourceFailed."""
-    check_fields(names, options, path)
-    json_column = (options.metadata_json,) if options.metadata_json else ()
-    wanted = (options.key, *list_texts(options), *options.metadata, *json_column)
-    for name in wanted:
+    """Find the columns of key, texts and metadata. Raise SourceFailed."""
+    for name in options.columns:
         if name not in names:
             raise no_column(path, name, names)
-    return [list(names).index(name) for name in wanted]
-
-
-def check_fields(names: Sequence[str], options: FileOptions, path: str) -> None:
-    """Raises SourceFailed unless key and texts are among the names."""
-    for name in (options.key, *list_texts(options)):
-        if name not in names:
-            raise no_column(path, name, names)
+    return [list(names).index(name) for name in options.columns]
 
 
 def no_column(path: str, name: str, names: Sequence[str]) -> SourceFailed:

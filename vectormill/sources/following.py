@@ -24,7 +24,7 @@ from vectormill.collections.rows.items import remove_items
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
-from vectormill.sources.source import SQL, Source
+from vectormill.sources.source import Source
 
 # The key that stands for the whole table; no item has such a key.
 WHOLE_TABLE: Final = ""
@@ -274,8 +274,7 @@ def follow_table(
     CollectionNotFound, SourceNotFound, InvalidOption, and Conflict.
     """
     collection_id, source = _load_source(connection, collection)
-    options = source.options
-    if source.kind != SQL or options.get("url_env") or options.get("url_file"):
+    if not source.is_own_query:
         raise InvalidOption(
             f"The source of collection {collection!r} is no query in Vectormill's own Postgres, and triggers reach no "
             "other place; a schedule does."

@@ -9,52 +9,21 @@ import msgspec
 
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item, split_pair
-from vectormill.sources.files import FileReader, TreeReader
-from vectormill.sources.own_texts import OwnTextReader
 from vectormill.sources.passages import PassageReader
-from vectormill.sources.pushes import PushReader
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import (
-    NONE,
-    OWN_TEXTS,
-    PUSH,
-    FileOptions,
-    Source,
-    SqlOptions,
-    TreeOptions,
-    parse_options,
-    parse_split,
-    refuse_unfit,
-)
-from vectormill.sources.sql import SqlReader
+from vectormill.sources.source import NONE, PUSH, Source, parse_options, parse_split, refuse_unfit
 
 
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:
-    """A reader of the source's rows: its documents, or their passages where it is split.
+    """Return a reader of the source's rows: its documents, or their passages where it is split.
 
     Nothing is read yet. `patience_seconds` bounds statements of a source that is only looked at. Raises InvalidOption,
     also for rows that the collection's task cannot read.
     """
     refuse_unfit(source, place.find_spec())
-    reader = _open_documents(source, place, patience_seconds)
-    split = parse_split(source)
-    # Texts that a collection keeps are passages already.
-    if split.by == NONE or source.kind == OWN_TEXTS:
-        return reader
-    return PassageReader(reader, split, place)
-
-
-def _open_documents(source: Source, place: SourcePlace, patience_seconds: float) -> Reader:
-    options = parse_options(source)
-    if isinstance(options, SqlOptions):
-        return SqlReader(options, place, patience_seconds)
-    if isinstance(options, FileOptions):
-        return FileReader(options, place)
-    if isinstance(options, TreeOptions):
-        return TreeReader(options, place)
-    if source.kind == PUSH:
-        return PushReader(place)
-    return OwnTextReader(place)
+    options, split = parse_options(source), parse_split(source)
+    reader = options.open(place, patience_seconds)
+    return PassageReader(reader, split, place) if options.can_be_split and split.by != NONE else reader
 
 
 SAMPLE_ROWS: Final = 10_000

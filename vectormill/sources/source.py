@@ -1,10 +1,14 @@
-"""Source: where the texts of a collection come from, the options of each kind, and what its collection can read."""
+"""Source: where the texts of a collection come from, the options of each kind, and what its collection can read.
+
+A kind of source is one class of options, listed in KINDS, and the reader that its `open` makes. The client loads this
+module: readers are imported when they are opened.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,13 +18,17 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, TASKS
 from vectormill.files.formats import InputName
 
+if TYPE_CHECKING:
+    from vectormill.sources.reader import Reader, SourcePlace
+
 SQL: Final = "sql"  # a query on any database that SQLAlchemy reaches
 FILES: Final = "files"  # JSONL, CSV and Parquet, by name or glob
 TREE: Final = "tree"  # text and Markdown files below a folder
 PUSH: Final = "push"  # what a client streams
 OWN_TEXTS: Final = "own_texts"  # those that the collection itself keeps
 
-SOURCE_KINDS: Final = (SQL, FILES, TREE, PUSH, OWN_TEXTS)
+# Protocols of files of the machine that reads them.
+LOCAL: Final = ("file", "local")
 
 # The column of a source's keys where it names none.
 KEY_COLUMN: Final = "key"
@@ -41,6 +49,11 @@ class Source:
     def key_column(self) -> str:
         """Return the column of keys of a source of rows."""
         return str(self.options.get("key", KEY_COLUMN))
+
+    @property
+    def is_own_query(self) -> bool:
+        """Return whether this is a query in Vectormill's own Postgres, where triggers can follow a table."""
+        return self.kind == SQL and not self.options.get("url_env") and not self.options.get("url_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,51 +87,175 @@ Named = Annotated[str, Meta(min_length=1, max_length=1024)]
 Names = Annotated[tuple[Named, ...], Meta(max_length=256)]
 
 
-NONE: Final = "none"
-PARAGRAPHS: Final = "paragraphs"
-TOKENS: Final = "tokens"
-SPLITS: Final = (NONE, PARAGRAPHS, TOKENS)
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of one kind of source, checked before anything is read."""
+
+    kind: ClassVar[str]
+    # What a collection of pairs is told of a source without second texts; None where its rows may be pairs anyway.
+    how_to_pair: ClassVar[str | None] = None
+    # Whether documents may become passages.
+    can_be_split: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Raise InvalidOption for options that exclude each other, or hold what must not be kept."""
+
+    def names_local_files(self) -> bool:
+        """Return whether files of the machine that reads are named."""
+        return False
+
+    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
+        """Return the reader. `patience_seconds` bounds statements of a database; 0 is for ever."""
+        raise NotImplementedError
 
 
-class SqlOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A query and its columns. Without `url_env` and `url_file` it is asked of our own Postgres.
+class ColumnOptions(Options, frozen=True, kw_only=True):
+    """Columns by name, of a source of rows.
 
     `text_pair` is the column of a second text, where items are pairs. `metadata` names columns; one alone that holds
     JSON objects is named by `metadata_json` instead.
     """
 
-    query: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    how_to_pair = ": name the column of the second ones (text_pair)"
+
     key: Named = KEY_COLUMN
     text: Named = "text"
     text_pair: Named | None = None
     metadata: Names = ()
     metadata_json: Named | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the columns that hold texts."""
+        return (self.text, self.text_pair) if self.text_pair else (self.text,)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns of key, texts and metadata, in the order in which `pick` wants them."""
+        json_column = (self.metadata_json,) if self.metadata_json else ()
+        return (self.key, *self.texts, *self.metadata, *json_column)
+
+    def check(self) -> None:
+        if self.metadata and self.metadata_json:
+            raise InvalidOption(
+                "Give metadata (columns) or metadata_json (one column of JSON objects), not both."
+            )
+
+    def pick(self, values: Sequence[Sequence[Any]], positions: Sequence[int]) -> "PickedColumns":
+        """Return what an Assembler takes: keys, texts, what makes the metadata, and second texts.
+
+        `positions` are those of `columns` among the columns of a batch.
+        """
+        key, content, *rest = positions
+        pairs = values[rest.pop(0)] if self.text_pair else None
+        metadata: Sequence[Any] | None = None
+        if self.metadata_json:
+            metadata = values[rest[0]]
+        elif self.metadata:
+            described = zip(*(values[position] for position in rest), strict=True)
+            metadata = [dict(zip(self.metadata, row, strict=True)) for row in described]
+        return values[key], values[content], metadata, pairs
+
+
+PickedColumns = tuple[Sequence[Any], Sequence[Any], Sequence[Any] | None, Sequence[Any] | None]
+
+
+class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
+    """A query. Without `url_env` and `url_file` it is asked of our own Postgres."""
+
+    kind = SQL
+
+    query: Annotated[str, Meta(min_length=1, max_length=100_000)]
     url_env: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = None
     url_file: Named | None = None
 
+    def check(self) -> None:
+        ColumnOptions.check(self)
+        if self.url_env and self.url_file:
+            raise InvalidOption("Give url_env or url_file, not both: each names where the database's URL is.")
 
-class FileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
+        from vectormill.sources.sql import SqlReader
+
+        return SqlReader(self, place, patience_seconds)
+
+
+class FileOptions(ColumnOptions, frozen=True, kw_only=True):
     """Files by path, URL or glob; `format` is told by their names unless it is given."""
 
+    kind = FILES
+
     files: Annotated[Names, Meta(min_length=1)]
-    key: Named = KEY_COLUMN
-    text: Named = "text"
-    text_pair: Named | None = None
-    metadata: Names = ()
-    metadata_json: Named | None = None
     format: InputName | None = None
 
+    def check(self) -> None:
+        ColumnOptions.check(self)
+        for name in self.files:
+            host = name.partition("://")[2].partition("/")[0]
+            if "@" in host and ":" in host.rpartition("@")[0]:
+                raise InvalidOption(
+                    "A password in a file's URL would be kept and shown. Give it to the process that reads the files "
+                    "instead, in the way of its store (for S3 AWS_SECRET_ACCESS_KEY, a profile or a role)."
+                )
 
-class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    def names_local_files(self) -> bool:
+        return any("://" not in name or name.partition("://")[0] in LOCAL for name in self.files)
+
+    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
+        from vectormill.sources.files import FileReader
+
+        return FileReader(self, place)
+
+
+class TreeOptions(Options, frozen=True, kw_only=True):
     """A folder and which of its files: `**` spans folders; a pattern without a slash fits a name in any of them."""
+
+    kind = TREE
+    how_to_pair = ", and a tree has one a file: name a source with text_pair"
 
     folder: Named
     include: Names = ("*.md", "*.markdown", "*.txt", "*.rst")
     exclude: Names = ()
 
+    def names_local_files(self) -> bool:
+        return True
 
-class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of kinds that have none."""
+    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
+        from vectormill.sources.files import TreeReader
+
+        return TreeReader(self, place)
+
+
+class PushOptions(Options, frozen=True, kw_only=True):
+    """Nothing to say: a client sends the rows."""
+
+    kind = PUSH
+
+    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
+        from vectormill.sources.pushes import PushReader
+
+        return PushReader(place)
+
+
+class OwnTextOptions(Options, frozen=True, kw_only=True):
+    """Nothing to say: the collection keeps the texts, as passages where they were split."""
+
+    kind = OWN_TEXTS
+    can_be_split = False
+
+    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
+        from vectormill.sources.own_texts import OwnTextReader
+
+        return OwnTextReader(place)
+
+
+KINDS: Final[Mapping[str, type[Options]]] = {
+    each.kind: each for each in (SqlOptions, FileOptions, TreeOptions, PushOptions, OwnTextOptions)
+}
+SOURCE_KINDS: Final = tuple(KINDS)
+
+NONE: Final = "none"
+PARAGRAPHS: Final = "paragraphs"
+TOKENS: Final = "tokens"
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,33 +273,12 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     markdown: bool | None = None
 
 
-Options = SqlOptions | FileOptions | TreeOptions | NoOptions
-
-OPTIONS_OF_KIND: Final[Mapping[str, type[Options]]] = {
-    SQL: SqlOptions,
-    FILES: FileOptions,
-    TREE: TreeOptions,
-    PUSH: NoOptions,
-    OWN_TEXTS: NoOptions,
-}
-
-
 def parse_options(source: Source) -> Options:
-    """The options of the source's kind. Raises InvalidOption naming the field that does not fit."""
-    if source.kind not in OPTIONS_OF_KIND:
-        raise InvalidOption(f"{source.kind!r} is no kind of source; there are {', '.join(OPTIONS_OF_KIND)}.")
-    options: Options = _convert(
-        source.options, OPTIONS_OF_KIND[source.kind], f"A source of kind {source.kind}"
-    )
-    if isinstance(options, SqlOptions | FileOptions) and options.metadata and options.metadata_json:
-        raise InvalidOption(
-            "Give metadata (columns) or metadata_json (one column of JSON objects), not both."
-        )
-    if isinstance(options, SqlOptions) and options.url_env and options.url_file:
-        raise InvalidOption("Give url_env or url_file, not both: each names where the database's URL is.")
-    if isinstance(options, FileOptions):
-        for name in options.files:
-            _refuse_credentials(name)
+    """Return the options of the source's kind. Raise InvalidOption naming the field that does not fit."""
+    if source.kind not in KINDS:
+        raise InvalidOption(f"{source.kind!r} is no kind of source; there are {', '.join(KINDS)}.")
+    options: Options = _convert(source.options, KINDS[source.kind], f"A source of kind {source.kind}")
+    options.check()
     return options
 
 
@@ -190,20 +306,11 @@ def _convert(values: Mapping[str, Any], kind: type[Any], subject: str) -> Any:
         raise InvalidOption(f"{subject}{f', {field}' if field else ''}: {reason}.") from None
 
 
-def _refuse_credentials(name: str) -> None:
-    host = name.partition("://")[2].partition("/")[0]
-    if "@" in host and ":" in host.rpartition("@")[0]:
-        raise InvalidOption(
-            "A password in a file's URL would be kept and shown. Give it to the process that reads the files instead, "
-            "in the way of its store (for S3 AWS_SECRET_ACCESS_KEY, a profile or a role)."
-        )
-
-
-WITH_COLUMNS = (SQL, FILES)
-
-
 def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
-    """Raises InvalidOption, naming `text_pair`. Of a collection that is not there yet nothing is known."""
+    """Raise InvalidOption if the source's rows are not what the collection's task reads: texts, or pairs of them.
+
+    `spec` is None for a collection that is not there yet, of which nothing is known.
+    """
     if spec is None:
         return
     pair = source.options.get("text_pair")
@@ -214,14 +321,9 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
         )
     if not needs_pairs(spec):
         return
-    if source.kind == TREE:
-        raise InvalidOption(
-            f"{spec.model!r} compares two texts, and a tree has one a file: name a source with text_pair."
-        )
-    if source.kind in WITH_COLUMNS and pair is None:
-        raise InvalidOption(
-            f"{spec.model!r} compares two texts: name the column of the second ones (text_pair)."
-        )
+    how_to_pair = KINDS[source.kind].how_to_pair
+    if pair is None and how_to_pair is not None:
+        raise InvalidOption(f"{spec.model!r} compares two texts{how_to_pair}.")
     if parse_split(source).by != NONE:
         raise InvalidOption("A pair is judged whole: leave out the split.")
 

@@ -57,7 +57,12 @@ class SqlReader:
         with self._speaking() as connection, streaming(connection, query) as (names, fetch):
             columns = find_columns(names, self._options)
             assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
-            yield from read_batches(fetch, columns, self._options, assembler)
+            size = BatchSize()
+            while rows := fetch(size.rows):
+                values = list(zip(*rows, strict=True))
+                items = assembler.assemble(*self._options.pick(values, columns))
+                size.learn(items)
+                yield items
 
     def cancel(self) -> None:
         """End the query on its server, from another thread; the reading fails then. Only Postgres can be told."""
@@ -153,39 +158,14 @@ def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], F
         yield list(result.keys()), result.fetchmany
 
 
-def read_batches(
-    fetch: Fetch, columns: list[int], options: SqlOptions, assembler: Assembler
-) -> Iterator[list[Item]]:
-    """`columns` are the positions of key, text, a second text where there is one, and what makes the metadata."""
-    size = BatchSize()
-    key, content, *rest = columns
-    pair = rest.pop(0) if options.text_pair else None
-    names = options.metadata
-    while rows := fetch(size.rows):
-        values = list(zip(*rows, strict=True))
-        metadata: Sequence[Any] | None = None
-        if options.metadata_json:
-            metadata = values[rest[0]]
-        elif names:
-            described = zip(*(values[column] for column in rest), strict=True)
-            metadata = [dict(zip(names, row, strict=True)) for row in described]
-        pairs = None if pair is None else values[pair]
-        items = assembler.assemble(values[key], values[content], metadata, pairs)
-        size.learn(items)
-        yield items
-
-
 def find_columns(there: list[str], options: SqlOptions) -> list[int]:
     """Find the columns of key, texts and metadata. Raise SourceFailed naming the columns that there are."""
-    json_column = (options.metadata_json,) if options.metadata_json else ()
-    pair_column = (options.text_pair,) if options.text_pair else ()
-    wanted = (options.key, options.text, *pair_column, *options.metadata, *json_column)
-    for name in wanted:
+    for name in options.columns:
         if name not in there:
             raise SourceFailed(
                 f"The query has no column {name!r}; its columns are {', '.join(map(repr, there))}."
             )
-    return [there.index(name) for name in wanted]
+    return [there.index(name) for name in options.columns]
 
 
 def strip(query: str) -> str:

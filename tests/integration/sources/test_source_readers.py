@@ -240,7 +240,7 @@ def test_a_query_whose_connection_is_lost_may_be_read_again(place: SourcePlace, 
 
 @pytest.mark.parametrize(
     ("source", "step"),
-    [(Source(PUSH, {}), "push.load_part"), (Source(OWN_TEXTS, {}), "own_texts.read_pages")],
+    [(Source(PUSH, {}), "pushes.load_part"), (Source(OWN_TEXTS, {}), "own_texts.read_pages")],
 )
 def test_what_is_kept_here_may_be_read_again_when_postgres_was_lost(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, source: Source, step: str
