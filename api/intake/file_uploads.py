@@ -29,7 +29,7 @@ MOST_LIFETIME_SECONDS: Final = 10 * 365 * 86400
 async def receive_file(request: Request, resources: Resources, idempotency_key: str | None) -> RequestFile:
     """Return the file that the form brings, or that an earlier form with the same Idempotency-Key brought, committed.
 
-    Raises Problem, UploadRemoved and IdempotencyMismatch.
+    Raise Problem, UploadRemoved and IdempotencyMismatch.
     """
     limit = Limit.of(resources.settings, "max_file_bytes")
     declared = request.headers.get("content-length", "")
@@ -79,7 +79,7 @@ def file_too_large(limit: Limit) -> Problem:
 
 
 def read_purpose(fields: dict[str, str]) -> str:
-    """Raises Problem for any but the one that something is done with here."""
+    """Raise Problem for any but the one that something is done with here."""
     purpose = fields.get("purpose")
     if purpose == BATCH:
         return BATCH

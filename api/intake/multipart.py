@@ -37,7 +37,7 @@ def invalid_form(reason: str) -> Problem:
 class MultipartReader:
     """Parts without a filename are `fields`; the bytes of the one part that is called `file` are given to `take`.
 
-    `filename` is what the client calls the file, None until it came. Raises Problem for a form that cannot be read.
+    `filename` is what the client calls the file, None until it came. Raise Problem for a form that cannot be read.
     """
 
     def __init__(self, boundary: bytes, take: Callable[[bytes], None]) -> None:
@@ -69,14 +69,14 @@ class MultipartReader:
             raise invalid_form(_sentence(error)) from error
 
     def feed(self, block: bytes) -> None:
-        """Reads on. Raises Problem, and whatever `take` raises."""
+        """Read on. Raise Problem, and whatever `take` raises."""
         try:
             self._parser.write(block)
         except FormParserError as error:
             raise invalid_form(_sentence(error)) from error
 
     def finish(self) -> None:
-        """Raises Problem when the form has no end, or no file."""
+        """Raise Problem when the form has no end, or no file."""
         if not self._is_whole:
             raise invalid_form("it ends before its last boundary")
         if self.filename is None:
