@@ -80,7 +80,7 @@ def main() -> None:
         type=EndedWorker.parse,
         action="append",
         default=[],
-        help="INCARNATION=STATUS of one that ended",
+        help="a process before this one that ended, as INCARNATION=STATUS",
     )
     parser.add_argument("--bar", action="store_true", help="the terminal is ours: draw how loading goes")
     options = parser.parse_args()

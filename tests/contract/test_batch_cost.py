@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
+from worker.batching.cost import BatchCost, find_quadratic_length
 
 QUADRATIC_LENGTH = 1000.0
-COSTS: list[BatchCost] = [PaddedCost(QUADRATIC_LENGTH), PackedCost(QUADRATIC_LENGTH)]
+COSTS: list[BatchCost] = [BatchCost(QUADRATIC_LENGTH), BatchCost(QUADRATIC_LENGTH, pads=False)]
 LENGTHS = st.lists(st.integers(1, 10_000), min_size=1, max_size=20)
 
 
@@ -43,8 +43,8 @@ def test_at_the_quadratic_length_a_token_costs_twice_as_much(cost: BatchCost) ->
 
 
 def test_only_the_kernel_that_pads_computes_the_longest_for_all() -> None:
-    assert cost_of(PaddedCost(), [10, 90]) == 180
-    assert cost_of(PackedCost(), [10, 90]) == 100
+    assert cost_of(BatchCost(), [10, 90]) == 180
+    assert cost_of(BatchCost(pads=False), [10, 90]) == 100
     assert [cost.pads for cost in COSTS] == [True, False]
 
 
@@ -72,5 +72,5 @@ def test_scores_of_positions_are_twice_as_much_arithmetic_as_attention_without_t
 
 
 def test_padding_is_counted_in_squares_where_these_are_held() -> None:
-    assert [PaddedCost().weigh(12), PackedCost().weigh(12)] == [12, 12]
-    assert PaddedCost(holds_squares=True).weigh(12) == 144
+    assert [BatchCost().weigh(12), BatchCost(pads=False).weigh(12)] == [12, 12]
+    assert BatchCost(holds_squares=True).weigh(12) == 144

@@ -8,7 +8,7 @@ long as the *bucket* that holds them.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,93 +40,44 @@ class LengthBuckets:
         return max(num_tokens, min(-(-num_tokens // step) * step, self.longest))
 
 
-class BatchCost(Protocol):
-    """The cost of a batch, made of its sequences. `pads` means that each is computed as long as the longest."""
-
-    @property
-    def pads(self) -> bool: ...
-
-    def padding_share(self, length: int) -> float:
-        """Return the mean share of padding when sequences of about this length are computed alone."""
-        ...
-
-    def weigh(self, length: int) -> int:
-        """Return the units in which padding is counted, for a sequence that is computed this long."""
-        ...
-
-    def find_length(self, num_tokens: int) -> int:
-        """Return how long a sequence of so many tokens is computed when alone. All other lengths here are such."""
-        ...
-
-    def of_sequence(self, length: int) -> float:
-        """Return the cost of this sequence alone."""
-        ...
-
-    def of_sequences(self, lengths: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the cost of each of them alone."""
-        ...
-
-    def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
-        """Return the cost of a batch whose sequences cost `sum_of_sequences` when each is alone."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class PaddedCost:
-    """The cost for kernels that compute a rectangle: each sequence costs as much as the longest, or its bucket.
+class BatchCost:
+    """The cost of a batch, made of its sequences.
 
-    `holds_squares` says that a sequence takes matrices of its length squared, as those whose attention adds a bias for
-    each two tokens: of these padding is counted, and not of tokens.
+    A kernel that `pads` computes a rectangle: each sequence costs as much as the longest, or its bucket. One that
+    packs computes no padding: each costs what it costs alone. `holds_squares` says that a sequence takes matrices of
+    its length squared, as those whose attention adds a bias for each two tokens: of these padding is counted, and not
+    of tokens.
     """
 
     quadratic_length: float = math.inf
     buckets: LengthBuckets | None = None
     holds_squares: bool = False
-    pads: ClassVar[bool] = True
+    pads: bool = True
 
     def weigh(self, length: int) -> int:
+        """Return the units in which padding is counted, for a sequence that is computed this long."""
         return length * length if self.holds_squares else length
 
     def padding_share(self, length: int) -> float:
+        """Return the mean share of padding when sequences of about this length are computed alone."""
         return 0.0 if self.buckets is None else self.buckets.padding_share(length)
 
     def find_length(self, num_tokens: int) -> int:
+        """Return how long a sequence of so many tokens is computed when alone. All other lengths here are such."""
         return num_tokens if self.buckets is None else self.buckets.find(num_tokens)
 
     def of_sequence(self, length: int) -> float:
+        """Return the cost of this sequence alone."""
         return length * (1 + length / self.quadratic_length)
 
     def of_sequences(self, lengths: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the cost of each of them alone."""
         return lengths * (1 + lengths / self.quadratic_length)
 
     def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
-        return num_sequences * self.of_sequence(max_length)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedCost:
-    """The cost for kernels that compute no padding: each sequence costs what it costs alone."""
-
-    quadratic_length: float = math.inf
-    pads: ClassVar[bool] = False
-
-    def weigh(self, length: int) -> int:
-        return length
-
-    def padding_share(self, length: int) -> float:
-        return 0.0
-
-    def find_length(self, num_tokens: int) -> int:
-        return num_tokens
-
-    def of_sequence(self, length: int) -> float:
-        return length * (1 + length / self.quadratic_length)
-
-    def of_sequences(self, lengths: NDArray[Any]) -> NDArray[np.float64]:
-        return lengths * (1 + lengths / self.quadratic_length)
-
-    def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
-        return sum_of_sequences
+        """Return the cost of a batch whose sequences cost `sum_of_sequences` when each is alone."""
+        return num_sequences * self.of_sequence(max_length) if self.pads else sum_of_sequences
 
 
 def find_quadratic_length(

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from worker.batching.batch import Sequences
-from worker.batching.cost import BatchCost, PaddedCost
+from worker.batching.cost import BatchCost
 from worker.batching.limits import BatchLimits, BudgetSource, OpenBatch
 
 # In a row, while bulk waits: then bulk leads once, so that a flood of interactive requests does not starve it. They
@@ -215,7 +215,7 @@ class SequencePool:
 
     def __init__(self, limits: BatchLimits, cost: BatchCost | None = None) -> None:
         self._limits = limits
-        self.cost: BatchCost = cost or PaddedCost()
+        self.cost = cost or BatchCost()
         self.budget: BudgetSource = lambda max_length: limits.max_batch_tokens
         self.num_started = 1
         self.num_streams = 1

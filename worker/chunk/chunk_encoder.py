@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine
 
 from vectormill.db.outages import DATABASE_ERRORS, blames_a_value, describe_refusal, is_lasting, is_outage
@@ -198,9 +199,7 @@ class ChunkEncoder:
         self._release(claim, f"{type(error).__name__}: {error}", is_counted=True, delay=2.0**claim.attempt)
         return {"outcome": "failed", "reason": str(error)}
 
-    def _request(
-        self, claim: Claim, items: Items, wanted: "np.ndarray[Any, np.dtype[np.int64]]"
-    ) -> EncodeRequest:
+    def _request(self, claim: Claim, items: Items, wanted: NDArray[np.int64]) -> EncodeRequest:
         return EncodeRequest(
             request_id=f"{claim.chunk_id}/{claim.fence}",
             spec=claim.spec,
@@ -213,7 +212,7 @@ class ChunkEncoder:
         self,
         claim: Claim,
         items: Items,
-        wanted: "np.ndarray[Any, np.dtype[np.int64]]",
+        wanted: NDArray[np.int64],
         encoded: EncodeResult,
         started: float,
         loaded: float,

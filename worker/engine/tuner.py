@@ -14,7 +14,7 @@ from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS
 from vectormill.models.model_card import ModelCard
 from worker.batching.batch import OwnedBatch
 from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
-from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost, find_quadratic_length
+from worker.batching.cost import BatchCost, LengthBuckets, find_quadratic_length
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderReport, find_changes
 from worker.placement.footprint import VALUE_BYTES, Footprint, make_footprint
@@ -67,7 +67,7 @@ class Tuner:
                 low_watermark=settings.memory_low_watermark,
             )
         )
-        self._cost: BatchCost = PaddedCost()
+        self._cost = BatchCost()
         self._report: EncoderReport | None = None
         self._memory: MemoryReport | None = None  # the newest
         self.num_out_of_memory = 0
@@ -261,7 +261,7 @@ def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
             has_relative_scores=holds_squares,
         )
     if report.is_packed:
-        return PackedCost(quadratic_length)
+        return BatchCost(quadratic_length, pads=False)
     longest = report.longest_bucket
     buckets = None if longest is None else LengthBuckets(longest)
-    return PaddedCost(quadratic_length, buckets, holds_squares=holds_squares)
+    return BatchCost(quadratic_length, buckets, holds_squares=holds_squares)

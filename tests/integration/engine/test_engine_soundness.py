@@ -13,7 +13,7 @@ from tests.sick_encoders import NUM_SICK
 from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import ENCODING_FAILED
-from worker.batching.cost import LengthBuckets, PaddedCost
+from worker.batching.cost import LengthBuckets
 from worker.engine.engine import Engine
 from worker.engine.request import EngineStopped, RunnerDied
 
@@ -112,8 +112,8 @@ def test_a_process_that_is_started_again_as_another_encoder_gets_batches_that_ar
         wait_for(lambda: engine.report()["num_restarts"] == 1)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
         assert not future.result().failures
-    assert isinstance(engine._queue._pool.cost, PaddedCost)
-    assert engine._queue._pool.cost.buckets == LengthBuckets(64)
+    adopted = engine._queue._pool.cost
+    assert (adopted.pads, adopted.buckets) == (True, LengthBuckets(64))
     assert engine._queue._pool.num_started == 2
     changes = engine.report()["changes_at_restart"]
     assert "attention was packed (varlen) and is padded (sdpa)" in changes

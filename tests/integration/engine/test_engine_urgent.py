@@ -1,7 +1,10 @@
 """Interactive requests overtake bulk, wherever it waits; real processes, a fake encoder."""
 
+import fcntl
 import os
 import signal
+import sys
+import termios
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +15,9 @@ from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, requ
 from tests.waiting import wait_for
 from vectormill.ragged import Ragged
 from worker.batching.batch import OwnedBatch
+from worker.engine.engine import Engine
 from worker.engine.request import EncodingCancelled, RunnerDied
+from worker.runner.runner import Runner
 
 
 def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
@@ -58,8 +63,19 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
             threads.submit(encode, engine, [text], interactive=name == "question")
             wait_for(lambda count=count: len(engine._executor._in_flight.outstanding) == count)  # type: ignore[misc]
         wait_for(lambda: engine._executor._in_flight.started)
+        wait_for(lambda: has_read_all(engine))
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
     assert order == ["first", "question", "second"]
+
+
+def has_read_all(engine: Engine) -> bool:
+    """Return True if the runner has read what it was sent, so that it can choose among all of it."""
+    runner = engine._executor._runner
+    assert isinstance(runner, Runner)
+    return (
+        int.from_bytes(fcntl.ioctl(runner.connection.fileno(), termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

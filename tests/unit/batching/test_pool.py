@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.batching.batch import Batch, Sequences
-from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost
+from worker.batching.cost import BatchCost, LengthBuckets
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import (
     LEAD_SECONDS,
@@ -115,10 +115,10 @@ STEPS = st.lists(
     max_size=25,
 )
 COSTS: list[Callable[[], BatchCost]] = [
-    lambda: PaddedCost(1024),  # powers of two: both sum without rounding
-    lambda: PackedCost(1024),
-    lambda: PaddedCost(1024, LengthBuckets(512)),
-    lambda: PaddedCost(1024, holds_squares=True),
+    lambda: BatchCost(1024),  # powers of two: both sum without rounding
+    lambda: BatchCost(1024, pads=False),
+    lambda: BatchCost(1024, LengthBuckets(512)),
+    lambda: BatchCost(1024, holds_squares=True),
 ]
 
 

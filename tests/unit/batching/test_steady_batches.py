@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost
+from worker.batching.cost import BatchCost, LengthBuckets
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 
@@ -63,7 +63,7 @@ class Run:
 
 def run_chunks(chunks: list[list[int]], budget: int, cost: BatchCost | None = None) -> Run:
     """Encodes chunks of these lengths, as many at a time as a worker has slots."""
-    cost = cost or PaddedCost(quadratic_length=2304)
+    cost = cost or BatchCost(quadratic_length=2304)
     pool, run = SequencePool(BatchLimits(budget), cost), Run()
     left: dict[int, int] = {}
     arrived: dict[int, int] = {}
@@ -107,7 +107,7 @@ def test_little_is_padding_whatever_the_texts_the_budget_and_the_chunks() -> Non
         (CHUNK_ITEMS, BUDGET // 4),
         (CHUNK_ITEMS, 16 * BUDGET),  # a GPU, without a packed kernel
     ]
-    costs = [PaddedCost(2304), PaddedCost(2304, LengthBuckets(512))]
+    costs = [BatchCost(2304), BatchCost(2304, LengthBuckets(512))]
     for draw, (num_items, budget), cost in itertools.product(MIXES, settings, costs):
         waste = run_chunks(draw_chunks(draw, num_items=num_items), budget, cost).waste
         assert waste <= 0.03, (draw.__name__, num_items, budget, cost)
@@ -123,7 +123,7 @@ def test_batches_are_full_and_no_chunk_is_left_behind() -> None:
         batches_per_chunk = sum(map(sum, chunks)) / len(chunks) / BUDGET / fill
         assert max(run.ages.values()) <= 1.5 * SLOTS * batches_per_chunk + 2 * SLOTS, draw.__name__
         assert len(run.ended) == len(chunks)
-        packed = run_chunks(chunks, 16 * BUDGET, PackedCost(quadratic_length=2304))
+        packed = run_chunks(chunks, 16 * BUDGET, BatchCost(quadratic_length=2304, pads=False))
         # Of 6 x 512 queries, 26,000 tokens, not one batch can be filled.
         assert sum(packed.fills) / len(packed.fills) >= (0.6 if draw is query else 0.85), draw.__name__
 

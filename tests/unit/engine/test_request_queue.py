@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch, OwnedBatch
-from worker.batching.cost import PaddedCost
+from worker.batching.cost import BatchCost
 from worker.batching.limits import BatchLimits
 from worker.engine.request import EncodingCancelled, EngineStopped
 from worker.engine.request_queue import Admission, RequestQueue, Ticket
@@ -74,11 +74,11 @@ def test_every_text_gets_its_own_vector(
 
 def test_the_last_sequences_are_shared_out_among_the_streams_of_the_encoder_that_was_adopted() -> None:
     queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
-    queue.adopt(PaddedCost(), 4, 4)
+    queue.adopt(BatchCost(), 4, 4)
     queue.add(ticket_of([[1] * 8] * 16))
     batches = [work for _ in range(4) if (work := next_work(queue))]
     assert [len(work.sequences) for work in batches[:2]] == [4, 3], "quarters of what waits"
-    queue.adopt(PaddedCost(), 1)
+    queue.adopt(BatchCost(), 1)
     queue.add(ticket_of([[1] * 8] * 16))
     work = next_work(queue)
     assert work is not None

@@ -9,7 +9,7 @@ from tests.models import read_card
 from tests.rexuninlu import GOLDEN
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.batching.batch import Batch, OwnedBatch, Sequences
-from worker.batching.cost import PackedCost, PaddedCost
+from worker.batching.cost import BatchCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.devices.device import CPU, CUDA, Device
@@ -78,13 +78,13 @@ def test_the_first_batches_are_no_larger_than_the_free_memory_holds(
     kind: str, memory_bytes: int, used_share: float, tokens: int
 ) -> None:
     tuner = make_tuner(kind, memory_bytes)
-    tuner.begin(report(), memory(used_share), PaddedCost())
+    tuner.begin(report(), memory(used_share), BatchCost())
     assert tuner.max_batch_tokens(128) == tokens
 
 
 def test_a_precision_that_is_not_known_does_not_stop_the_worker() -> None:
     tuner = make_tuner()
-    tuner.begin(report("some new precision"), memory(0.1), PaddedCost())
+    tuner.begin(report("some new precision"), memory(0.1), BatchCost())
     assert tuner.max_batch_tokens(128) == 1024
 
 
@@ -92,29 +92,29 @@ def test_out_of_memory_is_said_once_counted_always_and_forgotten_with_the_encode
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tuner = make_tuner()
-    tuner.begin(report(), memory(0.1), PaddedCost())
+    tuner.begin(report(), memory(0.1), BatchCost())
     for num_sequences in (16, 8, 4):
         tuner.observe_out_of_memory(make_work(num_sequences, 128), "can't allocate memory")
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 1
     assert "16 sequences of up to 128 tokens (can't allocate memory)" in said[0].getMessage()
     assert tuner.describe()["num_out_of_memory"] == 3
-    tuner.begin(report(), memory(0.1), PaddedCost())
+    tuner.begin(report(), memory(0.1), BatchCost())
     assert tuner.max_batch_tokens(128) == 256, "a process that was started again is no other encoder"
-    tuner.begin(report("bf16"), memory(0.1), PaddedCost())
+    tuner.begin(report("bf16"), memory(0.1), BatchCost())
     assert tuner.max_batch_tokens(128) == 1024, "another precision needs other memory"
 
 
 def test_a_killed_process_halves_the_batches_of_that_length() -> None:
     tuner = make_tuner()
-    tuner.begin(report(), memory(0.1), PaddedCost())
+    tuner.begin(report(), memory(0.1), BatchCost())
     tuner.observe_killed(make_work(4, 128))
     assert (tuner.max_batch_tokens(128), tuner.max_batch_tokens(30)) == (256, 1024)
 
 
 def test_urgent_batches_which_are_short_on_purpose_teach_nothing() -> None:
     tuner = make_tuner()
-    tuner.begin(report(), memory(0.1), PaddedCost())
+    tuner.begin(report(), memory(0.1), BatchCost())
     for _ in range(100):
         tuner.observe_encoded(make_work(64, 32, is_urgent=True), 0.01, None)
     assert tuner.describe()["budgets"]["up to 64"]["tokens_per_second"] == 0
@@ -122,7 +122,7 @@ def test_urgent_batches_which_are_short_on_purpose_teach_nothing() -> None:
 
 def test_full_batches_are_known_as_such_whatever_a_long_text_costs() -> None:
     tuner = make_tuner()
-    cost = PackedCost(quadratic_length=256)
+    cost = BatchCost(quadratic_length=256, pads=False)
     tuner.begin(report(attention="packed (vectormill_varlen)", is_packed=True), memory(0.1), cost)
     # Another one would cost 256 * (1 + 1) = 512, and 768 of 1,024 are taken.
     tuner.observe_encoded(make_work(3, 256), 0.1, None)
@@ -133,7 +133,7 @@ def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tuner = make_tuner()
-    tuner.begin(report(), memory(0.1), PaddedCost())
+    tuner.begin(report(), memory(0.1), BatchCost())
     tuner.observe_encoded(make_work(4, 32), 0.1, memory(0.95))
     described = tuner.describe()
     assert (described["memory_bytes"], described["peak_memory_bytes"]) == (300 << 20, 400 << 20)
@@ -158,7 +158,7 @@ def test_batches_of_a_shared_model_obey_its_fullest_device(
     sharing = Sharing(Replica(strategy, (stage,), micro_batches, 1 << 20, 1.0), devices)
     settings = WorkerSettings(max_batch_tokens=1 << 20)
     tuner = Tuner(CARD, devices[0], settings, sharing)
-    tuner.begin(report(), join_reports([memory(0.2), memory(0.8)]), PaddedCost())
+    tuner.begin(report(), join_reports([memory(0.2), memory(0.8)]), BatchCost())
     # As in the first table: a tenth of a GiB is left on the second device.
     assert tuner.max_batch_tokens(128) == parts * 44 * 128
     described = tuner.describe()
@@ -183,7 +183,6 @@ def test_a_worker_asks_for_full_batches(batch_tokens: int, num_started: int, pad
 def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() -> None:
     card, loaded = read_card(GOLDEN / "model"), report(attention="padded (disentangled, by sequence)")
     cost = find_batch_cost(card, loaded)
-    assert isinstance(cost, PaddedCost)
     assert cost.holds_squares
     footprint = foresee_footprint(card, loaded)
     assert footprint is not None
