@@ -36,19 +36,17 @@ from api.limits.gates import Gates
 from api.limits.patience import PatientConfig
 from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.metrics import ApiMetrics
-from api.openai.cohere import CohereEmbedRequest, CohereRankRequest
-from api.openai.tei import EmbedRequest, PredictRequest, RankRequest, SimilarityRequest
-from api.problems import MEDIA_TYPE, register_handlers
+from api.openai import embeddings, others, reranking
+from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
+from api.problems import MEDIA_TYPE, PROBLEM_EXAMPLE, ProblemBody, register_handlers
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
 from api.routes import (
     batches,
     events,
-    files,
     health,
     jobs,
     models,
-    reranking,
     results,
     runs,
     schedules,
@@ -56,13 +54,10 @@ from api.routes import (
     webhooks,
 )
 from api.routes.collections import collections, exports, generations, indexes, items, searches
-from api.routes.openai import embeddings, others
-from api.schemas import ProblemBody
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.addresses import is_loopback_host
-from vectormill.batches.bodies import BatchRequest
-from vectormill.batches.endpoints import INPUT_SCHEMA, EmbeddingsRequest, RerankRequest
+from vectormill.batches.endpoints import INPUT_SCHEMA
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.keys.api_keys import require_key_beyond_loopback
@@ -100,14 +95,14 @@ logger = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Return whether the server was told to stop; endless streams check it and end."""
+    """Holds whether the server was told to stop; endless streams check it and end."""
 
     def __init__(self) -> None:
         self.is_made = False
 
 
 def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
-    """The application. An engine that is handed in is left open at the end. Raises ConfigurationError."""
+    """Create the application. An engine that is handed in is left open at the end. Raises ConfigurationError."""
     own_engine = None if engine else open_engine(settings)
     serving_engine = engine or own_engine
     assert serving_engine is not None
@@ -155,7 +150,6 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         sources,
         runs,
         indexes,
-        files,
         batches,
         models,
         webhooks,
@@ -172,7 +166,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 
 
 def build_routes(app: FastAPI) -> None:
-    """Now, and not when the first request is matched, which would wait for it.
+    """Build all routes now, so that the first request does not wait for it.
 
     Where two applications of one process do it at the same time, as in tests, pydantic fails: they share our routers.
     """
@@ -217,8 +211,9 @@ def open_engine(settings: Settings) -> Engine:
 
 
 def open_search_engine(engine: Engine) -> Engine:
-    """Another engine on the same database. It keeps those that it once needed: to open a connection costs Postgres
-    as much as several searches.
+    """Return another engine on the same database.
+
+    It keeps the connections that it once needed: to open one costs Postgres as much as several searches.
     """
     return make_engine(
         engine.url.render_as_string(hide_password=False),
@@ -257,7 +252,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
 
 
 def open_doorbell(redis_url: str) -> redis.Redis:
-    """Only asked whether it is there, so it has no patience: one attempt, one second. Connects at the first use."""
+    """Return a client that checks whether Redis is there: one attempt, one second. It connects at first use."""
     return redis.Redis.from_url(
         redis_url,
         socket_timeout=REDIS_TIMEOUT_SECONDS,
@@ -274,37 +269,29 @@ def find_version() -> str:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI description, with the bodies that msgspec decodes instead of FastAPI. Made once."""
+    """Return the OpenAPI document, with the types of msgspec that FastAPI does not know. It is made once."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
             [
-                RerankRequest,
-                EmbeddingsRequest,
-                EmbedRequest,
-                PredictRequest,
-                RankRequest,
-                SimilarityRequest,
-                CohereEmbedRequest,
-                CohereRankRequest,
                 SearchRequest,
                 SearchQuery,
                 PutRequest,
                 DeleteRequest,
                 CollectionRequest,
                 CollectionChange,
-                BatchRequest,
+                ProblemBody,
+                *find_types(OTHER_OPERATIONS),
                 *find_types(OPERATIONS),
             ],
             ref_template=REFERENCE,
         )
-        problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
         components["EmbeddingsRequest"]["properties"]["input"] = INPUT_SCHEMA
         components["SearchRequest"] |= ONE_OR_MANY
         components["SearchQuery"] |= ONE_QUERY
-        components |= problem.pop("$defs") | {"ProblemBody": problem}
+        components["ProblemBody"]["example"] = PROBLEM_EXAMPLE
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         describe_scopes(schema)
         app.openapi_schema = schema
@@ -312,7 +299,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def describe_scopes(schema: dict[str, Any]) -> None:
-    """Says of each operation which scope its key needs."""
+    """Add to each operation the scope that its key needs."""
     schema["components"]["securitySchemes"] = {"key": KEY_SCHEME}
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -321,7 +308,7 @@ def describe_scopes(schema: dict[str, Any]) -> None:
 
 
 class ApiServer(uvicorn.Server):
-    """A server whose endless streams end when it is told to stop, rather than when patience is out."""
+    """A server whose endless streams end when it is told to stop, and not only when its graceful shutdown times out."""
 
     def __init__(self, config: uvicorn.Config, stop_request: StopRequest) -> None:
         super().__init__(config)
@@ -333,7 +320,10 @@ class ApiServer(uvicorn.Server):
 
 
 def refuse_to_open_without_key(settings: Settings) -> None:
-    """Raises ConfigurationError. An API starts without Postgres: until that tells the keys, its door lets nobody in."""
+    """Raise ConfigurationError if others could use the API without a key.
+
+    An API starts without Postgres: until that tells the keys, nobody is let in.
+    """
     if settings.database_url is None:
         return  # which is refused a moment later
     try:
@@ -343,7 +333,7 @@ def refuse_to_open_without_key(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Serves until SIGINT or SIGTERM; then requests in progress have ten seconds."""
+    """Serve until SIGINT or SIGTERM; then requests in progress have ten seconds."""
     # pyarrow's own allocator takes 10 MiB more for its first Parquet file than the C library's does.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     refuse_to_open_without_key(settings)

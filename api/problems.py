@@ -1,15 +1,16 @@
-"""Problems: every failure as RFC 9457 problem details with a stable `type`. Knows nothing of routes or bodies."""
+"""Problems: every failure is answered as RFC 9457 problem details with a stable `type`. Knows no routes or bodies."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Any, Final, Self, cast
+from typing import Annotated, Any, Final, NotRequired, Self, TypedDict, cast
 
 import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from msgspec import Meta
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -88,6 +89,49 @@ class Limit:
         return cls(PREFIX + name.upper(), getattr(settings, name))
 
 
+class OpenAIErrorBody(TypedDict):
+    """A refusal as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ProblemBody(TypedDict):
+    """Problem details (RFC 9457); `type` is stable, `errors` names the places, `limit` the setting that was reached."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: NotRequired[list[Place]]
+    limit: NotRequired[Limit]
+    error: NotRequired[
+        Annotated[
+            OpenAIErrorBody | str,
+            Meta(
+                description="The error as clients of OpenAI or text-embeddings-inference read it, on their routes."
+            ),
+        ]
+    ]
+    error_type: NotRequired[Annotated[str, Meta(description="Beside it, for the latter.")]]
+    message: NotRequired[
+        Annotated[str, Meta(description="The error in the shape of Cohere's clients, on their routes.")]
+    ]
+
+
+PROBLEM_EXAMPLE: Final = {
+    "type": "https://vectormill.dev/problems/invalid-item",
+    "title": "Invalid item",
+    "status": 422,
+    "detail": "Line 17: Object missing required field `text`.",
+    "instance": "/v1/jobs",
+    "errors": [{"detail": "Object missing required field `text`", "line": 17}],
+}
+
+
 class Problem(Exception):
     """A refusal that is decided here at the edge, with the place in the request that caused it."""
 
@@ -112,7 +156,7 @@ class Problem(Exception):
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
 
     def body(self, instance: str) -> dict[str, Any]:
-        """The problem details object; its title says the same for every occurrence of the type."""
+        """Return the problem details object; its title is the same for every occurrence of the type."""
         values: dict[str, Any] = {
             "type": TYPE_PREFIX + self.code,
             "title": self.code.replace("-", " ").capitalize(),
@@ -127,7 +171,7 @@ class Problem(Exception):
         return values
 
     def response(self, instance: str) -> Response:
-        """The answer; `instance` is the path that was asked, whose clients may know refusals of another shape."""
+        """Return the response; `instance` is the requested path, whose clients may know refusals of another shape."""
         status, told = tell_refusal(instance, self.status, self.code, self.detail, self._name_parameter())
         body = self.body(instance) | {"status": status} | told
         return JSONResponse(body, status_code=status, headers=self.headers, media_type=MEDIA_TYPE)
@@ -140,13 +184,13 @@ class Problem(Exception):
 
 
 def describe_error(error: VectormillError) -> Problem:
-    """The problem that an error of the domain is for a client."""
+    """Return the problem that an error of the domain is for a client."""
     status = next((status for kind, status in STATUS_BY_ERROR if isinstance(error, kind)), 500)
     return Problem(status, error.code, str(error))
 
 
 def describe_invalid_request(error: RequestValidationError) -> Problem:
-    """Names every parameter, header and field that FastAPI refused."""
+    """Return the problem that names every parameter, header and field that FastAPI refused."""
     places = [_place_of(entry) for entry in error.errors()]
     sentence = " ".join(
         f"{place.parameter or place.header or place.pointer}: {place.detail}." for place in places
@@ -164,14 +208,14 @@ def _place_of(entry: Mapping[str, Any]) -> Place:
 
 
 def describe_http_exception(error: HTTPException) -> Problem:
-    """404 for a path without a route, 405 for a wrong method, and what the framework itself refuses."""
+    """Return the problem of a path without a route, a wrong method, or anything else that the framework refuses."""
     phrase = HTTPStatus(error.status_code).phrase
     detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for what there is."
     return Problem(error.status_code, phrase.lower().replace(" ", "-"), str(detail), headers=error.headers)
 
 
 def find_methods(app: FastAPI, path: str) -> list[str]:
-    """All that the path allows. The framework tells those of one route, and a path has a route for each method."""
+    """Return all methods of a path. The framework knows those of one route, and a path has a route for each method."""
     return sorted(
         method.upper()
         for template, operations in app.openapi()["paths"].items()
@@ -181,14 +225,14 @@ def find_methods(app: FastAPI, path: str) -> list[str]:
 
 
 def is_database_away(error: Exception) -> bool:
-    """True for errors that mean a lost, refused or exhausted connection, rather than a wrong statement."""
+    """Return True for errors that mean a lost, refused or exhausted connection, rather than a wrong statement."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     return isinstance(error, OperationalError | InterfaceError | PoolTimeout | psycopg.OperationalError)
 
 
 def describe_database_error(error: Exception) -> Problem | None:
-    """The problem that an error of Postgres is for a client, when trying again later can help; else None."""
+    """Return the problem of an error of Postgres when trying again later can help; else None."""
     diagnosis: Any = getattr(getattr(error, "orig", error), "diag", None)
     state = getattr(diagnosis, "sqlstate", None) or ""
     if state == READ_ONLY or state.startswith(OUT_OF_RESOURCES):
@@ -198,7 +242,7 @@ def describe_database_error(error: Exception) -> Problem | None:
 
 
 def register_handlers(app: FastAPI) -> None:
-    """Makes every failure of the application leave it as problem details."""
+    """Make every failure of the application leave it as problem details."""
 
     async def answer_problem(request: Request, error: Exception) -> Response:
         return cast(Problem, error).response(request.url.path)

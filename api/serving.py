@@ -5,7 +5,8 @@ written, and all are described by the types of that operation alone; parameters 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
@@ -14,7 +15,7 @@ from fastapi.responses import Response
 from starlette.datastructures import QueryParams
 
 from api.dependencies import ResourcesDependency
-from api.door.media_types import JSON_TYPE, require_json
+from api.door.media_types import FORM_TYPE, JSON_TYPE, require_json
 from api.intake.requests import decode_body, split_path
 from api.intake.submissions import NDJSON_TYPES, read_body
 from api.problems import Place, Problem
@@ -151,12 +152,17 @@ def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
         content[JSON_TYPE] = {"schema": refer_to(operation.body)} | example
     if operation.line is not None:
         content[NDJSON_TYPES[0]] = {"schema": refer_to(operation.line), "example": operation.line_example}
+    if operation.form is not None:
+        content[FORM_TYPE] = {"schema": dict(operation.form)}
     if content:
         described["requestBody"] = {"required": True, "content": content}
     if operation.status != NO_CONTENT:
         answer: dict[str, Any] = {"content": {media_type: {} for media_type in operation.media_types}}
         if not operation.media_types:
-            answer = {"content": {JSON_TYPE: {"schema": refer_to(operation.answer)}}}
+            schemas = [refer_to(kind) for kind in find_answers(operation)]
+            answer = {
+                "content": {JSON_TYPE: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+            }
         described["responses"] = {str(operation.status): answer}
         if operation.other_status is not None:
             described["responses"][str(operation.other_status)] = answer
@@ -180,19 +186,30 @@ def describe_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return told if description is None else told | {"description": description}
 
 
-def refer_to(kind: type) -> dict[str, Any]:
-    return {"$ref": REFERENCE.format(name=kind.__name__)}
+def refer_to(kind: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type: a reference to a component, or what a list or a union is made of."""
+    arguments = [refer_to(each) for each in get_args(kind)]
+    if isinstance(kind, UnionType):
+        return {"anyOf": arguments}
+    if arguments:  # of a list
+        return {"type": "array", "items": arguments[0]}
+    return {"type": "number"} if kind is float else {"$ref": REFERENCE.format(name=kind.__name__)}
 
 
 def find_types(operations: Iterable[Operation[Any]]) -> list[type]:
-    """Return the types of all bodies, lines and answers in JSON, each once."""
-    kinds = (
-        kind
-        for each in operations
-        for kind in (
-            each.body,
-            each.line,
-            None if each.status == NO_CONTENT or each.media_types else each.answer,
-        )
-    )
-    return list(dict.fromkeys(kind for kind in kinds if kind is not None))
+    """Return the types of all bodies, lines and answers in JSON that are components, each once."""
+    wanted = [kind for each in operations for kind in (each.body, each.line, *find_answers(each))]
+    found: dict[type, None] = {}
+    while wanted:
+        kind = wanted.pop(0)
+        wanted += get_args(kind)
+        if isinstance(kind, type) and kind is not float and not get_args(kind):
+            found[kind] = None
+    return list(found)
+
+
+def find_answers(operation: Operation[Any]) -> list[Any]:
+    """Return the types of the answer in JSON."""
+    if operation.status == NO_CONTENT or operation.media_types:
+        return []
+    return [operation.answer, *([operation.other_answer] if operation.other_answer is not None else [])]

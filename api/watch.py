@@ -1,4 +1,4 @@
-"""Watch: jobs that are followed are read once for all who follow them, however many they are."""
+"""Watch: a job that clients follow is read once for all of them, however many there are."""
 
 import asyncio
 import time

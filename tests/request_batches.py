@@ -11,6 +11,7 @@ import openai
 from sqlalchemy import Engine, text
 
 from indexer.batches import keep_next
+from tests.api_server import encode_waiting
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
@@ -29,10 +30,6 @@ def write(*lines: Any) -> bytes:
     return b"".join(
         (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in lines
     )
-
-
-def read(content: bytes) -> list[dict[str, Any]]:
-    return [json.loads(each) for each in content.splitlines()]
 
 
 @contextmanager
@@ -54,6 +51,14 @@ def keep_all(engine: Engine, owner: str = "test", **settings: Any) -> int:
     return num_steps
 
 
+def finish(engine: Engine) -> None:
+    """All that indexers and workers have to do."""
+    keep_all(engine)
+    while encode_waiting(engine):
+        keep_all(engine)
+    keep_all(engine)
+
+
 def create(client: openai.OpenAI, content: bytes, **wanted: Any) -> openai.types.Batch:
     """A batch of an uploaded file."""
     file = client.files.create(file=("lines.jsonl", content), purpose="batch")
@@ -67,7 +72,7 @@ def load_file(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]
     content = client.files.content(file_id).content
     assert len(content) == client.files.retrieve(file_id).bytes
     assert client.files.content(file_id).content == content
-    return read(content)
+    return [json.loads(each) for each in content.splitlines()]
 
 
 def end_leases(engine: Engine) -> None:

@@ -41,10 +41,11 @@ NOTE: Final = "# Made of the same file in `aio` by `python -m tools.client`: cha
 ROOTS: Final = {
     "collections": ("CollectionBody", "CollectionDetail", "RollbackAnswer"),
     "items": ("PutAnswer", "ItemAnswer", "DeleteAnswer"),
-    "searches": ("MatchBody", "SearchAnswer", "ManySearchesAnswer", "RerankAnswer", "EmbeddingsAnswer"),
+    "searches": ("MatchBody", "SearchAnswer", "ManySearchesAnswer"),
 }
 # Types of features that define their bodies themselves (decision 0050), by module.
 DEFINED: Final = {
+    "vectormill.batches.endpoints": ("EmbeddingsAnswer", "EmbeddingsUsage", "RerankAnswer"),
     "vectormill.collections.indexes.bodies": (
         "BuildProgressBody",
         "IndexBody",

@@ -26,10 +26,11 @@ NextCursor = Annotated[str | None, Meta(description="Given as `after` for the ne
 class Operation(Generic[Answer]):
     """A method on a path, with names in braces, that a key of `scope` may use; None where none is needed.
 
-    Where `line` is the type of a line, a body is or may be a stream of NDJSON. `query` has the query
-    parameters. An answer in one of `media_types` is no JSON but a stream of bytes. `location` is the path of what was
-    made, with fields of the answer in braces. `other_status` has an answer of the same type. An operation that
-    `is_repeatable` does no harm when it is sent again because no answer came.
+    Where `line` is the type of a line, a body is or may be a stream of NDJSON; where `form` is a JSON schema, it is a
+    multipart form. `query` has the query parameters. An answer in one of `media_types` is a stream of bytes; an answer
+    may also be of the type `other_answer`. `location` is the path of what was made, fields of the answer in braces.
+    `other_status` has an answer of the same type. An operation that `is_repeatable` does no harm when it is sent again
+    because no answer came.
     """
 
     method: str
@@ -39,10 +40,12 @@ class Operation(Generic[Answer]):
     body: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
     line: type[msgspec.Struct] | None = None
+    form: Mapping[str, Any] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
     line_example: str = ""
     status: int = 200
     other_status: int | None = None
+    other_answer: type[Any] | None = None
     media_types: tuple[str, ...] = ()
     location: str | None = None
     is_repeatable: bool = True

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from vectormill.batches.operations import OPERATIONS as BATCH_OPERATIONS
 from vectormill.collections.indexes.operations import OPERATIONS as INDEX_OPERATIONS
 from vectormill.jobs.operations import OPERATIONS as JOB_OPERATIONS
 from vectormill.models.operations import OPERATIONS as MODEL_OPERATIONS
@@ -13,6 +14,7 @@ from vectormill.webhooks.operations import OPERATIONS as WEBHOOK_OPERATIONS
 from vectormill.workers.operations import OPERATIONS as WORKER_OPERATIONS
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
+    *BATCH_OPERATIONS,
     *INDEX_OPERATIONS,
     *JOB_OPERATIONS,
     *MODEL_OPERATIONS,

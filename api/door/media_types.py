@@ -1,10 +1,13 @@
 """Media types: a body says what it is, in a header that no form of another site's page can send."""
 
+from typing import Final
+
 from fastapi import Request
 
 from api.problems import Problem
 
-JSON_TYPE = "application/json"
+JSON_TYPE: Final = "application/json"
+FORM_TYPE: Final = "multipart/form-data"
 
 
 def read_media_type(request: Request) -> str:
@@ -13,7 +16,7 @@ def read_media_type(request: Request) -> str:
 
 
 def require_json(request: Request) -> None:
-    """Raises Problem."""
+    """Raise Problem for a body that does not say it is JSON."""
     media_type = read_media_type(request)
     if media_type != JSON_TYPE:
         raise unsupported_media_type(media_type, JSON_TYPE)

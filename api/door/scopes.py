@@ -8,6 +8,7 @@ from typing import Final
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import compile_path
 
+from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
 from vectormill.keys.api_key import ADMIN, READ, WRITE
 from vectormill.operations import OPERATIONS
 
@@ -43,17 +44,6 @@ CONSOLE_METHODS: Final = (*SAFE_METHODS, "POST")
 # The first that fits decides. What none fits needs admin: a route that nobody thought of here is closed.
 RULES: Final = (
     Rule(("POST",), "/v1/collections/{name}/search", READ),
-    Rule(("POST",), "/v1/rerank", READ),
-    Rule(("POST",), "/v1/embeddings", READ),
-    # As text-embeddings-inference and Cohere have them.
-    Rule(("POST",), "/", READ),
-    Rule(("POST",), "/embed", READ),
-    Rule(("POST",), "/similarity", READ),
-    Rule(("POST",), "/predict", READ),
-    Rule(("POST",), "/v1/embed", READ),
-    Rule(("POST",), "/rerank", READ),
-    Rule(("POST",), "/v2/embed", READ),
-    Rule(("POST",), "/v2/rerank", READ),
     Rule(("PUT", "DELETE"), ITEM_PATH, WRITE),
     Rule(SAFE_METHODS, ITEM_PATH, READ),
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
@@ -61,15 +51,11 @@ RULES: Final = (
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
     Rule(("POST",), "/v1/collections", WRITE),
     Rule(("PATCH", "DELETE"), "/v1/collections/{name}", WRITE),
-    Rule(("POST",), "/v1/files", WRITE),
-    Rule(("DELETE",), "/v1/files/{file_id}", WRITE),
-    Rule(("POST",), "/v1/batches", WRITE),
-    Rule(("POST",), "/v1/batches/{batch_id}/cancel", WRITE),
     Rule(CONSOLE_METHODS, "/console", CONSOLE),
     Rule(CONSOLE_METHODS, "/console/{path:path}", CONSOLE),
     *(
         Rule(SAFE_METHODS if each.method == "GET" else (each.method,), each.path, each.scope)
-        for each in OPERATIONS
+        for each in (*OPERATIONS, *OTHER_OPERATIONS)
     ),
     # A path has one line: the router takes "/v1/webhooks" and a line break for "/v1/webhooks", which no rule above
     # does.

@@ -1,4 +1,4 @@
-"""Gates: so much at once and no more. What comes on top is refused, with the setting's name and when to try again."""
+"""Gates: limits on what is in progress at once. More is refused, naming the setting and when to try again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class Gate:
 
     @contextmanager
     def hold(self) -> "Iterator[Hold]":
-        """Takes nothing yet; what is taken is given back at the end of the block."""
+        """Yield a hold that takes nothing yet; what it takes is given back at the end of the block."""
         hold = Hold(self)
         try:
             yield hold
@@ -33,7 +33,7 @@ class Gate:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """For the time of the block one more is inside. Raises Problem when it is full."""
+        """Count one more inside for the time of the block. Raises Problem when the gate is full."""
         with self.hold() as hold:
             hold.take(1)
             yield
@@ -58,14 +58,14 @@ class Hold:
         self.amount = 0
 
     def take(self, amount: int) -> None:
-        """Raises Problem when the gate has no room for so much more."""
+        """Take so much more. Raises Problem when the gate has no room for it."""
         self._gate._let_in(amount)
         self.amount += amount
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """One of each for an API process. `json_bytes` are bodies in memory: what is made of them takes 16 times that."""
+    """The gates of an API process. `json_bytes` are bodies in memory: what is made of them takes 16 times that."""
 
     requests: Gate
     logins: Gate

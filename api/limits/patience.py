@@ -1,7 +1,7 @@
-"""Patience: a connection whose request has no whole head in time is closed. The body is timed by RequestLimits.
+"""Patience: a connection whose request has no complete head in time is closed. The door times the body.
 
-uvicorn waits for a head for ever, and no middleware knows of a request before its head is whole (slow-loris). And it
-sends the head of an answer by itself, which wakes the client for nothing: here it goes with what follows at once.
+uvicorn waits for a head for ever, and no middleware sees a request before its head is complete (slow-loris). And it
+sends the head of an answer in a packet of its own, which wakes the client for nothing: here it goes with the body.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ TOO_MANY: Final = b"This API process has as many connections as it takes (VECTOR
 
 
 class PatientConfig(uvicorn.Config):
-    """uvicorn's own, with the time that a head may take, and the number of connections."""
+    """uvicorn's configuration with two limits: the time that a head may take, and the number of connections."""
 
     def __init__(
         self, *arguments: Any, head_seconds: float, max_connections: int = 512, **options: Any
@@ -29,7 +29,7 @@ class PatientConfig(uvicorn.Config):
 
 
 class HeadKeeper:
-    """A transport that keeps the head of an answer until the body comes, but not beyond this turn of the event loop."""
+    """A transport that holds the head of an answer until the body comes, but not beyond this turn of the event loop."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -59,7 +59,7 @@ class HeadKeeper:
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """One connection. Between two requests it is uvicorn's keep-alive that closes it."""
+    """One connection. Between two requests uvicorn's keep-alive time-out closes it."""
 
     _timer: asyncio.TimerHandle | None = None  # while a head is not whole
     _num_heads = 0

@@ -1,4 +1,4 @@
-"""Refusals as clients of other APIs read them: which paths they ask, and what is told there beside the problem details.
+"""Refusals in the shapes of other APIs: which paths their clients use, and what is added to the problem details there.
 
 A problem may have further members (RFC 9457, section 3.2), so one body serves their clients and ours. Knows nothing of
 routes or bodies.
@@ -7,7 +7,7 @@ routes or bodies.
 from collections.abc import Callable
 from typing import Any, Final
 
-# Whose refusals are told so; what is below them too. A route that is added for these clients is added here.
+# Paths, with what is below them, of OpenAI's clients. A route that is added for them is added here.
 OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 # The paths of text-embeddings-inference and of Cohere.
 TEI_PATHS: Final = ("/", "/embed", "/similarity", "/predict", "/rerank", "/info")
@@ -30,7 +30,7 @@ PARAMETERS: Final = {"unknown-model": "model"}
 def tell_refusal(
     path: str, status: int, code: str, detail: str, parameter: str | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """The status and further members under which the clients of the path know such a refusal.
+    """Return the status and the further members under which the clients of the path know such a refusal.
 
     `parameter` is the field that is to blame.
     """
@@ -42,7 +42,7 @@ def tell_refusal(
 
 
 def describe_refusal(status: int, code: str, detail: str, parameter: str | None) -> dict[str, Any]:
-    """OpenAI's object `error`."""
+    """Return OpenAI's object `error`."""
     error = {
         "message": detail,
         "type": name_type(status),
@@ -71,7 +71,7 @@ def name_type(status: int) -> str:
 
 
 def name_parameter(pointer: str) -> str:
-    """The JSON pointer "/input/3" as "input[3]"."""
+    """Return the JSON pointer "/input/3" as "input[3]"."""
     first, *rest = pointer.strip("/").split("/")
     return first + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
 

@@ -1,102 +1,164 @@
-"""Batches over HTTP, as clients of OpenAI's interface know them: make, list, look, cancel."""
+"""Files and batches over HTTP, as clients of OpenAI's interface know them."""
 
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.concurrency import run_in_threadpool
+from fastapi import APIRouter, Depends, Path, Request
 
-from api.dependencies import Resources, ResourcesDependency
-from api.door.media_types import require_json
+from api.dependencies import ResourcesDependency
+from api.intake.file_uploads import receive_file
 from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
-from api.intake.requests import decode_body
-from api.intake.submissions import is_storable, read_body
+from api.intake.submissions import is_storable
 from api.problems import Place, Problem
+from api.serving import serve
+from api.streams.vector_streams import PieceResponse, start_reading
+from vectormill.batches import operations
+from vectormill.batches.answers import read_content
 from vectormill.batches.batches import cancel_batch, create_batch, find_batch, list_batches
 from vectormill.batches.bodies import (
-    BATCH_DECODER,
-    BATCH_DOCS,
     BatchBody,
-    BatchFilter,
     BatchPage,
+    BatchQuery,
     BatchRequest,
+    DeletedFile,
+    FileBody,
+    FilePage,
+    FileQuery,
+    describe_batch,
+    describe_file,
+    make_page,
 )
-from vectormill.batches.request_batch import NewRequestBatch, parse_batch_name, parse_file_name
+from vectormill.batches.files import discard_file, find_file, list_files
+from vectormill.batches.request_batch import (
+    NewRequestBatch,
+    name_file,
+    parse_batch_name,
+    parse_file_name,
+)
 
-router = APIRouter(tags=["batches"])
+files = APIRouter(tags=["files"])
+batches = APIRouter(tags=["batches"])
+
+
+async def take_file_id(
+    file_id: Annotated[str, Path(description="As the file's `id` has it: `file-` and 32 letters.")],
+) -> UUID:
+    """Take a file's id from the path. Raises RequestFileNotFound."""
+    return parse_file_name(file_id)
 
 
 async def take_batch_id(
     batch_id: Annotated[str, Path(description="As the batch's `id` has it: `batch_` and 32 letters.")],
 ) -> UUID:
-    """Raises RequestBatchNotFound."""
+    """Take a batch's id from the path. Raises RequestBatchNotFound."""
     return parse_batch_name(batch_id)
 
 
+FileId = Annotated[UUID, Depends(take_file_id)]
 BatchId = Annotated[UUID, Depends(take_batch_id)]
 
 
-@router.post("/v1/batches", openapi_extra=BATCH_DOCS)
-async def post_batch(
-    request: Request,
-    resources: ResourcesDependency,
-    idempotency_key: IdempotencyKey,
+@serve(files, operations.UPLOAD)
+async def post_file(
+    request: Request, resources: ResourcesDependency, idempotency_key: IdempotencyKey
+) -> FileBody:
+    """Upload a file of requests, with any number of lines, as a stream. It is stored when this is answered."""
+    return describe_file(await receive_file(request, resources, idempotency_key))
+
+
+@serve(files, operations.LIST_FILES)
+def get_files(resources: ResourcesDependency, query: FileQuery) -> FilePage:
+    """List files, newest first unless another order is asked for."""
+    after = None if query.after is None else parse_file_name(query.after)
+    with resources.engine.connect() as connection:
+        found = list_files(
+            connection,
+            purpose=query.purpose,
+            after=after,
+            is_newest_first=query.order == "desc",
+            limit=query.limit + 1,
+        )
+    return make_page(FilePage, [describe_file(file) for file in found], query.limit)
+
+
+@serve(files, operations.SHOW_FILE)
+def get_file(resources: ResourcesDependency, file_id: FileId) -> FileBody:
+    """Show one file."""
+    with resources.engine.connect() as connection:
+        return describe_file(find_file(connection, file_id))
+
+
+@serve(files, operations.READ_FILE)
+def get_content(resources: ResourcesDependency, file_id: FileId) -> PieceResponse:
+    """Read the content of a file as a stream, the same every time."""
+    with resources.engine.connect() as connection:
+        file = find_file(connection, file_id)
+    headers = {"Content-Disposition": f'attachment; filename="{file.name}.jsonl"'}
+    if file.batch_id is None:  # what is made while it is read ends where it ends
+        headers["Content-Length"] = str(file.num_bytes)
+    content = start_reading(read_content(resources.engine, file))
+    return PieceResponse(content, operations.READ_FILE.media_types[0], headers)
+
+
+@serve(files, operations.DELETE_FILE)
+def delete_file(resources: ResourcesDependency, file_id: FileId) -> DeletedFile:
+    """Delete the file; its disk space is free some seconds later."""
+    with resources.engine.begin() as connection:
+        discard_file(connection, file_id)
+    return DeletedFile(id=name_file(file_id), object="file", deleted=True)
+
+
+@serve(batches, operations.CREATE)
+def post_batch(
+    resources: ResourcesDependency, body: BatchRequest, idempotency_key: IdempotencyKey
 ) -> BatchBody:
-    """Answers the lines of a file by a job, and then by a file of answers.
+    """Answer the lines of a file by a job, and then by a file of answers.
 
     The same request again, while its batch has not ended or for ten minutes, answers the same batch: clients repeat
     what was not answered in time. Other metadata, or an Idempotency-Key of its own, makes another.
     """
-    require_json(request)
-    with resources.gates.json_bytes.hold() as hold:
-        wanted = decode_body(await read_body(request, resources.settings, hold), BATCH_DECODER)
-    return await run_in_threadpool(create, resources, wanted, idempotency_key)
-
-
-def create(resources: Resources, wanted: BatchRequest, idempotency_key: str | None) -> BatchBody:
-    """Raises Problem and what create_batch raises."""
     Intake(resources.settings).look(resources.engine)  # how many items it brings is known when it is read
-    words = [word for pair in (wanted.metadata or {}).items() for word in pair]
-    if not all(map(is_storable, "".join(words))):
+    words = "".join(word for pair in (body.metadata or {}).items() for word in pair)
+    if not all(map(is_storable, words)):
         reason = "metadata contains a NUL character or half of a UTF-16 surrogate pair"
         raise Problem(422, "invalid-option", f"{reason}.", errors=[Place(reason, pointer="/metadata")])
-    expires_after = wanted.output_expires_after
+    expires_after = body.output_expires_after
     new = NewRequestBatch(
-        endpoint=wanted.endpoint,
-        input_file_id=parse_file_name(wanted.input_file_id),
-        completion_window=wanted.completion_window,
-        metadata=wanted.metadata,
+        endpoint=body.endpoint,
+        input_file_id=parse_file_name(body.input_file_id),
+        completion_window=body.completion_window,
+        metadata=body.metadata,
         output_lifetime_seconds=None if expires_after is None else float(expires_after.seconds),
         idempotency_key=idempotency_key,
     )
     with resources.engine.begin() as connection:
-        return BatchBody.from_batch(create_batch(connection, new))
+        return describe_batch(create_batch(connection, new))
 
 
-@router.get("/v1/batches")
-def get_batches(resources: ResourcesDependency, wanted: Annotated[BatchFilter, Query()]) -> BatchPage:
-    """Batches, newest first."""
-    after = None if wanted.after is None else parse_batch_name(wanted.after)
+@serve(batches, operations.LIST)
+def get_batches(resources: ResourcesDependency, query: BatchQuery) -> BatchPage:
+    """List batches, newest first."""
+    after = None if query.after is None else parse_batch_name(query.after)
     with resources.engine.connect() as connection:
-        batches = list_batches(connection, after=after, limit=wanted.limit + 1)
-    page = [BatchBody.from_batch(batch) for batch in batches[: wanted.limit]]
-    return BatchPage(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=len(batches) > len(page),
-    )
+        found = list_batches(connection, after=after, limit=query.limit + 1)
+    return make_page(BatchPage, [describe_batch(batch) for batch in found], query.limit)
 
 
-@router.get("/v1/batches/{batch_id}")
+@serve(batches, operations.SHOW)
 def get_batch(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
+    """Show one batch: its state, its counts, and its files when it has ended."""
     with resources.engine.connect() as connection:
-        return BatchBody.from_batch(find_batch(connection, batch_id))
+        return describe_batch(find_batch(connection, batch_id))
 
 
-@router.post("/v1/batches/{batch_id}/cancel")
+@serve(batches, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
-    """Stops the batch; lines that have an answer are in its output file. Twice is the same as once."""
+    """Cancel the batch; lines that have an answer are in its output file. A second time changes nothing."""
     with resources.engine.begin() as connection:
-        return BatchBody.from_batch(cancel_batch(connection, batch_id))
+        return describe_batch(cancel_batch(connection, batch_id))
+
+
+router = APIRouter()
+router.include_router(files)
+router.include_router(batches)

@@ -398,7 +398,7 @@ MUTANTS: Final = (
         "if False:",
         (
             "tests/integration/openai/test_openai_clients.py::"
-            "test_ids_that_nobody_says_are_the_model_s_own_are_refused",
+            "test_ids_of_another_vocabulary_are_refused_and_those_that_nobody_says_are_the_model_s_own",
         ),
     ),
     Mutant(
@@ -634,8 +634,8 @@ MUTANTS: Final = (
     Mutant(
         "a key opens whatever it asks for",
         "api/door/keys.py",
-        "return key if includes(key.scope, needed) else scope_missing(key, needed)",
-        "return key",
+        "if not includes(key.scope, needed):",
+        "if False:",
         (
             "tests/integration/api/test_api_keys.py::test_a_key_opens_what_its_scope_says_and_names_the_one_that_is_missing",
         ),

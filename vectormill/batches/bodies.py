@@ -1,14 +1,14 @@
-"""Bodies of batches and of their files, in OpenAI's shape."""
+"""Batches and files as the API takes and answers them, in OpenAI's shape."""
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self
-from uuid import UUID
+from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
-from pydantic import BaseModel, ConfigDict, Field
 
 from vectormill.batches.request_batch import (
+    BATCH,
     BATCH_STATES,
     ENDPOINTS,
     PURPOSES,
@@ -17,20 +17,23 @@ from vectormill.batches.request_batch import (
     RequestFile,
     name_file,
 )
+from vectormill.operation import Identifier, one_of
 
 MOST_PAIRS: Final = 16
 LARGEST_PAGE: Final = 100
 LARGEST_PAGE_OF_FILES: Final = 10_000
+LEAST_LIFETIME_SECONDS: Final = 1
 MOST_LIFETIME_SECONDS: Final = 10 * 365 * 86400
+EXAMPLE_FILE: Final = "file-0123456789abcdef0123456789abcdef"
 
-MetadataKey = Annotated[str, Meta(max_length=64)]
-MetadataValue = Annotated[str, Meta(max_length=512)]
+Seconds = Annotated[int, Meta(description="In seconds since 1970.")]
+FileId = Annotated[str, Meta(examples=[EXAMPLE_FILE])]
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     """The lifetime of files."""
 
-    seconds: Annotated[int, Meta(ge=1, le=MOST_LIFETIME_SECONDS)]
+    seconds: Annotated[int, Meta(ge=LEAST_LIFETIME_SECONDS, le=MOST_LIFETIME_SECONDS)]
     anchor: Literal["created_at"] = "created_at"
 
 
@@ -38,11 +41,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of POST /v1/batches."""
 
     input_file_id: Annotated[
-        str,
-        Meta(
-            description="The id that POST /v1/files answered.",
-            examples=["file-0123456789abcdef0123456789abcdef"],
-        ),
+        str, Meta(description="The id that POST /v1/files answered.", examples=[EXAMPLE_FILE])
     ]
     endpoint: Literal["/v1/embeddings", "/v1/rerank"]
     completion_window: Annotated[
@@ -55,7 +54,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     ]
     metadata: (
         Annotated[
-            dict[MetadataKey, MetadataValue],
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
             Meta(max_length=MOST_PAIRS, description=f"Yours; {MOST_PAIRS} pairs at the most."),
         ]
         | None
@@ -63,207 +62,206 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     output_expires_after: ExpiresAfter | None = None
 
 
-BATCH_DECODER: Final = msgspec.json.Decoder(BatchRequest)
-BATCH_DOCS: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"$ref": "#/components/schemas/BatchRequest"},
-                "example": {
-                    "input_file_id": "file-0123456789abcdef0123456789abcdef",
-                    "endpoint": "/v1/embeddings",
-                    "completion_window": "24h",
-                },
-            }
+class FileQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The page of files that a client asks for."""
+
+    purpose: Literal["batch", "batch_output"] | None = None
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE_OF_FILES)] = LARGEST_PAGE_OF_FILES
+    order: Annotated[Literal["asc", "desc"], Meta(description="By the time of creation.")] = "desc"
+    after: Annotated[str | None, Meta(description="The id of the last file of the page before.")] = None
+
+
+class BatchQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The page of batches that a client asks for."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = 20
+    after: Annotated[str | None, Meta(description="The id of the last batch of the page before.")] = None
+
+
+# The fields of the form of POST /v1/files; the file's bytes are read as a stream.
+FILE_FORM: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {
+            "type": "string",
+            "format": "binary",
+            "description": "Lines of JSON, each a request of a batch. Read as a stream.",
         },
-    }
+        "purpose": {"type": "string", "enum": [BATCH]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {
+            "type": "integer",
+            "minimum": LEAST_LIFETIME_SECONDS,
+            "maximum": MOST_LIFETIME_SECONDS,
+            "description": "So long the file is kept; else VECTORMILL_FILE_RETENTION_DAYS.",
+        },
+    },
 }
 
 
-class CountsBody(BaseModel):
-    total: int = Field(description="Lines; 0 while they are being read.")
+class CountsBody(TypedDict):
+    total: Annotated[int, Meta(description="Lines; 0 while they are being read.")]
     completed: int
     failed: int
 
 
-class FaultBody(BaseModel):
+class FaultBody(TypedDict):
     code: str
     message: str
     line: int | None
     param: str | None
 
 
-class FaultList(BaseModel):
-    object: Literal["list"] = "list"
+class FaultList(TypedDict):
+    object: Literal["list"]
     data: list[FaultBody]
 
 
-class BatchUsage(BaseModel):
+class BatchUsage(TypedDict):
     input_tokens: int
-    output_tokens: int = 0
+    output_tokens: int
     total_tokens: int
-    input_tokens_details: dict[str, int] = Field(default_factory=lambda: {"cached_tokens": 0})
-    output_tokens_details: dict[str, int] = Field(default_factory=lambda: {"reasoning_tokens": 0})
+    input_tokens_details: dict[str, int]
+    output_tokens_details: dict[str, int]
 
 
-class BatchBody(BaseModel):
+class BatchBody(TypedDict):
     """A batch, in the same shape wherever it is answered."""
 
-    id: str = Field(examples=["batch_0123456789abcdef0123456789abcdef"])
-    object: Literal["batch"] = "batch"
-    endpoint: str = Field(json_schema_extra={"enum": list(ENDPOINTS)})
+    id: Annotated[str, Meta(examples=["batch_0123456789abcdef0123456789abcdef"])]
+    object: Literal["batch"]
+    endpoint: Annotated[str, one_of(ENDPOINTS)]
     model: str | None
-    errors: FaultList | None = Field(description="Why a batch failed; single lines are in its error file.")
+    errors: Annotated[
+        FaultList | None, Meta(description="Why a batch failed; single lines are in its error file.")
+    ]
     input_file_id: str
     completion_window: str
-    status: str = Field(json_schema_extra={"enum": list(BATCH_STATES)})
+    status: Annotated[str, one_of(BATCH_STATES)]
     output_file_id: str | None
     error_file_id: str | None
-    created_at: int = Field(description="In seconds since 1970, as all times here.")
-    in_progress_at: int | None
-    expires_at: int
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
+    created_at: Seconds
+    in_progress_at: Seconds | None
+    expires_at: Seconds
+    finalizing_at: Seconds | None
+    completed_at: Seconds | None
+    failed_at: Seconds | None
+    expired_at: Seconds | None
+    cancelling_at: Seconds | None
+    cancelled_at: Seconds | None
     request_counts: CountsBody
     usage: BatchUsage
     metadata: dict[str, str] | None
-    job_id: UUID | None = Field(description="Its job, which `/v1/jobs` shows.")
+    job_id: Annotated[Identifier | None, Meta(description="Its job, which `/v1/jobs` shows.")]
     job_state: str | None
 
-    @classmethod
-    def from_batch(cls, batch: RequestBatch) -> Self:
-        num_completed, num_failed = batch.count_lines()
-        num_tokens = batch.num_tokens if batch.is_ended else batch.job_tokens or 0
-        faults = [FaultBody(**fault) for fault in batch.errors]
-        return cls(
-            id=batch.name,
-            endpoint=batch.endpoint,
-            model=batch.model,
-            errors=FaultList(data=faults) if faults else None,
-            input_file_id=name_file(batch.input_file_id),
-            completion_window=batch.completion_window,
-            status=batch.state,
-            output_file_id=None if batch.output_file_id is None else name_file(batch.output_file_id),
-            error_file_id=None if batch.error_file_id is None else name_file(batch.error_file_id),
-            **{name: _to_seconds(getattr(batch, name)) for name in MOMENTS},
-            request_counts=CountsBody(total=batch.num_lines, completed=num_completed, failed=num_failed),
-            usage=BatchUsage(input_tokens=num_tokens, total_tokens=num_tokens),
-            metadata=batch.metadata,
-            job_id=batch.job_id if batch.job_state is not None else None,
-            job_state=batch.job_state,
-        )
+
+def describe_batch(batch: RequestBatch) -> BatchBody:
+    """Return the batch as it is answered."""
+    num_completed, num_failed = batch.count_lines()
+    num_tokens = batch.num_tokens if batch.is_ended else batch.job_tokens or 0
+    return BatchBody(
+        id=batch.name,
+        object="batch",
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=FaultList(object="list", data=cast(list[FaultBody], batch.errors)) if batch.errors else None,
+        input_file_id=name_file(batch.input_file_id),
+        completion_window=batch.completion_window,
+        status=batch.state,
+        output_file_id=None if batch.output_file_id is None else name_file(batch.output_file_id),
+        error_file_id=None if batch.error_file_id is None else name_file(batch.error_file_id),
+        created_at=int(batch.created_at.timestamp()),
+        in_progress_at=_to_seconds(batch.in_progress_at),
+        expires_at=int(batch.expires_at.timestamp()),
+        finalizing_at=_to_seconds(batch.finalizing_at),
+        completed_at=_to_seconds(batch.completed_at),
+        failed_at=_to_seconds(batch.failed_at),
+        expired_at=_to_seconds(batch.expired_at),
+        cancelling_at=_to_seconds(batch.cancelling_at),
+        cancelled_at=_to_seconds(batch.cancelled_at),
+        request_counts=CountsBody(total=batch.num_lines, completed=num_completed, failed=num_failed),
+        usage=BatchUsage(
+            input_tokens=num_tokens,
+            output_tokens=0,
+            total_tokens=num_tokens,
+            input_tokens_details={"cached_tokens": 0},
+            output_tokens_details={"reasoning_tokens": 0},
+        ),
+        metadata=batch.metadata,
+        job_id=str(batch.job_id) if batch.job_state is not None else None,
+        job_state=batch.job_state,
+    )
 
 
-MOMENTS: Final = (
-    "created_at",
-    "in_progress_at",
-    "expires_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
-)
-
-
-def _to_seconds(moment: datetime | None) -> Any:
+def _to_seconds(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.timestamp())
 
 
-class BatchPage(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[BatchBody]
-    first_id: str | None
-    last_id: str | None = Field(description="Hand it back as `after` while `has_more` is true.")
-    has_more: bool
-
-
-class BatchFilter(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    limit: int = Field(default=20, ge=1, le=LARGEST_PAGE)
-    after: str | None = Field(default=None, description="The id of the last batch of the page before.")
-
-
-FILE_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "Lines of JSON, each a request of a batch. Read as a stream.",
-                        },
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {
-                            "type": "integer",
-                            "minimum": 1,
-                            "maximum": 315_360_000,
-                            "description": "So long the file is kept; else VECTORMILL_FILE_RETENTION_DAYS.",
-                        },
-                    },
-                }
-            }
-        },
-    }
-}
-
-
-class FileBody(BaseModel):
+class FileBody(TypedDict):
     """A file, in the same shape wherever it is answered."""
 
-    id: str = Field(examples=["file-0123456789abcdef0123456789abcdef"])
-    object: Literal["file"] = "file"
+    id: FileId
+    object: Literal["file"]
     bytes: int
-    created_at: int = Field(description="In seconds since 1970, as all times here.")
-    expires_at: int | None = Field(description="When it will be removed; null: never by itself.")
+    created_at: Seconds
+    expires_at: Annotated[Seconds | None, Meta(description="When it will be removed; null: never by itself.")]
     filename: str
-    purpose: str = Field(json_schema_extra={"enum": list(PURPOSES)})
-    status: Literal["processed"] = "processed"
-    status_details: str | None = None
-
-    @classmethod
-    def from_file(cls, file: RequestFile) -> Self:
-        return cls(
-            id=file.name,
-            bytes=file.num_bytes,
-            created_at=int(file.created_at.timestamp()),
-            expires_at=None if file.expires_at is None else int(file.expires_at.timestamp()),
-            filename=file.filename,
-            purpose=file.purpose,
-        )
+    purpose: Annotated[str, one_of(PURPOSES)]
+    status: Literal["processed"]
+    status_details: str | None
 
 
-class FilePage(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[FileBody]
+def describe_file(file: RequestFile) -> FileBody:
+    """Return the file as it is answered."""
+    return FileBody(
+        id=file.name,
+        object="file",
+        bytes=file.num_bytes,
+        created_at=int(file.created_at.timestamp()),
+        expires_at=_to_seconds(file.expires_at),
+        filename=file.filename,
+        purpose=file.purpose,
+        status="processed",
+        status_details=None,
+    )
+
+
+class DeletedFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class ListPage(TypedDict):
+    """A page of a list of OpenAI's interface."""
+
+    object: Literal["list"]
     first_id: str | None
-    last_id: str | None = Field(description="Hand it back as `after` while `has_more` is true.")
+    last_id: Annotated[str | None, Meta(description="Hand it back as `after` while `has_more` is true.")]
     has_more: bool
 
 
-class DeletedFile(BaseModel):
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
+class BatchPage(ListPage):
+    data: list[BatchBody]
 
 
-class FileFilter(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class FilePage(ListPage):
+    data: list[FileBody]
 
-    purpose: str | None = Field(default=None, json_schema_extra={"enum": [*PURPOSES, None]})
-    limit: int = Field(default=LARGEST_PAGE_OF_FILES, ge=1, le=LARGEST_PAGE_OF_FILES)
-    order: Annotated[Literal["asc", "desc"], Field(description="By the time of creation.")] = "desc"
-    after: str | None = Field(default=None, description="The id of the last file of the page before.")
+
+Page = TypeVar("Page", BatchPage, FilePage)
+
+
+def make_page(kind: type[Page], found: Sequence[Any], limit: int) -> Page:
+    """Return the page of the first `limit` bodies that were found; one more tells that there are more."""
+    data = found[:limit]
+    page = {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > limit,
+    }
+    return cast(Page, page)

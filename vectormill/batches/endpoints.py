@@ -6,7 +6,7 @@ A body means the same when it is answered at once and when it is a line of a bat
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -248,3 +248,69 @@ def check_ranks(spec: EncodingSpec) -> None:
             f"The model {spec.model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
             "which of them ranks documents is not said; use a model of one label or of two."
         )
+
+
+class EmbeddingBody(TypedDict):
+    """One input's vector."""
+
+    object: Literal["embedding"]
+    index: Annotated[int, Meta(description="Its place among the inputs.")]
+    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64 of float32, little-endian.")]
+
+
+class EmbeddingsUsage(TypedDict):
+    """Tokens that the model read, with special tokens and the prompt, without what was cut off."""
+
+    prompt_tokens: int
+    total_tokens: int
+    truncated_inputs: Annotated[
+        int, Meta(description="Ours: inputs that had more tokens than the model reads.")
+    ]
+
+
+class EmbeddingsAnswer(TypedDict):
+    """The vectors in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[EmbeddingBody]
+    model: str
+    usage: EmbeddingsUsage
+
+
+Usage = Annotated[dict[str, int], Meta(description="The tokens of all pairs, twice.")]
+
+
+class RankedDocument(TypedDict):
+    """One document's relevance."""
+
+    index: Annotated[int, Meta(description="Its place among the documents that were sent.")]
+    relevance_score: float
+    document: NotRequired[
+        Annotated[dict[str, str] | None, Meta(description="Its `text`, if it was asked for.")]
+    ]
+
+
+class RerankAnswer(TypedDict):
+    """The documents by relevance, the best first, in the shape that Cohere and Jina share."""
+
+    id: Annotated[str, Meta(description="ID of this answer.")]
+    model: str
+    results: list[RankedDocument]
+    usage: Usage
+
+
+class VoyageRankedDocument(TypedDict):
+    """One document's relevance, as Voyage tells it."""
+
+    index: Annotated[int, Meta(description="Its place among the documents that were sent.")]
+    relevance_score: float
+    document: NotRequired[Annotated[str | None, Meta(description="Its text, if it was asked for.")]]
+
+
+class VoyageRerankAnswer(TypedDict):
+    """The answer to a request with Voyage's field names."""
+
+    object: str
+    data: list[VoyageRankedDocument]
+    model: str
+    usage: Usage

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from vectormill.client.shapes import EmbeddingsAnswer, MatchBody, SearchAnswer
+from vectormill.batches.endpoints import EmbeddingsAnswer
+from vectormill.client.shapes import MatchBody, SearchAnswer
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.bodies import JobBody
 

@@ -1,4 +1,4 @@
-"""An API key: what opens the HTTP interface to whoever holds it, and how far. Knows neither HTTP nor Postgres."""
+"""API keys: their secrets, names, scopes and lifetimes. Knows neither HTTP nor Postgres."""
 
 import hashlib
 import re
@@ -55,7 +55,7 @@ class ApiKey:
 
 
 def make_secret(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
-    """A new secret of 256 random bits."""
+    """Make a secret of 256 random bits."""
     return SECRET_PREFIX + urlsafe_b64encode(random(SECRET_BYTES)).decode().rstrip("=")
 
 
@@ -70,7 +70,7 @@ def includes(scope: str, needed: str) -> bool:
 
 
 def check_secret(secret: str) -> str:
-    """A secret that a person brings. Raises InvalidOption when it cannot have 256 bits."""
+    """Return a secret that a person chose. Raises InvalidOption when it cannot have 256 bits."""
     if not SECRET.fullmatch(secret):
         raise InvalidOption(
             f"A key is {SECRET_PREFIX} and 43 to 128 random letters, digits, - and _; this makes one: "
@@ -80,7 +80,7 @@ def check_secret(secret: str) -> str:
 
 
 def check_key_name(name: str) -> str:
-    """Raises InvalidOption for a name that could not be typed or read."""
+    """Return the name. Raises InvalidOption for one that could not be typed or read."""
     if not KEY_NAME.fullmatch(name):
         raise InvalidOption(
             f"{name!r} cannot name a key: up to 64 letters, digits, '.', '_' and '-', the first a letter or digit."
@@ -89,7 +89,7 @@ def check_key_name(name: str) -> str:
 
 
 def parse_lifetime(text: str | None) -> timedelta | None:
-    """The time that `90d`, `12h` or `2w` stands for. Raises InvalidOption."""
+    """Return the time that `90d`, `12h` or `2w` stands for. Raises InvalidOption."""
     if text is None:
         return None
     match = LIFETIME.fullmatch(text)

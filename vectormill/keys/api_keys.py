@@ -1,4 +1,4 @@
-"""API keys as they are kept: the hash of each secret, and what it opens. Secrets themselves are kept nowhere."""
+"""API keys in the database: the hash of each secret, and its scope. Secrets themselves are stored nowhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ FIND_KEY_BY_HASH = text("""
 def create_key(
     connection: Connection, name: str, secret: str, scope: str, lifetime: timedelta | None = None
 ) -> ApiKey:
-    """Keeps a new key. Raises Conflict when the name or the secret is taken, or there are too many keys."""
+    """Store a new key. Raises Conflict when the name or the secret is taken, or there are too many keys."""
     if connection.execute(COUNT_KEYS).scalar_one() >= MAX_KEYS:
         raise Conflict(f"There are {MAX_KEYS} keys already; revoke those that nobody needs.")
     values = {"name": name, "hash": hash_secret(secret), "scope": scope, "lifetime": lifetime}
@@ -47,7 +47,7 @@ def create_key(
 
 
 def find_key(connection: Connection, secret: str) -> ApiKey | None:
-    """The key with this secret, revoked or not."""
+    """Return the key with this secret, revoked or not; None if there is none."""
     row = connection.execute(FIND_KEY_BY_HASH, {"hash": hash_secret(secret)}).one_or_none()
     return _key(row) if row is not None else None
 
@@ -59,7 +59,7 @@ LIST_KEYS = text("""
 
 
 def list_keys(connection: Connection) -> list[ApiKey]:
-    """All keys, the oldest first, revoked ones with them."""
+    """Return all keys, the oldest first, with those that are revoked."""
     return [_key(row) for row in connection.execute(LIST_KEYS)]
 
 
@@ -70,7 +70,7 @@ REVOKE_KEY = text("""
 
 
 def revoke_key(connection: Connection, name: str) -> ApiKey:
-    """Ends a key for good; its name is free again. Raises NotFound."""
+    """Revoke a key for good; its name is free again. Raises NotFound."""
     row = connection.execute(REVOKE_KEY, {"name": name}).one_or_none()
     if row is None:
         raise NotFound(
@@ -99,7 +99,7 @@ LOAD_KEYS = text("""
 
 
 def load_keys(connection: Connection) -> Sequence[KeptKey]:
-    """Every key that is not revoked; expired ones too, so that an API whose keys ran out is closed and not open."""
+    """Return every key that is not revoked; expired ones too, so that an API whose keys ran out is closed, not open."""
     return [
         KeptKey(row.id, row.name, bytes(row.hash), row.scope, row.is_expired, row.is_use_due)
         for row in connection.execute(LOAD_KEYS)
@@ -114,7 +114,7 @@ def note_use(connection: Connection, key_id: int) -> None:
 
 
 def require_key_beyond_loopback(database_url: str, host: str, options: str = "") -> None:
-    """Raises ConfigurationError for a host that others reach, unless they need a key: without one they could do all.
+    """Raise ConfigurationError for a host that others reach while no key exists: they could do everything.
 
     `options` are those that `vectormill keys create` needs to find this database. Raises SQLAlchemyError.
     """

@@ -1,4 +1,4 @@
-"""Keyring: the keys that are not revoked, as they stood some seconds ago, so that no request waits for Postgres."""
+"""Keyring: the keys that are not revoked, cached for some seconds, so that few requests wait for Postgres."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Keyring:
-    """At most one statement every FRESH_SECONDS, whatever number of requests come and whatever keys they bring."""
+    """Reads the keys at most once in FRESH_SECONDS, however many requests come and whatever keys they bring."""
 
     def __init__(self, engine: Engine, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -38,7 +38,7 @@ class Keyring:
         self.last_known: Sequence[KeptKey] = ()
 
     async def keys(self) -> Sequence[KeptKey]:
-        """All that are not revoked, expired ones with them. Raises SQLAlchemyError."""
+        """Return all keys that are not revoked, expired ones with them. Raises SQLAlchemyError."""
         if self._clock() < self._read_at + FRESH_SECONDS:
             return self.last_known
         return await self._reads.ask(None, None)  # one reads for all who come meanwhile
@@ -62,7 +62,7 @@ class Keyring:
             return load_keys(connection)
 
     async def note_use(self, key: KeptKey) -> None:
-        """Keeps the hour in which a key was used last; one statement an hour and process."""
+        """Note the hour in which a key was used last, by one statement an hour and process."""
         if key.is_use_due and key.id not in self._noted:
             self._noted.add(key.id)
             await anyio.to_thread.run_sync(self._note_use, key)
@@ -76,7 +76,7 @@ class Keyring:
 
 
 def find_key(keys: Sequence[KeptKey], secret: str) -> KeptKey | None:
-    """The valid key with this secret. All are compared, each in the same time: nothing is told by how long it takes."""
+    """Return the valid key with this secret. All are compared in constant time, so that timing tells nothing."""
     wanted = hash_secret(secret)
     found = None
     for key in keys:

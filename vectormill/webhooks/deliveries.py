@@ -1,4 +1,4 @@
-"""Deliveries: claimed for an attempt, recorded, looked at, replayed, pruned."""
+"""Deliveries in the database: claimed for an attempt, recorded, listed, replayed, pruned."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ CLAIM_DELIVERIES = DELIVERIES.compose_claim(
 def claim_deliveries(
     connection: Connection, busy: Mapping[int, int], *, owner: str, most: int, room: int, lease_seconds: float
 ) -> list[tuple[Lease, Posting]]:
-    """Claim up to `room` that are due, no more than `most` of one webhook with those it is `busy` with already."""
+    """Claim up to `room` due deliveries; with those in progress (`busy`, by webhook) no more than `most` of each."""
     values = {"busy_ids": list(busy.keys()), "busy_counts": list(busy.values()), "most": most, "room": room}
     claimed = claim(
         connection, DELIVERIES, CLAIM_DELIVERIES, owner=owner, lease_seconds=lease_seconds, **values
@@ -176,7 +176,7 @@ LIST_DELIVERIES_IN_STATE = text(f"{_SELECT} AND state = :state {_BEFORE}")
 
 
 def find_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
-    """Raises DeliveryNotFound."""
+    """Find a delivery of a webhook. Raises DeliveryNotFound."""
     row = connection.execute(FIND_DELIVERY, {"id": delivery_id, "webhook_id": webhook_id}).one_or_none()
     if row is None:
         raise DeliveryNotFound
@@ -191,7 +191,7 @@ def list_deliveries(
     before: int | None = None,
     limit: int = 50,
 ) -> Sequence[Delivery]:
-    """The newest first; `before` is the id of the last one that is known already."""
+    """List deliveries, the newest first; `before` is the id of the last one that is known already."""
     statement = LIST_DELIVERIES if state is None else LIST_DELIVERIES_IN_STATE
     values = {"webhook_id": webhook_id, "state": state, "before": before, "limit": limit}
     return [Delivery(**row._mapping) for row in connection.execute(statement, values)]
@@ -207,7 +207,7 @@ REPLAY_FAILED = DELIVERIES.compose_revocation(
 
 
 def replay_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
-    """Send it once more, with the same message id, whatever became of it.
+    """Send a message once more, with the same message id, whatever became of it.
 
     Raises WebhookNotFound, WebhookDisabled and DeliveryNotFound.
     """
@@ -217,7 +217,7 @@ def replay_delivery(connection: Connection, webhook_id: int, delivery_id: int) -
 
 
 def replay_failed(connection: Connection, webhook_id: int, since: datetime) -> int:
-    """Send all once more that were given up and whose event is not older; return how many.
+    """Send all messages once more that were given up since then; return their number.
 
     Raises WebhookNotFound and WebhookDisabled.
     """
@@ -240,7 +240,7 @@ def post_test(connection: Connection, webhook_id: int, now: datetime) -> Deliver
     return find_delivery(connection, webhook_id, connection.execute(INSERT_TEST, values).scalar_one())
 
 
-# Until the transaction ends, nobody disables it.
+# Nobody disables the webhook until the transaction ends.
 LOCK_WEBHOOK = text("SELECT is_enabled, disabled_reason FROM vectormill.webhooks WHERE id = :id FOR SHARE")
 
 
@@ -254,7 +254,7 @@ def _lock_enabled(connection: Connection, webhook_id: int) -> None:
         )
 
 
-# One that still waits after so long is of a webhook that is gone, or that somebody has disabled.
+# A delivery that is still pending after so long is of a webhook that is gone or disabled.
 PRUNE_DELIVERIES = text("""
     DELETE FROM vectormill.webhook_deliveries
      WHERE id IN (SELECT id FROM vectormill.webhook_deliveries
@@ -267,6 +267,6 @@ PRUNE_DELIVERIES = text("""
 
 
 def prune_deliveries(connection: Connection, retention_seconds: float, limit: int) -> int:
-    """Removes up to so many of events that are older; how many."""
+    """Remove up to `limit` deliveries of older events that have ended; return their number."""
     values = {"seconds": retention_seconds, "limit": limit}
     return connection.execute(PRUNE_DELIVERIES, values).rowcount

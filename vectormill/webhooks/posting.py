@@ -1,7 +1,7 @@
-"""Posting: one attempt to deliver a message over HTTP, to an address that was looked at before anything connects.
+"""Posting: one attempt to deliver a message over HTTP, to an address that is checked before anything connects.
 
-The name is resolved once, what it leads to is judged, and that very address is connected to; the name stays in `Host`
-and in TLS. A name server that answers something else a moment later changes nothing. Knows nothing of Postgres.
+The name is resolved once, its addresses are checked, and one of these is connected to; the name stays in `Host` and in
+TLS. A name server that answers something else a moment later changes nothing. Knows nothing of Postgres.
 """
 
 import asyncio
@@ -27,14 +27,16 @@ class TargetRefused(httpx.TransportError):
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """All addresses of a name, as the machine's resolver has them. Raises OSError."""
+    """Return all addresses of a name, as the machine's resolver has them. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)  # TCP
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class JudgedTransport(httpx.AsyncBaseTransport):
-    """Sends to an address that it has judged, and nowhere else. It keeps no connection: one that is open to an address
-    could serve another name there."""
+    """Sends to an address that it has checked, and nowhere else.
+
+    It keeps no connection: one that is open to an address could serve another name there.
+    """
 
     def __init__(
         self, inner: httpx.AsyncBaseTransport, *, allows_private: bool, resolve: Resolve = resolve
@@ -68,7 +70,7 @@ class JudgedTransport(httpx.AsyncBaseTransport):
 
 
 class Poster:
-    """Makes attempts, each within `timeout_seconds` whatever the other side does. The answer's body is not read."""
+    """Makes attempts, each within `timeout_seconds` whatever the receiver does. The reply's body is not read."""
 
     def __init__(self, timeout_seconds: float, *, allows_private: bool, resolve: Resolve = resolve) -> None:
         self._timeout_seconds = timeout_seconds
@@ -108,6 +110,6 @@ class Poster:
 
 
 def read_retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds, where the receiver says them in digits."""
+    """Return the seconds of `Retry-After`, where the receiver writes them in digits."""
     value = headers.get("retry-after", "")
     return float(value) if value.isascii() and value.isdigit() and len(value) < 10 else None

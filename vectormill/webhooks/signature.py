@@ -1,4 +1,4 @@
-"""Signature: the headers by which a receiver knows that a message is ours, whole and of now."""
+"""Signature: the headers by which a receiver knows that a message is ours, complete and recent."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,7 +7,7 @@ from standardwebhooks import Webhook
 
 
 def make_headers(message_id: str, payload: str, secrets: Sequence[str], now: datetime) -> dict[str, str]:
-    """One signature for each secret: while a secret is rotated, whoever knows either takes the message.
+    """Return the headers with a signature for each secret, so that either is accepted while a secret is rotated.
 
     `now` is in UTC; a receiver refuses what is older than five minutes.
     """

@@ -24,7 +24,7 @@ METADATA: Final = frozenset(
 
 
 def refuse_address(written: str, *, allows_private: bool) -> str | None:
-    """Why nothing is sent to this address; None when it may be. What is no address is refused."""
+    """Return why nothing is sent to this address; None when it is allowed. Any other text is refused."""
     address = parse_address(written.partition("%")[0])
     if address is None:
         return f"{written} is no address."
@@ -41,7 +41,7 @@ def refuse_address(written: str, *, allows_private: bool) -> str | None:
 
 
 def find_inner(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, or else itself."""
+    """Return the IPv4 address that an IPv6 address stands for, or else the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in NAT64:
@@ -50,7 +50,7 @@ def find_inner(address: Address) -> Address:
 
 
 def check_url(url: str, *, allows_private: bool) -> str:
-    """The URL. What its name leads to is looked at when something is sent. Raises InvalidOption."""
+    """Return the URL if messages may be sent there. Raises InvalidOption. Its name is resolved when one is sent."""
     if len(url) > MAX_URL_CHARS:
         raise InvalidOption(f"The URL has more than {MAX_URL_CHARS:,} characters.")
     try:

@@ -119,12 +119,12 @@ def make_secret() -> str:
 
 
 def name_message(event_id: UUID) -> str:
-    """The `webhook-id` of an event, the same at every attempt."""
+    """Return the `webhook-id` of an event, the same at every attempt."""
     return f"msg_{event_id.hex}"
 
 
 def check_events(events: Iterable[str]) -> tuple[str, ...]:
-    """The events in the order of the table; all of them where none is named. Raises InvalidOption."""
+    """Return these events in the order of the table; all of them where none is named. Raises InvalidOption."""
     wanted = set(events)
     if unknown := sorted(wanted - set(EVENTS)):
         raise InvalidOption(f"There is no event {unknown[0]!r}; there are {', '.join(EVENTS)}.")
@@ -132,7 +132,7 @@ def check_events(events: Iterable[str]) -> tuple[str, ...]:
 
 
 def pause_after(num_attempts: int, reply: Reply, chance: float) -> float | None:
-    """Seconds until the next attempt after so many that failed; None when there is to be none.
+    """Return the seconds until the next attempt after so many that failed; None when there is none.
 
     `chance` of 0 to 1 is where in the jitter it lies. A receiver may ask for a longer pause.
     """
@@ -143,7 +143,7 @@ def pause_after(num_attempts: int, reply: Reply, chance: float) -> float | None:
 
 
 def describe_disabling(reply: Reply) -> str:
-    """The reason that a webhook's owner reads."""
+    """Return the reason for which a webhook is disabled, for its owner."""
     if reply.status_code == GONE:
         return "Its endpoint answered 410 Gone: it wants no more."
     days = FAILING_SECONDS / 86_400
@@ -151,7 +151,7 @@ def describe_disabling(reply: Reply) -> str:
 
 
 def describe_failure(reply: Reply) -> str | None:
-    """Why an attempt failed; None when it did not."""
+    """Return why an attempt failed; None when it did not."""
     if reply.is_success:
         return None
     if reply.status_code is None:

@@ -1,27 +1,31 @@
-"""Webhooks as rows: made, found, changed, their secret rotated, deleted. What is sent to them: deliveries.py."""
+"""Webhooks in the database: made, found, changed, their secret rotated, deleted. Messages: deliveries.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.errors import Conflict, TooManyWebhooks, WebhookNotFound
 from vectormill.webhooks.webhook import MAX_WEBHOOKS, Webhook
 
+_COLUMNS: Final = """
+           id, url, description, events, is_enabled, disabled_reason, failing_since, former_secret_until,
+           num_delivered, num_refused, num_failed, created_at, updated_at
+"""
 # Two that are made at once may go one beyond the limit, which is there against thousands.
-INSERT_WEBHOOK = text("""
+INSERT_WEBHOOK = text(f"""
     INSERT INTO vectormill.webhooks (url, description, events, secret)
     SELECT :url, :description, CAST(:events AS text[]), :secret
      WHERE (SELECT count(*) FROM vectormill.webhooks) < CAST(:max_webhooks AS bigint)
-    RETURNING id, url, description, events, is_enabled, disabled_reason, failing_since, former_secret_until,
-              num_delivered, num_refused, num_failed, created_at, updated_at
+    RETURNING {_COLUMNS}
 """)
 
 
 def create_webhook(
     connection: Connection, url: str, description: str, events: Sequence[str], secret: str
 ) -> Webhook:
-    """Whatever ends from now on is told to it. Raises TooManyWebhooks."""
+    """Make a webhook, which is told of whatever ends from now on. Raises TooManyWebhooks."""
     values = {
         "url": url,
         "description": description,
@@ -32,18 +36,17 @@ def create_webhook(
     row = connection.execute(INSERT_WEBHOOK, values).one_or_none()
     if row is None:
         raise TooManyWebhooks(f"There are {MAX_WEBHOOKS} webhooks already; delete one first.")
-    return _webhook(row)
+    return Webhook(**row._mapping)
 
 
-FIND_WEBHOOK = text("""
-    SELECT id, url, description, events, is_enabled, disabled_reason, failing_since, former_secret_until,
-           num_delivered, num_refused, num_failed, created_at, updated_at
+FIND_WEBHOOK = text(f"""
+    SELECT {_COLUMNS}
       FROM vectormill.webhooks WHERE id = :id
 """)
 
 
 def find_webhook(connection: Connection, webhook_id: int) -> Webhook:
-    """Raises WebhookNotFound."""
+    """Find a webhook by its id. Raises WebhookNotFound."""
     return _found(connection.execute(FIND_WEBHOOK, {"id": webhook_id}).one_or_none())
 
 
@@ -62,9 +65,8 @@ def find_first_secret(connection: Connection, webhook_id: int) -> str:
     return secret
 
 
-LIST_WEBHOOKS = text("""
-    SELECT id, url, description, events, is_enabled, disabled_reason, failing_since, former_secret_until,
-           num_delivered, num_refused, num_failed, created_at, updated_at
+LIST_WEBHOOKS = text(f"""
+    SELECT {_COLUMNS}
       FROM vectormill.webhooks
      WHERE id > coalesce(CAST(:after AS bigint), 0)
      ORDER BY id
@@ -73,12 +75,14 @@ LIST_WEBHOOKS = text("""
 
 
 def list_webhooks(connection: Connection, *, after: int | None = None, limit: int = 200) -> Sequence[Webhook]:
-    """The oldest first; `after` is the id of the last one that is known already."""
-    return [_webhook(row) for row in connection.execute(LIST_WEBHOOKS, {"after": after, "limit": limit})]
+    """List webhooks, the oldest first; `after` is the id of the last one that is known already."""
+    return [
+        Webhook(**row._mapping) for row in connection.execute(LIST_WEBHOOKS, {"after": after, "limit": limit})
+    ]
 
 
 # Enabled again, it has a clean record: a failure of before counts for nothing.
-CHANGE_WEBHOOK = text("""
+CHANGE_WEBHOOK = text(f"""
     UPDATE vectormill.webhooks
        SET url = coalesce(:url, url), description = coalesce(:description, description),
            events = coalesce(CAST(:events AS text[]), events),
@@ -89,8 +93,7 @@ CHANGE_WEBHOOK = text("""
            failing_since = CASE WHEN CAST(:is_enabled AS boolean) THEN NULL ELSE failing_since END,
            updated_at = now()
      WHERE id = :id
-    RETURNING id, url, description, events, is_enabled, disabled_reason, failing_since, former_secret_until,
-              num_delivered, num_refused, num_failed, created_at, updated_at
+    RETURNING {_COLUMNS}
 """)
 
 
@@ -114,19 +117,18 @@ def change_webhook(
     return _found(connection.execute(CHANGE_WEBHOOK, values).one_or_none())
 
 
-ROTATE_SECRET = text("""
+ROTATE_SECRET = text(f"""
     UPDATE vectormill.webhooks
        SET secret = :secret, former_secret = secret,
            former_secret_until = now() + make_interval(secs => CAST(:grace_seconds AS double precision)),
            updated_at = now()
      WHERE id = :id
-    RETURNING id, url, description, events, is_enabled, disabled_reason, failing_since, former_secret_until,
-              num_delivered, num_refused, num_failed, created_at, updated_at
+    RETURNING {_COLUMNS}
 """)
 
 
 def rotate_secret(connection: Connection, webhook_id: int, secret: str, grace_seconds: float) -> Webhook:
-    """Messages are signed with both secrets for so long. Raises WebhookNotFound."""
+    """Change the secret; messages are signed with both for the grace time. Raises WebhookNotFound."""
     values = {"id": webhook_id, "secret": secret, "grace_seconds": grace_seconds}
     return _found(connection.execute(ROTATE_SECRET, values).one_or_none())
 
@@ -138,7 +140,7 @@ DELETE_DELIVERIES = text("DELETE FROM vectormill.webhook_deliveries WHERE webhoo
 
 
 def delete_webhook(connection: Connection, webhook_id: int) -> None:
-    """With its deliveries; nothing is sent to it any more. Raises WebhookNotFound."""
+    """Delete a webhook and its deliveries; nothing is sent to it any more. Raises WebhookNotFound."""
     if connection.execute(DELETE_WEBHOOK, {"id": webhook_id}).one_or_none() is None:
         raise WebhookNotFound
     connection.execute(DELETE_DELIVERIES, {"id": webhook_id})
@@ -159,8 +161,10 @@ COUNT_DELIVERIES = text("""
 
 @dataclass(frozen=True, slots=True)
 class DeliveryCounts:
-    """Of one webhook: messages that were taken, attempts that failed, messages that were given up, and how long the
-    oldest that was neither has waited."""
+    """Counts of one webhook: messages delivered, attempts that failed, and messages given up.
+
+    `oldest_seconds` is how long the oldest pending message has waited.
+    """
 
     webhook_id: int
     is_enabled: bool
@@ -171,14 +175,11 @@ class DeliveryCounts:
 
 
 def count_deliveries(connection: Connection) -> Sequence[DeliveryCounts]:
+    """Return the counts of every webhook."""
     return [DeliveryCounts(**row._mapping) for row in connection.execute(COUNT_DELIVERIES)]
-
-
-def _webhook(row: Row[tuple[object, ...]]) -> Webhook:
-    return Webhook(**row._mapping)
 
 
 def _found(row: Row[tuple[object, ...]] | None) -> Webhook:
     if row is None:
         raise WebhookNotFound
-    return _webhook(row)
+    return Webhook(**row._mapping)

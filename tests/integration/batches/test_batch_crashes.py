@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from indexer.batches import process_batch
 from tests.acceptance.relay import relay
 from tests.api_server import encode_waiting
-from tests.request_batches import create, end_leases, keep_all, line, load_file, write
+from tests.request_batches import create, end_leases, finish, keep_all, line, load_file, write
 from vectormill.batches.batches import HeldBatch, claim_batch
 from vectormill.batches.files import FileWriter
 from vectormill.batches.request_batch import RequestBatch
@@ -104,13 +104,6 @@ def test_two_that_ask_at_once_have_one_batch(client: openai.OpenAI, engine: Engi
     assert (len(names), len(set(names)), count(engine, "request_batches")) == (6, 1, 1)
 
 
-def finish(engine: Engine) -> None:
-    keep_all(engine)
-    while encode_waiting(engine):
-        keep_all(engine)
-    keep_all(engine)
-
-
 Claimed = tuple[Lease, RequestBatch]
 
 
@@ -195,7 +188,25 @@ def test_a_batch_that_ends_its_indexers_is_given_up_with_a_reason(
     assert "VECTORMILL_MAX_ATTEMPTS" in str(batch.errors.data[0].message)
 
 
-def test_looks_for_batches_are_read_from_an_index(engine: Engine) -> None:
+LOOKS = {
+    "ix_request_batches_open": "request_batches WHERE state IN "
+    "('validating', 'in_progress', 'finalizing', 'cancelling') AND available_at <= now() ORDER BY seq LIMIT 1",
+    "ix_request_batches_content_hash": "request_batches WHERE content_hash = '\\x00' AND idempotency_key IS NULL",
+    "ix_request_batches_job_id": "request_batches WHERE job_id = '00000000-0000-0000-0000-000000000000'",
+    "ix_request_batches_input": "request_batches WHERE input_file_id = '00000000-0000-0000-0000-000000000000' "
+    "AND state = 'validating'",
+    "ix_request_batches_finished_at": "request_batches WHERE finished_at < now() ORDER BY finished_at LIMIT 9",
+    "uq_request_batches_seq": "request_batches WHERE seq < 9000 ORDER BY seq DESC LIMIT 20",
+    "ix_request_files_listed": "request_files WHERE state = 'processed' AND seq < 9000 ORDER BY seq DESC LIMIT 20",
+    "ix_request_files_purpose": "request_files WHERE state = 'processed' AND purpose = 'batch_output' AND seq < 90000 "
+    "ORDER BY seq DESC LIMIT 20",
+    "ix_request_files_expires_at": "request_files WHERE state = 'processed' AND expires_at <= now() "
+    "ORDER BY expires_at LIMIT 9",
+    "ix_request_files_unlisted": "request_files WHERE state = 'deleting' LIMIT 1",
+}
+
+
+def test_looks_for_batches_and_files_are_read_from_an_index(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(
             text("""
@@ -208,26 +219,16 @@ def test_looks_for_batches_are_read_from_an_index(engine: Engine) -> None:
                   FROM generate_series(1, 20000) AS n
             """)
         )
-        connection.execute(text("ANALYZE vectormill.request_batches"))
-        looks = {
-            "ix_request_batches_open": "state IN ('validating', 'in_progress', 'finalizing', 'cancelling') "
-            "AND available_at <= now() ORDER BY seq LIMIT 1",
-            "ix_request_batches_content_hash": "content_hash = '\\x00' AND idempotency_key IS NULL",
-            "ix_request_batches_job_id": "job_id = '00000000-0000-0000-0000-000000000000'",
-            "ix_request_batches_input": "input_file_id = '00000000-0000-0000-0000-000000000000' "
-            "AND state = 'validating'",
-            "ix_request_batches_finished_at": "finished_at < now() ORDER BY finished_at LIMIT 9",
-            "uq_request_batches_seq": "seq < 9000 ORDER BY seq DESC LIMIT 20",
-        }
-        for index, condition in looks.items():
-            plan = connection.execute(
-                text(f"EXPLAIN SELECT id FROM vectormill.request_batches WHERE {condition}")
-            )
-            assert index in "\n".join(plan.scalars()), condition
-        overdue = connection.execute(
-            text(
-                "EXPLAIN SELECT id FROM vectormill.request_batches WHERE state = 'in_progress' AND expires_at <= now() "
-                "AND NOT is_overdue ORDER BY seq LIMIT 1"
-            )
+        connection.execute(
+            text("""
+                INSERT INTO vectormill.request_files (id, state, purpose, filename, expires_at)
+                SELECT gen_random_uuid(), 'processed', CASE WHEN n < 50 THEN 'batch_output' ELSE 'batch' END, n,
+                       now() + make_interval(hours => n)
+                  FROM generate_series(1, 20000) AS n
+            """)
         )
-        assert "ix_request_batches_open" in "\n".join(overdue.scalars())
+        connection.execute(text("ANALYZE vectormill.request_batches, vectormill.request_files"))
+        overdue = "request_batches WHERE state = 'in_progress' AND NOT is_overdue ORDER BY seq LIMIT 1"
+        for index, look in (*LOOKS.items(), ("ix_request_batches_open", overdue)):
+            plan = connection.execute(text(f"EXPLAIN SELECT id FROM vectormill.{look}"))
+            assert index in "\n".join(plan.scalars()), look

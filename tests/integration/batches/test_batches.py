@@ -1,6 +1,5 @@
 """Batches with the official client: a file of requests becomes a job, and the job a file of answers."""
 
-import asyncio
 import base64
 from uuid import UUID
 
@@ -12,17 +11,9 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting
 from tests.protocol import make_items, submit, vector_of
-from tests.request_batches import MODEL, create, keep_all, line, load_file, official_client, write
+from tests.request_batches import MODEL, create, finish, keep_all, line, load_file, official_client, write
 from vectormill.jobs.deletion import discard_expired_jobs
 from vectormill.jobs.jobs import find_job, pause_job, resume_job
-
-
-def finish(engine: Engine) -> None:
-    """All that indexers and workers have to do."""
-    keep_all(engine)
-    while encode_waiting(engine):
-        keep_all(engine)
-    keep_all(engine)
 
 
 def test_every_line_has_its_answer_under_its_id_in_the_order_of_the_file(
@@ -57,28 +48,6 @@ def test_every_line_has_its_answer_under_its_id_in_the_order_of_the_file(
         assert np.array_equal(np.array(data.embedding, dtype=np.float32), vector_of(given))
     coded = packed["response"]["body"]["data"][0]["embedding"]
     assert np.array_equal(np.frombuffer(base64.b64decode(coded), dtype="<f4"), vector_of(b"d"))
-
-
-def test_the_asynchronous_client_does_the_same(http: httpx.Client, engine: Engine) -> None:
-    async def use() -> list[str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{http.base_url}/v1",
-            api_key="none",
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
-        ) as client:
-            file = await client.files.create(file=("x", write(line("a", "b"))), purpose="batch")
-            batch = await client.batches.create(
-                input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
-            )
-            await asyncio.to_thread(finish, engine)
-            batch = await client.batches.retrieve(batch.id)
-            assert batch.status == "completed"
-            assert batch.output_file_id is not None
-            answers = (await client.files.content(batch.output_file_id)).text
-            assert '"custom_id":"a"' in answers
-            return [each.id async for each in client.batches.list()]
-
-    assert len(asyncio.run(use())) == 1
 
 
 REFUSED = {
@@ -121,26 +90,23 @@ def test_a_line_that_is_wrong_is_told_of_in_the_error_file_and_takes_no_other_wi
         assert connection.execute(text("SELECT count(*) FROM vectormill.request_refusals")).scalar_one() == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
+def test_a_file_without_a_line_that_can_be_answered_fails_with_its_reasons(
+    client: openai.OpenAI, engine: Engine
+) -> None:
+    for content, code in (
         (b"", "empty_file"),
         (b"\n\n", "empty_file"),
         (b"nonsense\n", "invalid_json_line"),
         (write(line("a", "b", model="no-such-model")), "model_not_found"),
         (write(line("a", "b", dimensions=9999)), "invalid_request"),
-    ],
-)
-def test_a_file_without_a_line_that_can_be_answered_fails_with_its_reasons(
-    client: openai.OpenAI, engine: Engine, content: bytes, code: str
-) -> None:
-    batch = create(client, content)
-    finish(engine)
-    batch = client.batches.retrieve(batch.id)
-    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
-    assert batch.errors is not None
-    assert batch.errors.data is not None
-    assert [fault.code for fault in batch.errors.data] == [code]
+    ):
+        batch = create(client, content)
+        finish(engine)
+        batch = client.batches.retrieve(batch.id)
+        assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert [fault.code for fault in batch.errors.data] == [code]
 
 
 def test_a_rerank_batch_orders_the_documents_of_each_line(client: openai.OpenAI, engine: Engine) -> None:
@@ -163,20 +129,18 @@ def test_a_rerank_batch_orders_the_documents_of_each_line(client: openai.OpenAI,
     assert (len(two["results"]), two["usage"]["total_tokens"]) == (2, 30)
 
 
-def test_a_cancelled_batch_has_the_answers_that_were_there(client: openai.OpenAI, engine: Engine) -> None:
-    content = write(*(line(n, "text " * 400 + str(n)) for n in range(100)))
-    batch = create(client, content)
-    keep_all(engine)
-    encode_waiting(engine)
-    content = write(*(line(n, "text " * 400 + str(n)) for n in range(100)))
-    early = create(client, content, metadata={"another": "one"})
-    assert client.batches.cancel(early.id).status == "cancelling"  # before anybody read its lines
+def test_a_batch_is_cancelled_before_its_lines_are_read_and_not_when_it_has_ended(
+    client: openai.OpenAI, engine: Engine
+) -> None:
+    early = create(client, write(line("a", "b")))
+    assert client.batches.cancel(early.id).status == "cancelling"
     keep_all(engine)
     early = client.batches.retrieve(early.id)
     assert (early.status, early.output_file_id) == ("cancelled", None)
-    assert client.batches.retrieve(batch.id).status == "completed"
+    late = create(client, write(line("a", "b")), metadata={"another": "one"})
+    finish(engine)
     with pytest.raises(openai.ConflictError):
-        client.batches.cancel(batch.id)
+        client.batches.cancel(late.id)
 
 
 def test_a_batch_cancelled_in_progress_keeps_what_is_done_and_tells_of_the_rest(
@@ -228,6 +192,16 @@ def test_a_batch_whose_window_is_over_expires_with_the_answers_that_are_there(
     assert (error["custom_id"], error["response"], error["error"]["code"]) == ("a", None, "batch_expired")
 
 
+def test_a_job_that_somebody_cancels_ends_its_batch(
+    client: openai.OpenAI, http: httpx.Client, engine: Engine
+) -> None:
+    batch = create(client, write(line("a", "b")))
+    keep_all(engine)
+    http.post(f"/v1/jobs/{get_job_id(client, batch.id)}/cancel").raise_for_status()
+    keep_all(engine)
+    assert client.batches.retrieve(batch.id).status == "cancelled"
+
+
 def test_the_job_of_a_batch_is_steered_like_any_other_and_the_batch_shows_it(
     client: openai.OpenAI, http: httpx.Client, engine: Engine
 ) -> None:
@@ -277,16 +251,6 @@ def discard_jobs(engine: Engine) -> int:
         return discard_expired_jobs(connection, retention_seconds=-1.0)
 
 
-def test_a_job_that_somebody_cancels_ends_its_batch(
-    client: openai.OpenAI, http: httpx.Client, engine: Engine
-) -> None:
-    batch = create(client, write(line("a", "b")))
-    keep_all(engine)
-    http.post(f"/v1/jobs/{get_job_id(client, batch.id)}/cancel").raise_for_status()
-    keep_all(engine)
-    assert client.batches.retrieve(batch.id).status == "cancelled"
-
-
 def test_batches_are_listed_in_pages_newest_first(client: openai.OpenAI) -> None:
     names = [create(client, write(line(n, "b"))).id for n in range(3)][::-1]
     assert [batch.id for batch in client.batches.list(limit=2)] == names
@@ -298,19 +262,17 @@ def test_batches_are_listed_in_pages_newest_first(client: openai.OpenAI) -> None
             client.batches.retrieve(missing)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_what_no_batch_can_be_is_refused(client: openai.OpenAI) -> None:
+    wrong: tuple[dict[str, object], ...] = (
         {"completion_window": "soon"},
         {"completion_window": "40d"},
         {"endpoint": "/v1/chat/completions"},
         {"metadata": {str(n): "x" for n in range(17)}},
         {"metadata": {"x": "\0"}},
-    ],
-)
-def test_what_no_batch_can_be_is_refused(client: openai.OpenAI, wrong: dict[str, object]) -> None:
-    with pytest.raises(openai.BadRequestError):
-        create(client, write(line("a", "b")), **wrong)
+    )
+    for wanted in wrong:
+        with pytest.raises(openai.BadRequestError):
+            create(client, write(line("a", "b")), **wanted)
 
 
 def test_no_batch_is_taken_while_more_waits_than_may(engine: Engine) -> None:

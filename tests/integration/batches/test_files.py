@@ -1,6 +1,5 @@
 """Files over HTTP with the official client: what is uploaded comes back, in the memory of one part."""
 
-import asyncio
 import tracemalloc
 from collections.abc import Iterator
 
@@ -61,23 +60,6 @@ def test_a_file_comes_back_as_it_was_sent_and_is_gone_when_it_is_deleted(client:
             call(file.id)
 
 
-def test_the_asynchronous_client_does_the_same(http: httpx.Client) -> None:
-    async def use() -> tuple[bytes, list[str]]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{http.base_url}/v1",
-            api_key="none",
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
-        ) as client:
-            file = await client.files.create(file=("lines.jsonl", LINES), purpose="batch")
-            content = (await client.files.content(file.id)).content
-            listed = [each.id async for each in client.files.list()]
-            assert listed == [file.id]
-            return content, listed
-
-    content, listed = asyncio.run(use())
-    assert (content, len(listed)) == (LINES, 1)
-
-
 def test_files_are_listed_in_pages_from_either_end(client: openai.OpenAI) -> None:
     names = [client.files.create(file=(f"{n}.jsonl", LINES), purpose="batch").id for n in range(5)]
     assert [file.id for file in client.files.list(limit=2)] == names[::-1]
@@ -136,40 +118,31 @@ def test_a_file_above_the_limit_is_refused_and_nothing_of_it_stays(
     assert count(engine, "request_files") == count(engine, "request_file_parts") == 0
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "said"),
-    [
-        (make_form(("purpose", "", b"batch")), 400, "no file"),
-        (make_form(("file", '; filename="x"', LINES)), 400, "purpose"),
-        (make_form(("purpose", "", b"fine-tune"), ("file", '; filename="x"', LINES)), 400, "purpose"),
-        (make_form(("purpose", "", b"batch"), ("file", "", b""))[:-30], 400, "multipart"),
-        (b"no form at all", 400, "multipart"),
-        (make_form(("purpose", "", b"x" * 5000), ("file", "", LINES)), 400, "4096"),
-        (
-            make_form(("purpose", "", b"batch"), ("expires_after[seconds]", "", b"soon"), ("file", "", LINES)),
-            400,
-            "expires_after",
-        ),
-    ],
-)  # fmt: skip
-def test_a_form_that_says_too_little_is_refused_with_what_it_lacks(
-    http: httpx.Client, body: bytes, status: int, said: str
-) -> None:
-    answer = http.post("/v1/files", content=body, headers=FORM)
-    assert answer.status_code == status
-    assert said in answer.json()["error"]["message"]
+def test_a_form_that_says_too_little_is_refused_with_what_it_lacks(http: httpx.Client) -> None:
+    lines, purpose = ("file", '; filename="x"', LINES), ("purpose", "", b"batch")
+    for body, said in (
+        (make_form(purpose), "no file"),
+        (make_form(lines), "purpose"),
+        (make_form(("purpose", "", b"fine-tune"), lines), "purpose"),
+        (make_form(purpose, ("file", "", b""))[:-30], "multipart"),
+        (b"no form at all", "multipart"),
+        (make_form(("purpose", "", b"x" * 5000), lines), "4096"),
+        (make_form(purpose, ("expires_after[seconds]", "", b"soon"), lines), "expires_after"),
+    ):
+        answer = http.post("/v1/files", content=body, headers=FORM)
+        assert answer.status_code == 400
+        assert said in answer.json()["error"]["message"]
     assert http.get("/v1/files").json()["data"] == []
 
 
-def test_the_purpose_may_follow_the_file(http: httpx.Client) -> None:
-    form = make_form(("file", '; filename="C:\\\\of\\\\windows.jsonl"', LINES), ("purpose", "", b"batch"))
-    answer = http.post("/v1/files", content=form, headers=FORM)
-    assert (answer.json()["filename"], answer.json()["bytes"]) == ("windows.jsonl", len(LINES))
-
-
-def test_an_empty_file_is_a_file(client: openai.OpenAI) -> None:
-    file = client.files.create(file=("nothing.jsonl", b""), purpose="batch")
-    assert (file.bytes, client.files.content(file.id).content) == (0, b"")
+def test_the_purpose_may_follow_the_file_which_may_be_empty(http: httpx.Client) -> None:
+    for content in (LINES, b""):
+        form = make_form(
+            ("file", '; filename="C:\\\\of\\\\windows.jsonl"', content), ("purpose", "", b"batch")
+        )
+        answer = http.post("/v1/files", content=form, headers=FORM).json()
+        assert (answer["filename"], answer["bytes"]) == ("windows.jsonl", len(content))
+        assert http.get(f"/v1/files/{answer['id']}/content").content == content
 
 
 def test_what_is_past_its_time_is_not_found_and_then_removed(client: openai.OpenAI, engine: Engine) -> None:
@@ -203,28 +176,3 @@ def test_an_upload_whose_api_was_killed_is_removed_when_it_was_silent_for_long(e
         assert connection.execute(text("SELECT filename FROM vectormill.request_files")).scalars().all() == [
             "young"
         ]
-
-
-def test_lists_and_looks_for_what_is_past_its_time_are_read_from_an_index(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(
-            text("""
-                INSERT INTO vectormill.request_files (id, state, purpose, filename, expires_at)
-                SELECT gen_random_uuid(), 'processed', CASE WHEN n < 50 THEN 'batch_output' ELSE 'batch' END, n,
-                       now() + make_interval(hours => n)
-                  FROM generate_series(1, 20000) AS n
-            """)
-        )
-        connection.execute(text("ANALYZE vectormill.request_files"))
-        looks = {
-            "ix_request_files_listed": "state = 'processed' AND seq < 9000 ORDER BY seq DESC LIMIT 20",
-            "ix_request_files_purpose": "state = 'processed' AND purpose = 'batch_output' AND seq < 90000 "
-            "ORDER BY seq DESC LIMIT 20",
-            "ix_request_files_expires_at": "state = 'processed' AND expires_at <= now() ORDER BY expires_at LIMIT 9",
-            "ix_request_files_unlisted": "state = 'deleting' LIMIT 1",
-        }
-        for index, condition in looks.items():
-            plan = connection.execute(
-                text(f"EXPLAIN SELECT id FROM vectormill.request_files WHERE {condition}")
-            )
-            assert index in "\n".join(plan.scalars()), condition

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from tests.front_door import FrontDoor, open_front_door
 from tests.reference import packaged_reference
 from vectormill.models.registry import DEFAULT_MODEL
 
-SCRIPTS: Final = Path(__file__).parent / "packages"
+SCRIPT: Final = Path(__file__).with_name("ask_package.py")
 TEXTS: Final = [
     "The mill grinds slowly.",
     "A windmill grinds grain into flour.",
@@ -36,30 +35,22 @@ QUIET: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ClientPackage:
-    """A package, what is installed for it, and the script that asks through it."""
-
-    name: str
-    pins: tuple[str, ...]
-    script: str
-
-
-PACKAGES: Final = (
-    ClientPackage("litellm", ("litellm==1.106.2",), "ask_litellm.py"),
-    ClientPackage("cohere", ("cohere==7.3.1",), "ask_cohere.py"),
-    ClientPackage("haystack", ("haystack-ai==3.4.0", "cohere-haystack==11.0.0"), "ask_haystack.py"),
-    ClientPackage("voyageai", ("voyageai==0.5.0",), "ask_voyageai.py"),
+# What is installed for each package that ask_package.py asks through.
+PINS: Final = {
+    "litellm": ("litellm==1.106.2",),
+    "cohere": ("cohere==7.3.1",),
+    "haystack": ("haystack-ai==3.4.0", "cohere-haystack==11.0.0"),
+    "voyageai": ("voyageai==0.5.0",),
     # numpy is what feature_extraction answers in, and the package leaves it to its extra.
-    ClientPackage("huggingface", ("huggingface_hub==2.4.0", "numpy"), "ask_huggingface.py"),
-)
+    "huggingface": ("huggingface_hub==2.4.0", "numpy"),
+}
 
 
-def make_environment(package: ClientPackage) -> Path:
+def make_environment(package: str) -> Path:
     """Return the Python that has the package, of an environment made once for each choice of versions."""
-    wanted = "\n".join((sys.version, *package.pins))
+    wanted = "\n".join((sys.version, *PINS[package]))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "vectormill-tests" / f"{package.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    folder = cache / "vectormill-tests" / f"{package}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     python, is_complete = folder / "bin" / "python", folder / "complete"
     if not is_complete.exists():
         subprocess.run((sys.executable, "-m", "venv", "--clear", str(folder)), check=True)
@@ -68,7 +59,7 @@ def make_environment(package: ClientPackage) -> Path:
         variables = translate_pip_options(read_pip_options(listed.splitlines()))
         uv = (str(UV), "pip", "install", "--python", str(python))
         install = uv if UV.exists() else (*pip, "install", "--quiet")
-        subprocess.run((*install, *package.pins), check=True, env={**STRATEGY, **variables, **os.environ})
+        subprocess.run((*install, *PINS[package]), check=True, env={**STRATEGY, **variables, **os.environ})
         is_complete.touch()
     return python
 
@@ -81,13 +72,13 @@ def door(postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # pip, where there is no uv, installs for minutes
-@pytest.mark.parametrize("package", PACKAGES, ids=[package.name for package in PACKAGES])
+@pytest.mark.parametrize("package", PINS)
 def test_a_package_for_another_api_gets_the_vectors_and_the_order_of_the_reference(
-    package: ClientPackage, door: FrontDoor
+    package: str, door: FrontDoor
 ) -> None:
     asked = {"url": door.url, "model": DEFAULT_MODEL, "texts": TEXTS}
     done = subprocess.run(
-        (make_environment(package), SCRIPTS / package.script),
+        (make_environment(package), SCRIPT, package),
         input=json.dumps(asked),
         capture_output=True,
         text=True,

@@ -11,7 +11,9 @@ import pytest
 from standardwebhooks import WebhookVerificationError
 
 from tests.webhook_receiver import receiving
+from vectormill.domain.errors import InvalidOption
 from vectormill.webhooks.posting import JudgedTransport, Poster, Resolve, resolve
+from vectormill.webhooks.targets import check_url, refuse_address
 from vectormill.webhooks.webhook import Posting, Reply, make_secret
 
 SECRETS = [make_secret(), make_secret()]
@@ -137,3 +139,54 @@ def test_a_name_that_leads_nowhere_and_a_port_where_nobody_listens_are_sentences
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     assert "connect" in (post(f"http://127.0.0.1:{port}/").error or "").lower()
+
+
+PUBLIC_ADDRESSES = ("93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "::ffff:93.184.216.34")
+# Of private networks, of a carrier's NAT, of this machine; plain, mapped into IPv6, through NAT64, by 6to4.
+PRIVATE_ADDRESSES = (
+    "10.0.0.1", "172.16.5.4", "192.168.1.1", "100.64.0.1", "127.0.0.1", "127.8.8.8", "::1", "fc00::1",
+    "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::",
+)  # fmt: skip
+# No setting allows these: where clouds tell machines their secrets, and what is the address of no single machine.
+REFUSED_ADDRESSES = (
+    "169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::", "fe80::1", "fe80::1%eth0",
+    "fd00:ec2::254", "168.63.129.16", "100.100.100.200", "0.0.0.0", "::", "224.0.0.1", "not an address",
+)  # fmt: skip
+
+
+def test_an_address_is_public_or_private_or_refused() -> None:
+    for address in PUBLIC_ADDRESSES:
+        assert refuse_address(address, allows_private=False) is None, address
+    for address in PRIVATE_ADDRESSES:
+        reason = refuse_address(address, allows_private=False)
+        assert "VECTORMILL_WEBHOOK_PRIVATE_TARGETS=true" in (reason or ""), address
+        assert refuse_address(address, allows_private=True) is None, address
+    for address in REFUSED_ADDRESSES:
+        assert refuse_address(address, allows_private=True) is not None, address
+
+
+def test_a_url_that_can_lead_to_nothing_good_is_refused_with_its_reason() -> None:
+    for url, words in (
+        ("ftp://example.com/", "must start with https://"),
+        ("https://", "name a host"),
+        ("example.com/hook", "must start with https://"),
+        ("https://user:secret@example.com/", "no user and password"),
+        ("https://example.com/#here", "fragment"),
+        ("https://example.com:99999/", "not a URL"),
+        ("https://[::1/", "not a URL"),
+        ("https://exämple.com/", "characters"),
+        ("https://example.com/a b", "characters"),
+        ("https://example.com/\n", "characters"),
+        ("https://example.com/" + "a" * 2048, "2,048"),
+        ("http://127.0.0.1:8000/", "VECTORMILL_WEBHOOK_PRIVATE_TARGETS"),
+        ("http://[::1]/", "VECTORMILL_WEBHOOK_PRIVATE_TARGETS"),
+        ("http://localhost./", "VECTORMILL_WEBHOOK_PRIVATE_TARGETS"),
+        ("http://169.254.169.254/latest/meta-data", "secrets"),
+    ):
+        with pytest.raises(InvalidOption, match=words):
+            check_url(url, allows_private=False)
+    for url in ("https://example.com/hook?team=search", "http://example.com:8080"):
+        assert check_url(url, allows_private=False) == url
+    assert check_url("http://localhost:9000/hook", allows_private=True)
+    with pytest.raises(InvalidOption, match="secrets"):
+        check_url("http://169.254.169.254/", allows_private=True)

@@ -1,5 +1,6 @@
 """Shapes: answers of the API as types. Made by `python -m tools.client`."""
 
+from vectormill.batches.endpoints import EmbeddingsAnswer, EmbeddingsUsage, RerankAnswer
 from vectormill.client.shapes.collections import (
     CollectionBody,
     CollectionDetail,
@@ -15,16 +16,7 @@ from vectormill.client.shapes.collections import (
     StalenessBody,
 )
 from vectormill.client.shapes.items import DeleteAnswer, ItemAnswer, PassageBody, PutAnswer
-from vectormill.client.shapes.searches import (
-    EmbeddingBody,
-    EmbeddingsAnswer,
-    EmbeddingsUsage,
-    ManySearchesAnswer,
-    MatchBody,
-    RankedDocument,
-    RerankAnswer,
-    SearchAnswer,
-)
+from vectormill.client.shapes.searches import ManySearchesAnswer, MatchBody, SearchAnswer
 from vectormill.collections.indexes.bodies import BuildProgressBody, IndexBody, IndexPlanBody, OneIndexBody
 from vectormill.jobs.bodies import (
     BottleneckBody,
@@ -52,7 +44,6 @@ __all__ = [
     "CoverageBody",
     "DeleteAnswer",
     "DeliveryBody",
-    "EmbeddingBody",
     "EmbeddingsAnswer",
     "EmbeddingsUsage",
     "EncodingBody",
@@ -74,7 +65,6 @@ __all__ = [
     "PassageBody",
     "PushBody",
     "PutAnswer",
-    "RankedDocument",
     "Readiness",
     "RecordRow",
     "ReplayedBody",

@@ -4,9 +4,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vectormill.batches.endpoints import RerankAnswer
+from vectormill.batches.operations import EMBED, RERANK
 from vectormill.client.answers import Matches, join_embeddings, read_embeddings, split_texts
 from vectormill.client.requests import Json, given, make_path
-from vectormill.client.shapes import EmbeddingsAnswer, RerankAnswer
 from vectormill.client.sync.transport import Transport
 
 if TYPE_CHECKING:
@@ -105,16 +106,8 @@ class SearchCalls(Transport):
         }
         parts = []
         for part in split_texts(texts):
-            # Not repeated: the server itself waits for a worker, as it does for searches.
-            answer = self.call(
-                EmbeddingsAnswer,
-                "POST",
-                "/v1/embeddings",
-                json=given({"input": part, **options}),
-                timeout=self.long_timeout,
-                is_repeatable=False,
-            )
-            parts.append(read_embeddings(answer))
+            body = given({"input": part, **options})
+            parts.append(read_embeddings(self.ask(EMBED, body=body, timeout=self.long_timeout)))
         return join_embeddings(parts, dimensions)
 
     def rerank(
@@ -138,12 +131,4 @@ class SearchCalls(Transport):
             "return_documents": return_documents or None,
             "max_tokens": max_tokens,
         }
-        # Not repeated: the server itself waits for a worker, as it does for searches.
-        return self.call(
-            RerankAnswer,
-            "POST",
-            "/v1/rerank",
-            json=given(body),
-            timeout=self.long_timeout,
-            is_repeatable=False,
-        )
+        return self.ask(RERANK, body=given(body), timeout=self.long_timeout)

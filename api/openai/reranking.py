@@ -1,52 +1,40 @@
 """Reranking over HTTP: documents in the order in which they answer a query, while somebody waits."""
 
 from collections.abc import Sequence
-from typing import Any, Final
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.bodies.reranking import RankedDocument, RerankAnswer, VoyageRankedDocument, VoyageRerankAnswer
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import read_body
 from api.queries.encoding import answer_all, check_query
+from api.serving import serve
 from vectormill.batches.endpoints import (
     RERANK_DECODER,
     EncodingRequest,
+    RankedDocument,
+    RerankAnswer,
     RerankRequest,
+    VoyageRankedDocument,
+    VoyageRerankAnswer,
     check_documents,
     check_ranks,
     resolve_spec,
 )
+from vectormill.batches.operations import RERANK
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import pair_with_each
 from vectormill.vectors.scores import Numbers, rank_scores
 
 router = APIRouter(tags=["results"])
 
-RERANK_DOCS: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"$ref": "#/components/schemas/RerankRequest"},
-                "example": {
-                    "query": "how to parse a date",
-                    "documents": ["datetime.strptime reads a date.", "zlib compresses bytes."],
-                    "top_n": 1,
-                },
-            }
-        },
-    }
-}
 
-
-@router.post("/v1/rerank", openapi_extra=RERANK_DOCS, response_model=RerankAnswer | VoyageRerankAnswer)
+@serve(router, RERANK)
 async def post_rerank(request: Request, resources: ResourcesDependency) -> RerankAnswer | VoyageRerankAnswer:
-    """The documents that answer a query best, best first: by a classifier of pairs, or by the cosine of two vectors.
+    """Rank documents by how well they answer a query, by a classifier of pairs or by the cosine of two vectors.
 
     The score of two labels is the second one's probability. A document that is too long is cut.
     """
@@ -60,7 +48,7 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
 
 
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
-    """Read the request, its spec and the pairs to be judged. Raise Problem, InvalidOption and InvalidItem."""
+    """Return the request, its spec and the pairs to be judged. Raises Problem, InvalidOption and InvalidItem."""
     wanted = decode_body(body, RERANK_DECODER)
     return wanted, *pair_up(resources, wanted.encoding(), wanted.query, wanted.texts())
 
@@ -68,7 +56,7 @@ def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, Encodi
 def pair_up(
     resources: Resources, encoding: EncodingRequest, query: str, texts: list[str], field: str = "documents"
 ) -> tuple[EncodingSpec, list[bytes]]:
-    """The query with each text of the request's field. Raises UnknownModel, InvalidOption and InvalidItem."""
+    """Pair the query with each text of the request's field. Raises UnknownModel, InvalidOption and InvalidItem."""
     check_documents(texts, field)
     check_query(query, "", resources.settings)
     for index, text in enumerate(texts):
@@ -81,19 +69,19 @@ def pair_up(
 def rank(
     wanted: RerankRequest, spec: EncodingSpec, numbers: Numbers, num_tokens: int
 ) -> RerankAnswer | VoyageRerankAnswer:
-    """Answer in the shape that the names of the request are of."""
+    """Return the answer in the shape to which the field names of the request belong."""
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     texts = wanted.texts() if wanted.return_documents else None
     if not wanted.is_voyages:
         results = rank_documents(numbers, spec, texts, wanted.limit)
-        return RerankAnswer(id=str(uuid4()), usage=usage, model=wanted.model, results=results)
+        return RerankAnswer(id=str(uuid4()), model=wanted.model, results=results, usage=usage)
     data = [
         VoyageRankedDocument(
             index=index, relevance_score=score, document=None if texts is None else texts[index]
         )
         for index, score in rank_scores(numbers, spec.labels, wanted.limit)
     ]
-    return VoyageRerankAnswer(data=data, model=wanted.model, usage=usage)
+    return VoyageRerankAnswer(object="list", data=data, model=wanted.model, usage=usage)
 
 
 def rank_documents(

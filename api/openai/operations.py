@@ -1,16 +1,25 @@
-"""Bodies of text-embeddings-inference: texts and documents for one model, and what its clients read."""
+"""What clients of text-embeddings-inference and of Cohere ask: bodies, answers and operations in their shapes."""
 
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict, cast
 
 import msgspec
 from msgspec import Meta
-from pydantic import BaseModel, Field
 
-from vectormill.batches.endpoints import Document, EncodingRequest, read_documents
+from vectormill.batches.endpoints import (
+    DOCUMENT,
+    MAX_INPUTS,
+    QUERY,
+    Document,
+    EncodingRequest,
+    RankedDocument,
+    read_documents,
+)
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import EMBED, JUDGE
+from vectormill.keys.api_key import READ
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.operation import Operation
 
 MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."
 
@@ -21,7 +30,7 @@ Direction = Annotated[
 
 
 def check_direction(direction: str | None) -> None:
-    """Raises InvalidOption for what no model here does: cutting the start of a text."""
+    """Raise InvalidOption if the start of a text is to be cut, which no model here does."""
     if direction in {"Left", "left", "START"}:
         raise InvalidOption(
             "A text that is too long is cut at its end here, never at its start; cut its start before it is sent."
@@ -29,7 +38,7 @@ def check_direction(direction: str | None) -> None:
 
 
 def choose_model(registry: Registry, asked: str | None) -> str:
-    """Theirs has one model, which nobody names."""
+    """Return the model that is asked for; unless one is named, the only one, or the packaged one."""
     names = registry.names()
     return asked or (names[0] if len(names) == 1 else DEFAULT_MODEL)
 
@@ -164,22 +173,22 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
         return EncodingRequest(model, options)
 
 
-class PredictionBody(BaseModel):
+class PredictionBody(TypedDict):
     """A classifier's score for one label."""
 
     score: float
     label: str
 
 
-class RankBody(BaseModel):
+class RankBody(TypedDict):
     """One text's score."""
 
-    index: int = Field(description="Its place among the texts.")
+    index: Annotated[int, Meta(description="Its place among the texts.")]
     score: float
-    text: str | None = Field(default=None, description="If it was asked for.")
+    text: NotRequired[Annotated[str, Meta(description="If it was asked for.")]]
 
 
-class InfoBody(BaseModel):
+class InfoBody(TypedDict):
     """The facts about the model that text-embeddings-inference tells, as far as they are known here."""
 
     model_id: str
@@ -189,7 +198,129 @@ class InfoBody(BaseModel):
     version: str
 
 
-EMBED_DECODER: Final = msgspec.json.Decoder(EmbedRequest)
-RANK_DECODER: Final = msgspec.json.Decoder(RankRequest)
-SIMILARITY_DECODER: Final = msgspec.json.Decoder(SimilarityRequest)
-PREDICT_DECODER: Final = msgspec.json.Decoder(PredictRequest)
+InputType = Literal["search_document", "search_query", "classification", "clustering"]
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+# A request ranks once, however many documents it has.
+RANK_META: Final = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+PROMPT_OF: Final = {"search_document": DOCUMENT, "search_query": QUERY}
+
+
+class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v2/embed and /v1/embed. int8 and uint8 are of measured ranges here, and of jobs."""
+
+    texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
+    model: str = DEFAULT_MODEL
+    input_type: Annotated[
+        InputType | None, Meta(description="For a search, the model's prompt for it, if it has one.")
+    ] = None
+    embedding_types: Annotated[list[EmbeddingType], Meta(min_length=1)] | None = None
+    output_dimension: Annotated[int, Meta(ge=1)] | None = None
+    truncate: Annotated[
+        Literal["END", "NONE", "START"] | None,
+        Meta(description="END, the default, cuts what is too long; NONE refuses it. START is refused."),
+    ] = None
+
+    def encoding(self) -> EncodingRequest:
+        options = EncodingOptions(
+            dimensions=self.output_dimension,
+            long_texts=FAIL if self.truncate == "NONE" else TRUNCATE,
+            task=EMBED,
+        )
+        return EncodingRequest(self.model, options, PROMPT_OF.get(self.input_type or ""))
+
+
+class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v2/rerank, with what clients of the first interface send along."""
+
+    query: str
+    documents: list[str | Document]
+    model: str = DEFAULT_MODEL
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: Annotated[bool | None, Meta(description="Repeat the texts in the answer.")] = None
+    max_tokens_per_doc: (
+        Annotated[
+            int,
+            Meta(ge=1, description="Read at most so many tokens of a query and a document together."),
+        ]
+        | None
+    ) = None
+    rank_fields: Annotated[list[str] | None, Meta(description="Only `text` is read.")] = None
+    max_chunks_per_doc: Annotated[int | None, Meta(description="Taken, and not used.")] = None
+    priority: Annotated[int | None, Meta(description="Taken, and not used.")] = None
+
+    def texts(self) -> list[str]:
+        return read_documents(self.documents)
+
+
+# The functional form, since `float` is no name of a class's field that says a type as well.
+class EmbeddingsByType(TypedDict):
+    float: NotRequired[list[list[float]]]
+    base64: NotRequired[Annotated[list[str], Meta(description="float32, little-endian.")]]
+    binary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values a number, less 128.")]]
+    ubinary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values a number.")]]
+
+
+EmbeddingsByType.__doc__ = "A list for each type that was asked for, in the order of the texts."
+
+
+class CohereAnswer(TypedDict):
+    id: str
+    embeddings: EmbeddingsByType
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
+class CohereFirstAnswer(TypedDict):
+    """The answer of Cohere's v1 embed: plain rows, or rows by type where the request names types."""
+
+    id: str
+    embeddings: list[list[float]] | EmbeddingsByType
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
+class CohereRankAnswer(TypedDict):
+    """The documents by relevance, the best first."""
+
+    id: str
+    results: list[RankedDocument]
+    meta: dict[str, Any]
+
+
+VECTORS: Final = list[list[float]]
+PREDICTIONS: Final[type[Any]] = cast(Any, list[PredictionBody] | list[list[PredictionBody]])
+DATES: Final = {"inputs": ["dates"]}
+
+TEI_ROOT: Final = Operation("POST", "/", READ, VECTORS, EmbedRequest, example=DATES)
+TEI_EMBED: Final = Operation("POST", "/embed", READ, VECTORS, EmbedRequest, example=DATES)
+TEI_SIMILARITY: Final = Operation(
+    "POST", "/similarity", READ, list[float], SimilarityRequest,
+    example={"inputs": {"source_sentence": "dates", "sentences": ["strptime", "zlib"]}},
+)  # fmt: skip
+TEI_RERANK: Final = Operation(
+    "POST", "/rerank", READ, list[RankBody], RankRequest,
+    example={"query": "dates", "texts": ["strptime", "zlib"]},
+)  # fmt: skip
+TEI_PREDICT: Final = Operation(
+    "POST", "/predict", READ, PREDICTIONS, PredictRequest,
+    example={"inputs": [["a question", "an answer"], ["a text"]]},
+)  # fmt: skip
+TEI_INFO: Final = Operation("GET", "/info", READ, InfoBody)
+COHERE_EMBED: Final = Operation(
+    "POST", "/v2/embed", READ, CohereAnswer, CohereEmbedRequest,
+    example={"texts": ["dates"], "embedding_types": ["float"]},
+)  # fmt: skip
+COHERE_FIRST_EMBED: Final = Operation(
+    "POST", "/v1/embed", READ, CohereFirstAnswer, CohereEmbedRequest, example={"texts": ["dates"]}
+)
+COHERE_RERANK: Final = Operation(
+    "POST", "/v2/rerank", READ, CohereRankAnswer, CohereRankRequest,
+    example={"query": "dates", "documents": ["strptime", "zlib"]},
+)  # fmt: skip
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (
+    TEI_ROOT, TEI_EMBED, TEI_SIMILARITY, TEI_RERANK, TEI_PREDICT, TEI_INFO,
+    COHERE_EMBED, COHERE_FIRST_EMBED, COHERE_RERANK,
+)  # fmt: skip

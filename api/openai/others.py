@@ -5,41 +5,34 @@ from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.requests import decode_body
-from api.openai.cohere import (
-    COHERE_DECODER,
-    COHERE_RANK_DECODER,
+from api.openai import operations
+from api.openai.embeddings import embed, read_texts, read_wanted, write
+from api.openai.operations import (
     RANK_META,
-    CohereAnswer,
     CohereEmbedRequest,
-    CohereFirstAnswer,
     CohereRankAnswer,
     CohereRankRequest,
-    write_cohere_answer,
-    write_first_answer,
-)
-from api.openai.tei import (
-    EMBED_DECODER,
-    PREDICT_DECODER,
-    RANK_DECODER,
-    SIMILARITY_DECODER,
     EmbedRequest,
     InfoBody,
-    PredictionBody,
     PredictRequest,
     RankBody,
     RankRequest,
+    SimilarityRequest,
     check_direction,
     choose_model,
 )
+from api.openai.reranking import pair_up, rank_documents
 from api.queries.encoding import encode_texts
 from api.queries.exchange import Answered
-from api.routes.openai.embedded import embed, read_texts, read_wanted, write
-from api.routes.reranking import pair_up, rank_documents
+from api.serving import serve
+from api.streams.decimal_tables import write_wholes
 from vectormill.batches.endpoints import MAX_INPUTS, EncodingRequest, resolve_spec
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
@@ -49,39 +42,35 @@ from vectormill.vectors.decimals import write_decimals
 from vectormill.vectors.scores import rank_scores
 
 router = APIRouter(tags=["other APIs"])
+Vectors = npt.NDArray[np.float32]
 
-JSON: Final = "application/json"
+EMBED_DECODER: Final = msgspec.json.Decoder(EmbedRequest)
+RANK_DECODER: Final = msgspec.json.Decoder(RankRequest)
+SIMILARITY_DECODER: Final = msgspec.json.Decoder(SimilarityRequest)
+PREDICT_DECODER: Final = msgspec.json.Decoder(PredictRequest)
+COHERE_RANK_DECODER: Final = msgspec.json.Decoder(CohereRankRequest)
+COHERE_DECODER: Final = msgspec.json.Decoder(CohereEmbedRequest)
 
 
-def takes(name: str, example: dict[str, Any]) -> dict[str, Any]:
-    """A body of this schema, for the description."""
-    schema = {"$ref": f"#/components/schemas/{name}"}
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, "example": example}}}}
-
-
-@router.post(
-    "/", openapi_extra=takes("EmbedRequest", {"inputs": ["dates"]}), response_model=list[list[float]]
-)
-@router.post(
-    "/embed", openapi_extra=takes("EmbedRequest", {"inputs": ["dates"]}), response_model=list[list[float]]
-)
+@serve(router, operations.TEI_ROOT)
+@serve(router, operations.TEI_EMBED)
 async def post_embed(request: Request, resources: ResourcesDependency) -> Response:
-    """Vectors alone, as text-embeddings-inference answers them."""
+    """Return vectors alone, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_embed)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             encoding = wanted.encoding(resources.registry)
-            answered, _ = await embed(resources, hold, encoding, texts, "inputs")
+            answered = await embed(resources, hold, encoding, texts, "inputs")
 
             def write_rows() -> bytes:
                 rows = (b"[" + row.tobytes() for row in write_decimals(answered.vectors))
                 return b"[" + b",".join(rows) + b"]"
 
-            return Response(await write(answered, write_rows), media_type=JSON)
+            return await write(answered, write_rows)
 
 
 def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
-    """Raises Problem and InvalidOption."""
+    """Return the request and its texts. Raises Problem and InvalidOption."""
     wanted = decode_body(body, EMBED_DECODER)
     return wanted, check_embed(wanted, resources)
 
@@ -100,24 +89,19 @@ def check_embed(wanted: EmbedRequest, resources: Resources) -> list[bytes]:
     return read_texts(inputs, "inputs", resources)
 
 
-@router.post(
-    "/similarity",
-    openapi_extra=takes(
-        "SimilarityRequest", {"inputs": {"source_sentence": "dates", "sentences": ["strptime", "zlib"]}}
-    ),
-)
+@serve(router, operations.TEI_SIMILARITY)
 async def post_similarity(request: Request, resources: ResourcesDependency) -> list[float]:
-    """The cosine of each sentence with the source sentence, as text-embeddings-inference answers them."""
+    """Return the cosine of each sentence with the source sentence, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_similarity)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            answered, _ = await embed(resources, hold, wanted.encoding(resources.registry), texts, "inputs")
+            answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, "inputs")
             cosines = answered.vectors[1:] @ answered.vectors[0]
             return [float(f"{cosine:.9g}") for cosine in cosines.tolist()]
 
 
 def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
-    """Raises Problem and InvalidOption."""
+    """Return the request for vectors of all texts, and these. Raises Problem and InvalidOption."""
     wanted = decode_body(body, SIMILARITY_DECODER)
     if not wanted.inputs.sentences:
         raise InvalidOption("inputs.sentences is empty, so there is nothing to compare; send one at least.")
@@ -125,26 +109,22 @@ def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, li
     return request, check_embed(request, resources)
 
 
-@router.post(
-    "/rerank",
-    openapi_extra=takes("RankRequest", {"query": "dates", "texts": ["strptime", "zlib"]}),
-    response_model_exclude_none=True,
-)
+@serve(router, operations.TEI_RERANK)
 async def post_rank(request: Request, resources: ResourcesDependency) -> list[RankBody]:
-    """Texts by their relevance to a query, as text-embeddings-inference answers them."""
+    """Rank texts by their relevance to a query, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             numbers = await encode_texts(resources, spec, pairs)
             _, texts = wanted.read_texts()
-            return [
-                RankBody(index=index, score=score, text=texts[index] if wanted.return_text else None)
-                for index, score in rank_scores(numbers, spec.labels, wanted.top_n)
-            ]
+            ranked = rank_scores(numbers, spec.labels, wanted.top_n)
+            if wanted.return_text:
+                return [RankBody(index=index, score=score, text=texts[index]) for index, score in ranked]
+            return [RankBody(index=index, score=score) for index, score in ranked]
 
 
 def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[EncodingSpec, list[bytes]]]:
-    """Raises as pair_up."""
+    """Return the request, its spec and its pairs. Raises as pair_up."""
     wanted = decode_body(body, RANK_DECODER)
     check_direction(wanted.truncation_direction)
     field, texts = wanted.read_texts()
@@ -157,30 +137,26 @@ def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[Enc
     return wanted, pair_up(resources, EncodingRequest(model, options), wanted.query, texts, field)
 
 
-@router.post(
-    "/predict",
-    openapi_extra=takes("PredictRequest", {"inputs": [["a question", "an answer"], ["a text"]]}),
-    response_model=list[PredictionBody] | list[list[PredictionBody]],
-)
+@serve(router, operations.TEI_PREDICT)
 async def post_predict(request: Request, resources: ResourcesDependency) -> Response:
-    """The labels of a classifier for texts or pairs, the best first, as text-embeddings-inference answers them."""
+    """Return a classifier's labels of texts or pairs, the best first, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (encoding, sequences) = await read_wanted(request, resources, hold, read_predict)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            answered, _ = await embed(resources, hold, encoding, sequences, "inputs", is_list=wanted.is_many)
+            answered = await embed(resources, hold, encoding, sequences, "inputs", is_list=wanted.is_many)
             labels = resolve_spec(resources.registry, encoding).labels
 
             def write_rows() -> bytes:
                 rows = [write_predictions(labels, row) for row in answered.vectors.tolist()]
                 return b"[" + b",".join(rows) + b"]" if wanted.is_many else rows[0]
 
-            return Response(await write(answered, write_rows), media_type=JSON)
+            return await write(answered, write_rows)
 
 
 def read_predict(
     body: bytes, resources: Resources
 ) -> tuple[PredictRequest, tuple[EncodingRequest, list[bytes]]]:
-    """Raises Problem, UnknownModel, InvalidOption and ModelError."""
+    """Return the request, what it asks for, and its texts. Raises Problem, UnknownModel, InvalidOption, ModelError."""
     wanted = decode_body(body, PREDICT_DECODER)
     check_direction(wanted.truncation_direction)
     sequences = wanted.read_sequences()
@@ -200,9 +176,9 @@ def write_predictions(labels: Sequence[str], numbers: Sequence[float]) -> bytes:
     return msgspec.json.encode([{"score": float(f"{score:.9g}"), "label": label} for label, score in ranked])
 
 
-@router.get("/info")
+@serve(router, operations.TEI_INFO)
 async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody:
-    """The model of `/embed` and `/rerank`."""
+    """Describe the model of `/embed` and `/rerank`."""
     name = choose_model(resources.registry, None)
     card = await run_in_threadpool(resources.registry.card, name)
     return InfoBody(
@@ -214,70 +190,118 @@ async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody
     )
 
 
-@router.post(
-    "/v2/embed",
-    openapi_extra=takes("CohereEmbedRequest", {"texts": ["dates"], "embedding_types": ["float"]}),
-    response_model=CohereAnswer,
-)
+@serve(router, operations.COHERE_EMBED)
 async def post_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
-    """Vectors in the types that are asked for, as Cohere answers them."""
+    """Return vectors in the types that are asked for, as Cohere answers them."""
     return await answer_cohere(request, resources, write_cohere_answer)
 
 
-@router.post(
-    "/v1/embed",
-    openapi_extra=takes("CohereEmbedRequest", {"texts": ["dates"]}),
-    response_model=CohereFirstAnswer,
-)
+@serve(router, operations.COHERE_FIRST_EMBED)
 async def post_first_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
-    """Vectors as Cohere's first interface answers them: rows alone where no types are asked for."""
+    """Return vectors as Cohere's first interface answers them: rows alone where no types are asked for."""
     return await answer_cohere(request, resources, write_first_answer)
 
 
 async def answer_cohere(
     request: Request,
     resources: Resources,
-    write_answer: Callable[[CohereEmbedRequest, Answered, int, str], bytes],
+    write_answer: Callable[[CohereEmbedRequest, Answered], bytes],
 ) -> Response:
-    """Answer either interface. Raises Problem, and as embed does."""
+    """Answer either interface of Cohere. Raises Problem and the errors of embed."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_cohere)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            answered, num_tokens = await embed(resources, hold, wanted.encoding(), texts, "texts")
-            content = await write(answered, lambda: write_answer(wanted, answered, num_tokens, str(uuid4())))
-            return Response(content, media_type=JSON)
+            answered = await embed(resources, hold, wanted.encoding(), texts, "texts")
+            return await write(answered, lambda: write_answer(wanted, answered))
 
 
 def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
-    """Raises Problem and InvalidOption."""
+    """Return the request and its texts. Raises Problem and InvalidOption."""
     wanted = decode_body(body, COHERE_DECODER)
     check_direction(wanted.truncate)
     return wanted, read_texts(wanted.texts, "texts", resources)
 
 
-@router.post(
-    "/v2/rerank",
-    openapi_extra=takes("CohereRankRequest", {"query": "dates", "documents": ["strptime", "zlib"]}),
-    response_model_exclude_none=True,
-)
+@serve(router, operations.COHERE_RERANK)
 async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> CohereRankAnswer:
-    """Documents by their relevance to a query, as Cohere answers them."""
+    """Rank documents by their relevance to a query, as Cohere answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             numbers = await encode_texts(resources, spec, pairs)
             texts = wanted.texts() if wanted.return_documents else None
             results = rank_documents(numbers, spec, texts, wanted.top_n)
+            if texts is None:
+                for result in results:
+                    del result["document"]
             return CohereRankAnswer(id=str(uuid4()), results=results, meta=RANK_META)
 
 
 def read_cohere_rank(
     body: bytes, resources: Resources
 ) -> tuple[CohereRankRequest, tuple[EncodingSpec, list[bytes]]]:
-    """Raises as pair_up."""
+    """Return the request, its spec and its pairs. Raises as pair_up."""
     wanted = decode_body(body, COHERE_RANK_DECODER)
     max_tokens = wanted.max_tokens_per_doc
     if max_tokens is not None:  # a cap, which clients set for models that read more
         max_tokens = min(max_tokens, resources.registry.card(wanted.model).max_tokens)
     options = EncodingOptions(task=JUDGE, max_tokens=max_tokens)
     return wanted, pair_up(resources, EncodingRequest(wanted.model, options), wanted.query, wanted.texts())
+
+
+def write_floats(vectors: Vectors) -> list[Any]:
+    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_decimals(vectors)]
+
+
+def write_base64(vectors: Vectors) -> list[Any]:
+    return [row.tobytes() for row in vectors.astype("<f4", copy=False)]
+
+
+def write_bits(vectors: Vectors) -> list[Any]:
+    """Return the signs of vectors, eight to a byte: a bit is set where a value is above 0."""
+    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(np.packbits(vectors > 0, axis=1))]
+
+
+def write_signed_bits(vectors: Vectors) -> list[Any]:
+    """Return the signs of vectors as signed bytes: the unsigned ones less 128."""
+    numbers = np.packbits(vectors > 0, axis=1).astype(np.int16) - 128
+    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(numbers.astype(np.int8))]
+
+
+WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
+    "float": write_floats,
+    "base64": write_base64,
+    "binary": write_signed_bits,
+    "ubinary": write_bits,
+}
+
+
+def write_cohere_answer(wanted: CohereEmbedRequest, answered: Answered, version: str = "2") -> bytes:
+    """Write the answer of either interface by types, as JSON."""
+    kinds = dict.fromkeys(wanted.embedding_types or ["float"])
+    rows = {kind: WRITERS[kind](answered.vectors) for kind in kinds}
+    return _write_answer(wanted, answered, version, rows, "embeddings_by_type")
+
+
+def write_first_answer(wanted: CohereEmbedRequest, answered: Answered) -> bytes:
+    """Write the answer of the first interface, which has rows alone where no types are asked for, as JSON."""
+    if wanted.embedding_types is not None:
+        return write_cohere_answer(wanted, answered, version="1")
+    return _write_answer(wanted, answered, "1", write_floats(answered.vectors), "embeddings_floats")
+
+
+def _write_answer(
+    wanted: CohereEmbedRequest, answered: Answered, version: str, embeddings: Any, response_type: str
+) -> bytes:
+    return msgspec.json.encode(
+        {
+            "id": str(uuid4()),
+            "embeddings": embeddings,
+            "texts": wanted.texts,
+            "meta": {
+                "api_version": {"version": version},
+                "billed_units": {"input_tokens": answered.num_tokens},
+            },
+            "response_type": response_type,
+        }
+    )

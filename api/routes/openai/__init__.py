@@ -1,1 +1,0 @@
-"""The routes that clients of other APIs ask: OpenAI's above all."""
