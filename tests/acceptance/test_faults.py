@@ -79,23 +79,22 @@ def wait_until_still(client: Client, job_id: str) -> int:
     return num_done
 
 
-def test_a_worker_killed_in_the_middle_costs_time_but_no_item(stack: Stack, collection: str) -> None:
+# A fault of its own is told by the next process, which hands back what the former held.
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)], ids=["killed", "faulty"]
+)
+def test_a_worker_that_ends_in_the_middle_costs_time_but_no_item(
+    stack: Stack, collection: str, number: signal.Signals
+) -> None:
     with caught_in_the_middle(stack, collection) as job:
         worker = wait_for(lambda: stack.find_process("worker.app"), because="a worker runs")
         runners = worker.children(recursive=True)
-        worker.kill()
+        worker.send_signal(number)
     _, alive = psutil.wait_procs([worker, *runners], timeout=60)
     assert not alive, "the model process outlived its worker"
     job.assert_every_key_has_exactly_one_vector()
     with stack.client() as client:
         assert client.job(job.job_id)["num_retried_chunks"] > 0
-
-
-def test_a_flushed_redis_costs_seconds_but_no_item(stack: Stack, collection: str) -> None:
-    with caught_in_the_middle(stack, collection) as job:
-        for _ in range(3):
-            stack.redis().flushall()
-    job.assert_every_key_has_exactly_one_vector()
 
 
 @pytest.mark.tail
@@ -108,26 +107,6 @@ def test_a_stack_stopped_in_the_middle_goes_on_when_it_is_started_again(
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive, "a process outlived the stack"
     stack.start()
-    job.assert_every_key_has_exactly_one_vector()
-
-
-@pytest.mark.tail
-def test_a_stack_killed_with_all_its_processes_recovers_and_goes_on(stack: Stack, collection: str) -> None:
-    with caught_in_the_middle(stack, collection) as job:
-        stack.kill_everything()
-    stack.start()
-    job.assert_every_key_has_exactly_one_vector()
-
-
-@pytest.mark.tail
-@pytest.mark.parametrize("victim", ["scheduler", "api", "valkey-server", "postgres"])
-def test_a_killed_process_comes_back_and_the_job_goes_on(stack: Stack, collection: str, victim: str) -> None:
-    with caught_in_the_middle(stack, collection) as job:
-        process = stack.find_process(victim)
-        assert process is not None
-        process.kill()
-    psutil.wait_procs([process], timeout=60)
-    wait_for(stack.is_ready, 60, f"the stack is ready again without its {victim}")
     job.assert_every_key_has_exactly_one_vector()
 
 
@@ -154,24 +133,6 @@ def test_a_second_up_on_the_same_directory_says_that_one_is_running(stack: Stack
     assert f"(pid {stack.process.pid}) is running on" in stack.log.read_text()
     with stack.client() as client:
         assert client.models()
-
-
-def test_search_and_sql_find_the_nearest_texts(stack: Stack, collection: str) -> None:
-    items: list[ItemJson] = [
-        {"key": "cat", "text": "A cat sleeps on the warm windowsill."},
-        {"key": "bond", "text": "The central bank raised interest rates again."},
-        {"key": "port", "text": "Bind the server to a free TCP port."},
-    ]
-    with stack.client() as client:
-        job = client.submit(items, model=MODEL, collection=collection)
-        client.wait(job["id"], timeout_seconds=240)
-        matches = client.search(collection, "a kitten is napping", limit=3)
-    assert matches[0]["key"] == "cat"
-    nearest = stack.query(
-        f"SELECT key FROM {collection}"
-        f" ORDER BY embedding <=> (SELECT embedding FROM {collection} WHERE key = 'cat') LIMIT 1"
-    )
-    assert list(nearest) == [("cat",)]
 
 
 def test_a_search_is_answered_while_a_bulk_job_fills_every_slot(stack: Stack, collection: str) -> None:

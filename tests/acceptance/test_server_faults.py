@@ -1,35 +1,95 @@
-"""Postgres, Redis and the schedulers are restarted, emptied, filled or cut off under load; nothing is lost."""
+"""Redis and Postgres are full, read-only or restarted: jobs wait with a reason, go on, and nothing is lost."""
 
 import os
-import random
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from uuid import uuid4
 
 import httpx
 import psutil
+import psycopg
 import pytest
-from redis.exceptions import ResponseError
 
 from tests.acceptance import tiny
-from tests.acceptance.parts import Parts
-from tests.acceptance.producer import Ledger, Promise, answers, assert_kept, load, promise
+from tests.acceptance.parts import Parts, frozen
+from tests.acceptance.producer import Ledger, Promise, assert_kept, load, promise
 from tests.waiting import wait_for
-from vectormill.broker.app import queue_of
-from vectormill.processes.lifetimes import free_port
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.tail]
 
-JOB_ITEMS = 500
-NUM_CYCLES = 10
+ITEMS = 200  # four chunks
+NUM_CYCLES = 4
 
 
-def pids(parts: Parts) -> set[int]:
-    return {process.pid for process in [*parts.workers(), *parts.runners()]}
+def leased(parts: Parts, kept: Promise) -> int:
+    """How many chunks of the job workers hold."""
+    ((count,),) = parts.query(
+        f"SELECT count(*) FROM vectormill.chunks WHERE state = 'leased' AND job_id = '{kept.job_id}'"
+    )
+    return int(str(count))
+
+
+def says(parts: Parts, kept: Promise, words: str) -> bool:
+    """Return whether the job waits for what these words say."""
+    with parts.client() as client:
+        return words in str(client.job(kept.job_id)["waiting_because"] or "")
+
+
+def test_jobs_wait_with_a_reason_while_redis_is_full_and_go_on_when_it_is_not(parts: Parts) -> None:
+    with parts.redis() as redis:
+        limit = redis.config_get("maxmemory")["maxmemory"]
+        redis.config_set("maxmemory", "1")
+        try:
+            kept = promise(parts, list(range(ITEMS)))  # 202: submitting needs no Redis
+            wait_for(lambda: says(parts, kept, "Redis"), 60, "the job says what it waits for")
+        finally:
+            redis.config_set("maxmemory", limit)
+    assert_kept(parts, kept)
+
+
+def test_jobs_wait_while_postgres_is_read_only_and_go_on_when_it_is_not(
+    parts: Parts, collection: str
+) -> None:
+    with frozen(parts.runners()):
+        kept = [promise(parts, list(range(ITEMS)), collection), promise(parts, list(range(ITEMS)))]
+        for each in kept:
+            wait_for(lambda each=each: leased(parts, each) > 0, 60, "workers hold chunks")  # type: ignore[misc]
+        set_read_only(parts, "on")
+        wait_for(lambda: is_read_only(parts), because="the servers' processes have read the setting")
+    try:
+        wait_for(lambda: has_lapsed(parts), 60, "a lease could not be renewed")
+        refused = httpx.post(
+            f"{parts.api_url}/v1/jobs",
+            json={"model": tiny.MODEL, "items": [{"key": "a", "text": "b"}]},
+            timeout=60,
+        )
+        assert refused.status_code == 503, refused.text
+        assert "read-only" in refused.json()["detail"], refused.text
+        with parts.client() as client:
+            states = {client.job(each.job_id)["state"] for each in kept}
+        assert states.isdisjoint(TERMINAL_JOB_STATES)
+    finally:
+        set_read_only(parts, "off")
+    assert_kept(parts, *kept)
+
+
+def set_read_only(parts: Parts, value: str) -> None:
+    parts.change(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+    parts.change("SELECT pg_reload_conf()")
+
+
+def is_read_only(parts: Parts) -> bool:
+    with psycopg.connect(parts.database_url.replace("postgresql+psycopg", "postgresql")) as connection:
+        return connection.execute("SHOW transaction_read_only").fetchone() == ("on",)
+
+
+def has_lapsed(parts: Parts) -> bool:
+    return bool(
+        list(parts.query("SELECT 1 FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()"))
+    )
 
 
 def wait_for_progress(parts: Parts, ledger: Ledger) -> None:
@@ -43,9 +103,10 @@ def wait_for_progress(parts: Parts, ledger: Ledger) -> None:
     wait_for(lambda: num_done() > before, 120, f"jobs go on ({len(ledger.promises)} were acknowledged)")
 
 
-def test_postgres_and_redis_restarted_ten_times_under_load_cost_no_item_and_no_worker(parts: Parts) -> None:
-    before = pids(parts)
-    with load(parts, seed=21, num_producers=2, job_items=JOB_ITEMS) as ledger:
+@pytest.mark.slow
+def test_postgres_and_redis_restarted_under_load_cost_no_item_and_no_worker(parts: Parts) -> None:
+    before = pids_of(parts)
+    with load(parts, seed=21, num_producers=2, job_items=500) as ledger:
         for cycle in range(NUM_CYCLES):
             wait_for_progress(parts, ledger)
             server = parts.postgres if cycle % 2 else parts.valkey
@@ -59,70 +120,11 @@ def test_postgres_and_redis_restarted_ten_times_under_load_cost_no_item_and_no_w
         wait_for_progress(parts, ledger)
     assert_kept(parts, *ledger.promises)
     assert ledger.surprises == []
-    assert pids(parts) == before, "a worker or its model was started afresh"
+    assert pids_of(parts) == before, "a worker or its model was started afresh"
 
 
-def test_keys_of_redis_deleted_and_renamed_under_load_cost_no_item(parts: Parts) -> None:
-    dice = random.Random(31)
-    with load(parts, seed=31, num_producers=2, job_items=JOB_ITEMS) as ledger, parts.redis() as redis:
-        wait_for_progress(parts, ledger)
-        for _ in range(20):
-            keys = [key.decode() for key in redis.keys("*") if isinstance(key, bytes)]
-            # A queue's list is there only while messages wait in it, so its name is tried whether it is or not.
-            name = dice.choice([*sorted(keys), queue_of(tiny.MODEL), queue_of(tiny.MODEL) + "\x06\x169"])
-            if dice.random() < 0.5 or not redis.exists(name):
-                redis.delete(name)
-            else:
-                with suppress(ResponseError):  # its messages were taken meanwhile
-                    redis.rename(name, f"lost:{uuid4()}")
-            wait_for_progress(parts, ledger)
-    assert_kept(parts, *ledger.promises)
-    assert ledger.surprises == []
-
-
-def test_of_three_schedulers_any_may_be_killed_at_any_time(parts: Parts) -> None:
-    dice = random.Random(41)
-    names = ["scheduler", "scheduler-2", "scheduler-3"]
-    for name in names[1:]:
-        parts.start(name, "scheduler")
-    try:
-        with load(parts, seed=41, num_producers=2, job_items=JOB_ITEMS) as ledger:
-            for _ in range(8):
-                wait_for_progress(parts, ledger)
-                victim = dice.choice(names)
-                parts.end_part(victim, signal.SIGKILL)
-                parts.start(victim, "scheduler")
-            wait_for_progress(parts, ledger)
-        assert_kept(parts, *ledger.promises)
-        assert ledger.surprises == []
-    finally:
-        for name in names[1:]:
-            if name in parts.processes:
-                parts.end_part(name)
-
-
-def test_an_api_killed_in_a_request_leaves_one_job_when_the_client_repeats_it(parts: Parts) -> None:
-    dice = random.Random(61)
-    api_port = free_port()
-    numbers = list(range(300))
-    kept: list[Promise] = []
-    for _ in range(4):
-        headers = {"Idempotency-Key": str(uuid4())}
-        body = {"model": tiny.MODEL, "items": tiny.items(numbers)}
-        parts.start("api-2", "api", "--port", str(api_port))
-        wait_for(lambda: answers(f"http://127.0.0.1:{api_port}"), 60, "the second API is there")
-        victim = psutil.Process(parts.processes["api-2"].pid)
-        # Killed between nothing and 40 ms after the request was sent: before, in and after its transaction.
-        killer = threading.Timer(dice.uniform(0, 0.04), victim.kill)
-        killer.start()
-        with suppress(httpx.HTTPError):
-            httpx.post(f"http://127.0.0.1:{api_port}/v1/jobs", json=body, headers=headers, timeout=60)
-        killer.join()
-        parts.end_part("api-2")
-        again = httpx.post(f"{parts.api_url}/v1/jobs", json=body, headers=headers, timeout=60)
-        assert again.status_code == 202, again.text
-        kept.append(Promise(again.json()["id"], None, [f"k{number}" for number in numbers], numbers))
-    assert_kept(parts, *kept)
+def pids_of(parts: Parts) -> set[int]:
+    return {process.pid for process in [*parts.workers(), *parts.runners()]}
 
 
 @contextmanager
@@ -151,6 +153,7 @@ def small_disk(parts: Parts, kilobytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 def test_jobs_wait_while_the_disk_of_postgres_is_full_and_go_on_when_there_is_room(
     parts: Parts, collection: str
@@ -186,11 +189,6 @@ def fill(ballast: Path) -> None:
 
 def log_has(parts: Parts, words: str) -> bool:
     return any(words in log.read_text(errors="replace") for log in (parts.directory / "logs").glob("*.log"))
-
-
-def says(parts: Parts, kept: Promise, word: str) -> bool:
-    with parts.client() as client:
-        return word in str(client.job(kept.job_id)["waiting_because"] or "")
 
 
 def drop_tables_of(parts: Parts, tablespace: str) -> None:

@@ -1,18 +1,15 @@
-"""Workers are frozen, told to end, given a wrong clock, or of the former release; nothing is lost or blamed."""
+"""Workers are told to end under load, or have a wrong clock; nothing is lost or blamed."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.acceptance import tiny
-from tests.acceptance.parts import NUM_WORKERS, Parts, frozen
+from tests.acceptance.parts import NUM_WORKERS, Parts
 from tests.acceptance.producer import Promise, assert_kept, load, promise
 from tests.architecture.sources import ROOT
-from tests.former import extract_release
 from tests.waiting import wait_for
 from worker.placement.placement import read_assignment
 
@@ -32,21 +29,13 @@ LOG_ENDS = """
 FORGET_ENDS = "DROP TRIGGER log_end ON vectormill.chunks; DROP TABLE public.ends"
 
 
-@pytest.fixture
-def ends(parts: Parts) -> Iterator[Parts]:
-    """Parts whose database writes down which session ended which chunk under which fence."""
-    parts.change(LOG_ENDS)
-    yield parts
-    parts.change(FORGET_ENDS)
-
-
-def ended_by(parts: Parts, kept: Promise) -> list[tuple[str, int, int]]:
-    """Session, chunk and fence of every end of a chunk of the job."""
+def ended_by(parts: Parts, kept: Promise) -> set[str]:
+    """Return the sessions that ended chunks of the job."""
     rows = parts.query(
-        "SELECT session, chunk_id, ends.fence FROM public.ends JOIN vectormill.chunks ON chunks.id = chunk_id"
-        f" WHERE job_id = '{kept.job_id}' ORDER BY 2"
+        "SELECT session FROM public.ends JOIN vectormill.chunks ON chunks.id = chunk_id"
+        f" WHERE job_id = '{kept.job_id}'"
     )
-    return [(str(session), int(str(chunk)), int(str(fence))) for session, chunk, fence in rows]
+    return {str(session) for (session,) in rows}
 
 
 def holders(parts: Parts) -> dict[str, int]:
@@ -66,42 +55,6 @@ def worker_on(parts: Parts, device: str) -> psutil.Process:
 
     (worker,) = [each for each in parts.workers() if name_of(each) == device]
     return worker
-
-
-def test_a_worker_that_was_frozen_beyond_its_lease_writes_nothing(ends: Parts, collection: str) -> None:
-    parts = ends
-    with frozen(parts.runners()):
-        kept = promise(parts, list(range(12 * 64)), collection)  # as many chunks as the workers have slots
-        wait_for(lambda: len(holders(parts)) == NUM_WORKERS, 60, "both workers hold chunks")
-        zombie = worker_on(parts, "cpu:0")
-        name = next(name for name in holders(parts) if "cpu0" in name)
-        zombie.send_signal(signal.SIGSTOP)
-    try:  # its model goes on, and answers it
-        with parts.client() as client:
-            client.wait(kept.job_id, timeout_seconds=180)
-        before = ended_by(parts, kept)
-        rows = list(parts.query(f"SELECT key, embedding::text FROM {collection} ORDER BY key"))
-        assert name not in {session for session, *_ in before}
-    finally:
-        zombie.send_signal(signal.SIGCONT)
-    seen = heartbeat(parts, name)
-    wait_for(lambda: heartbeat(parts, name) > seen, 60, "it is back")
-    wait_for(lambda: name not in holders(parts), 60, "it has let go of its chunks")
-    assert ended_by(parts, kept) == before
-    assert list(parts.query(f"SELECT key, embedding::text FROM {collection} ORDER BY key")) == rows
-    assert len({chunk for _, chunk, _ in before}) == len(before) == 12
-    assert_kept(parts, kept)
-    with frozen(parts.runners()):  # so that the other cannot do all of it
-        more = promise(parts, list(range(1000, 1000 + 12 * 64)))
-        wait_for(lambda: name in holders(parts), 60, "it works again")
-    assert_kept(parts, more)
-
-
-def heartbeat(parts: Parts, name: str) -> float:
-    ((moment,),) = parts.query(
-        f"SELECT extract(epoch FROM heartbeat_at)::float8 FROM vectormill.workers WHERE name = '{name}'"
-    )
-    return float(str(moment))
 
 
 def test_workers_told_to_end_one_after_the_other_under_load_cost_no_attempt(parts: Parts) -> None:
@@ -156,11 +109,12 @@ pathlib.Path(os.environ["TEST_CLOCK_PROOF"]).touch()
 
 
 def test_workers_whose_clocks_are_an_hour_off_change_nothing(
-    ends: Parts, collection: str, tmp_path: Path
+    parts: Parts, collection: str, tmp_path: Path
 ) -> None:
-    parts = ends
     (tmp_path / "sitecustomize.py").write_text(WRONG_CLOCK)
-    with without_launcher(parts):
+    parts.change(LOG_ENDS)
+    parts.end_part("launcher")
+    try:
         for name, skew in (("ahead", 3600), ("behind", -3600)):
             proof = tmp_path / name
             environment = {
@@ -179,69 +133,16 @@ def test_workers_whose_clocks_are_an_hour_off_change_nothing(
         def both_have_worked() -> bool:
             kept.append(promise(parts, list(range(600)), collection))
             assert_kept(parts, *kept)
-            return {session for each in kept for session, *_ in ended_by(parts, each)} >= names
+            return {session for each in kept for session in ended_by(parts, each)} >= names
 
         wait_for(both_have_worked, 120, "both workers have done chunks")
         ids = ", ".join(f"'{each.job_id}'" for each in kept)
         assert list(
             parts.query(f"SELECT sum(num_retried_chunks) FROM vectormill.jobs WHERE id IN ({ids})")
         ) == [(0,)]
-
-
-@contextmanager
-def without_launcher(parts: Parts) -> Iterator[None]:
-    """The parts without their workers, which come back at the end; what was started meanwhile ends then."""
-    parts.end_part("launcher")
-    others = set(parts.processes)
-    try:
-        yield
     finally:
-        for name in set(parts.processes) - others:
+        for name in ("ahead", "behind"):
             parts.end_part(name)
+        parts.change(FORGET_ENDS)
         parts.start("launcher", "worker", "--model", tiny.MODEL)
-        parts.wait_until_ready()
-
-
-@pytest.fixture(scope="module")
-def former_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code of the former release, out of git's history."""
-    tree = tmp_path_factory.mktemp("former")
-    extract_release(tree)
-    return tree
-
-
-def test_a_worker_of_the_former_release_works_beside_todays_api_and_scheduler(
-    ends: Parts, collection: str, former_tree: Path
-) -> None:
-    parts = ends
-    with without_launcher(parts):
-        parts.start("former worker", "worker", "--model", tiny.MODEL, tree=former_tree)
-        parts.wait_until_ready()
-        in_collection, alone = (
-            promise(parts, list(range(600)), collection),
-            promise(parts, list(range(600, 1200))),
-        )
-        assert_kept(parts, in_collection, alone)
-
-
-def test_a_worker_of_today_works_beside_an_api_and_a_scheduler_of_the_former_release(
-    parts: Parts, former_tree: Path, collection: str
-) -> None:
-    arguments = ("api", "--port", str(parts.api_port))
-    parts.end_part("api")
-    parts.end_part("scheduler")
-    try:
-        parts.start("api", *arguments, tree=former_tree)
-        parts.start("scheduler", "scheduler", tree=former_tree)
-        parts.wait_until_ready()
-        in_collection, alone = (
-            promise(parts, list(range(600)), collection),
-            promise(parts, list(range(600, 1200))),
-        )
-        assert_kept(parts, in_collection, alone)
-    finally:
-        parts.end_part("api")
-        parts.end_part("scheduler")
-        parts.start("api", *arguments)
-        parts.start("scheduler", "scheduler")
         parts.wait_until_ready()

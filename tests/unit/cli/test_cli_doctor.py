@@ -2,13 +2,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.unit.fake_api import serving_fake_api
 from vectormill.cli import doctor as checks
 from vectormill.cli.app import main
 from vectormill.cli.doctor import judge_pgvector, judge_postgres
@@ -55,34 +56,38 @@ def test_servers_that_are_away_are_named_without_their_passwords(
     assert "s3cret" not in json.dumps(findings)
 
 
-def test_a_service_that_runs_is_asked_how_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving_fake_api() as api:
-        code, findings = diagnose(capsys, "--data-dir", str(tmp_path), "--api-url", api.url)
-    assert code == 0
-    assert findings["service"]["detail"] == f"{api.url} is ok, 1 workers"
+def ask_api(monkeypatch: pytest.MonkeyPatch, key: str | None, **worker: Any) -> list[checks.Finding]:
+    """Return what is found of a service that wants a key and has a worker."""
+    ready = {"status": "ok", "postgres": True, "redis": True, "workers": 1, "scheduler": True}
 
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(200, json=ready)
+        if request.headers.get("Authorization") != "Bearer vmk_ours":
+            return httpx.Response(401, json={})
+        return httpx.Response(200, json={"data": [{"name": "w", "model": "mini", "slots": 6, **worker}]})
 
-def test_a_worker_that_cannot_load_its_model_is_named_with_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving_fake_api() as api:
-        api.load_failure = "openvino was ended by SIGFPE"
-        code, findings = diagnose(capsys, "--data-dir", str(tmp_path), "--api-url", api.url)
-    assert code == 1
-    assert findings["worker mini-cpu0@host"]["detail"] == "cannot load mini: openvino was ended by SIGFPE"
+    make = partial(httpx.Client, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "Client", make)
+    return list(checks.ask_api("http://127.0.0.1:1", key))
 
 
 @pytest.mark.parametrize("key", [None, "vmk_ours", "vmk_another"])
-def test_a_service_that_wants_another_key_than_ours_is_a_warning(
-    key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_service_that_runs_is_asked_how_it_is_and_whether_it_knows_our_key(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VECTORMILL_API_KEY", key or "")
-    with serving_fake_api() as api:
-        api.key = "vmk_ours"
-        code, findings = diagnose(capsys, "--data-dir", str(tmp_path), "--api-url", api.url)
-    assert code == 0
-    assert findings["service"]["status"] == ("ok" if key == "vmk_ours" else "warn")
-    assert ("VECTORMILL_API_KEY" in findings["service"]["advice"]) == (key != "vmk_ours")
+    (service,) = ask_api(monkeypatch, key)
+    assert service.detail.startswith("http://127.0.0.1:1 is ok, 1 workers")
+    assert service.status == ("ok" if key == "vmk_ours" else "warn")
+    assert ("VECTORMILL_API_KEY" in service.advice) == (key != "vmk_ours")
+
+
+def test_a_worker_that_cannot_load_its_model_is_named_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reason = {"state_reason": "openvino was ended by SIGFPE"}
+    _, worker = ask_api(monkeypatch, "vmk_ours", slots=0, report=reason)
+    assert (worker.status, worker.detail) == ("fail", "cannot load mini: openvino was ended by SIGFPE")
 
 
 def test_a_model_that_is_not_there_is_a_failure_of_that_model_alone(

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -9,6 +10,7 @@ from typer.main import get_command
 from tests.architecture.sources import ROOT
 from vectormill.cli import exits
 from vectormill.cli.app import app, main
+from vectormill.cli.jobs import read_input
 from vectormill.domain.errors import InvalidItem, UnknownModel
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable
@@ -148,3 +150,35 @@ def test_every_error_has_a_code_and_a_sentence(error: BaseException, code: int, 
 def test_every_way_a_job_ends_has_a_code() -> None:
     codes = {state: exits.exit_code_of_job(state) for state in TERMINAL_JOB_STATES}
     assert codes == {"completed": 0, "completed_with_errors": 1, "failed": 4, "cancelled": 4}
+
+
+def test_a_second_text_goes_along_whatever_its_field_is_called(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        '{"key": "a", "text": "x", "text_pair": "y", "answer": "z"}\n{"key": "b", "text": "w"}'
+    )
+    for field, pairs in (("text_pair", ["y", None]), ("answer", ["z", None]), (None, [None, None])):
+        items = read_input(str(tmp_path / "in.jsonl"), None, "text", field, strict=True)
+        assert [item.get("text_pair") for item in items] == pairs
+
+
+SCHEMA = '{"person": null}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "more", "said"),
+    [
+        (SCHEMA, ["--format", "parquet", "--show", "1"], "--show reads"),
+        ('{"a": null, "a": null}', [], "schema.a: is there twice"),
+        ("[" * 100_000, [], "at most 8 levels"),
+    ],
+)
+def test_a_call_that_cannot_be_carried_out_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], schema: str, more: list[str], said: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"key": "a", "text": "b"}\n')
+    (tmp_path / "schema.json").write_text(schema)
+    files = [str(tmp_path / "in.jsonl"), "--schema", str(tmp_path / "schema.json")]
+    out = tmp_path / "OUT.JSONL"
+    assert run("extract", *files, "-o", str(out), "--api-url", "http://127.0.0.1:9", *more) == 2
+    assert said in capsys.readouterr().err
+    assert not out.exists()

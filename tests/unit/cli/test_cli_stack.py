@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fake_api import serving_fake_api
 from vectormill.cli import endpoint
 from vectormill.cli import stack as stacks
 from vectormill.cli.app import main
@@ -133,11 +132,10 @@ def starting(tmp_path: Path) -> Iterator[Path]:
 def test_a_command_waits_for_the_stack_that_starts_on_its_data_directory(
     starting: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving_fake_api() as api, serving_fake_api() as other:
-        # The stack names its API while the command pauses between two looks.
-        monkeypatch.setattr(time, "sleep", lambda seconds: note_stack(starting, api.url))
-        monkeypatch.setenv("VECTORMILL_API_URL", other.url)
-        assert endpoint.await_api_url(None, starting, load_settings(data_dir=starting)) == api.url
+    # The stack names its API while the command pauses between two looks.
+    monkeypatch.setattr(time, "sleep", lambda seconds: note_stack(starting, "http://127.0.0.1:2"))
+    monkeypatch.setenv("VECTORMILL_API_URL", "http://127.0.0.1:3")
+    assert endpoint.await_api_url(None, starting, load_settings(data_dir=starting)) == "http://127.0.0.1:2"
     assert "Waiting for the stack" in capsys.readouterr().err
 
 
@@ -149,9 +147,8 @@ def test_a_stack_that_names_no_api_ends_the_wait_with_a_sentence(starting: Path)
 def test_a_command_with_a_data_directory_on_which_nothing_runs_asks_no_other_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving_fake_api() as other:
-        monkeypatch.setenv("VECTORMILL_API_URL", other.url)
-        with pytest.raises(SystemExit) as end:
-            main(("workers", "--data-dir", str(tmp_path)))
+    monkeypatch.setenv("VECTORMILL_API_URL", "http://127.0.0.1:3")
+    with pytest.raises(SystemExit) as end:
+        main(("workers", "--data-dir", str(tmp_path)))
     assert end.value.code == 3
     assert f"No stack runs on {tmp_path}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Tables of other libraries go in as items and come out of results."""
+"""Tables of other libraries go in as items; how they come out: tests/integration/cli/test_commands.py."""
 
 import subprocess
 import sys
@@ -7,15 +7,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from tests.unit.fake_api import FakeApi, serving_fake_api
-from vectormill.client import AsyncClient, Client
-from vectormill.client.frames import Columns, MissingLibrary, read_items
+from vectormill.client.frames import Columns, read_items
 from vectormill.domain.errors import InvalidItem, InvalidOption
 
 COLUMNS = Columns(text="body", key="id", metadata=("page", "day"))
@@ -30,12 +27,6 @@ ITEMS = [
     {"key": "1", "text": "one", "metadata": {"page": 7, "day": "2026-11-23"}},
     {"key": "2", "text": "three", "metadata": {"page": None, "day": "2026-11-23"}},
 ]
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with serving_fake_api() as fake:
-        yield fake
 
 
 def make_rows() -> list[dict[str, Any]]:
@@ -111,56 +102,6 @@ def test_what_is_missing_is_named(
 ) -> None:
     with pytest.raises(error, match=sentence):
         list(read_items(table, columns))
-
-
-def test_metadata_in_a_list_names_columns_and_as_an_object_belongs_to_the_job(api: FakeApi) -> None:
-    with Client(api.url) as client:
-        job = client.submit(pd.DataFrame(DATA), text="body", key="id", metadata=["page", "day"])
-        assert api.items[job["id"]] == ITEMS
-        assert client.submit(["one"], metadata={"n": 1})["metadata"] == {"n": 1}
-        with pytest.raises(InvalidOption, match=r"metadata=\['page'\]"):
-            client.submit(pd.DataFrame(DATA), metadata="page")
-
-
-def test_vectors_come_out_in_the_shape_that_is_asked_for(api: FakeApi) -> None:
-    with Client(api.url) as client:
-        job_id = client.submit(pl.DataFrame(DATA), text="body", key="id")["id"]
-        results = client.vectors(job_id)
-        keys, matrix = results.to_numpy()
-        assert keys == ["1", "2"]
-        assert matrix.dtype == np.float32
-        assert np.array_equal(matrix, [[3.0, 1.0], [5.0, 1.0]])
-        assert results.to_arrow()["key"].to_pylist() == keys
-        assert results.to_pandas()["key"].tolist() == keys
-        assert results.to_polars()["embedding"].to_numpy().tolist() == matrix.tolist()
-        assert [row["key"] for row in results] == keys, "and row by row after all"
-
-
-async def submit_asynchronously(url: str) -> tuple[list[str], list[str]]:
-    async def give() -> Any:
-        for number in range(600):
-            yield {"key": f"{number}", "text": "x" * (1 + number)}
-
-    async with AsyncClient(url) as client:
-        job = await client.submit(give(), gzip=True)
-        keys, _ = await client.vectors(job["id"]).to_numpy()
-        return keys, [row["key"] async for row in client.vectors(job["id"])]
-
-
-def test_the_asynchronous_client_takes_a_stream_and_gives_the_same(api: FakeApi) -> None:
-    import asyncio
-
-    keys, streamed = asyncio.run(submit_asynchronously(api.url))
-    assert keys == streamed == [f"{number}" for number in range(600)]
-
-
-def test_a_library_that_is_missing_is_named_with_the_extra_that_has_it(
-    monkeypatch: pytest.MonkeyPatch, api: FakeApi
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with Client(api.url) as client, pytest.raises(MissingLibrary, match=r"vectormill\[dataframes\]"):
-        client.vectors("any").to_numpy()
-    assert not api.requests
 
 
 def test_the_client_alone_loads_no_library_of_tables_or_servers() -> None:

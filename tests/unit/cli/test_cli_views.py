@@ -1,15 +1,25 @@
+"""What commands show of jobs, runs, workers and texts, and what they read of the words that they are given."""
+
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from vectormill.cli.jobs import Fact, describe_long_texts, summarize_job
+from vectormill.cli.jobs import Fact, describe_long_texts, describe_missing_prompt, summarize_job
 from vectormill.cli.printing import print_table
 from vectormill.cli.runs import describe_report, look_at_indexing, look_at_run
-from vectormill.cli.service import describe_choice
+from vectormill.cli.service import REPORT_COLUMNS, describe_choice, describe_plan, summarize_worker
+from vectormill.cli.sources import read_source
+from vectormill.cli.spans import mark_spans, show_texts
 from vectormill.client.progress import Progress
 from vectormill.client.views import Look, describe_counts, describe_seconds, look_at_job
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.devices.described import describe_inventory
+from worker.placement.placement import part_json
+from worker.plan import plan_worker
+from worker.settings import load_worker_settings
 
 JOB: dict[str, Any] = {
     "id": "x",
@@ -165,14 +175,10 @@ def test_a_summary_measures_from_submission_to_the_last_commit() -> None:
     assert lines["padding waste"].value == "3.1%"
 
 
-@pytest.mark.parametrize(
-    ("num_reused", "said"), [(1234, ["1,234"]), (0, []), (None, [])]
-)  # None: an older API
-def test_a_summary_tells_of_equal_texts_that_were_not_encoded_again(
-    num_reused: int | None, said: list[str]
-) -> None:
-    job = JOB if num_reused is None else JOB | {"num_reused": num_reused}
-    assert [line.value for line in summarize_job(job, []) if line.name == "reused"] == said
+def test_a_summary_tells_of_equal_texts_that_were_not_encoded_again() -> None:
+    for num_reused, said in ((1234, ["1,234"]), (0, [])):
+        job = JOB | {"num_reused": num_reused}
+        assert [line.value for line in summarize_job(job, []) if line.name == "reused"] == said
 
 
 def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() -> None:
@@ -197,7 +203,7 @@ def test_a_summary_tells_of_switches_where_a_worker_uses_any() -> None:
     assert switches([], []) == []
     assert switches(["direct_flash", "compile"], []) == ["direct_flash, compile", "none"]
     assert describe_choice({"switches": []}, "switches") == ("none", "")
-    assert describe_choice({}, "switches") == ("not known yet", ""), "an older release, or a model that loads"
+    assert describe_choice({}, "switches") == ("not known yet", "")  # the model is being loaded
 
 
 @pytest.mark.parametrize(
@@ -244,3 +250,97 @@ def test_a_choice_is_read_with_its_reason(report: dict[str, Any], expected: tupl
 def test_a_cell_that_looks_like_markup_or_has_tabs_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("a", "b"), [("[red]", "x\ty\nz"), (None, 3)])
     assert capsys.readouterr().out == "[red]\tx y z\n\t3\n"
+
+
+def test_a_prompt_that_the_authors_want_and_nobody_gave_is_told() -> None:
+    models = [{"name": "mini", "unprompted": 'The authors have each text begin with "query: ".'}]
+    (said,) = describe_missing_prompt(JOB, models)
+    assert said == 'The texts were encoded without a prompt. The authors have each text begin with "query: ".'
+    assert describe_missing_prompt(JOB | {"options": {"prompt": "query: "}}, models) == []
+    assert describe_missing_prompt(JOB, [{"name": "other", "unprompted": "x"}]) == []
+
+
+@pytest.mark.parametrize("report", [{}, {"device": "cpu"}])
+def test_a_worker_that_says_little_is_shown_all_the_same(report: dict[str, Any]) -> None:
+    row = summarize_worker({"name": "w", "model": "m", "report": report})
+    assert set(row) == {"name", "model", *REPORT_COLUMNS}
+    assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"], row["loaded"]) == ("-",) * 5
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "expected"),
+    [
+        ("1x24GiB", "auto", "replicate: layers 0-5"),
+        ("2x24GiB", "pipeline", "pipeline: layers 0-2 | 3-5"),
+        ("2x24GiB", "fully_sharded", "fully sharded: layers 0-5, each over 2 devices"),
+    ],
+)
+def test_a_worker_s_part_of_the_plan_is_shown_in_few_words(
+    devices: str, strategy: str, expected: str
+) -> None:
+    inventory = describe_inventory(devices)
+    card = Registry({}).card(DEFAULT_MODEL)
+    placement = plan_worker(card, inventory, load_worker_settings(strategy=strategy))
+    assert describe_plan({"placement": part_json(placement, placement.replicas[0])}) == expected
+
+
+def step(text: str, span: str, kind: str) -> dict[str, Any]:
+    start = text.index(span)
+    return {"type": kind, "span": span, "offset": [start, start + len(span)]}
+
+
+def test_spans_are_marked_where_they_stand() -> None:
+    text = "Ada Lovelace wrote to Charles Babbage."
+    records = [[step(text, "Ada Lovelace", "person")], [step(text, "Charles Babbage", "person")]]
+    assert mark_spans(text, records) == "[Ada Lovelace](person) wrote to [Charles Babbage](person)."
+
+
+def test_a_span_within_another_and_one_of_two_types() -> None:
+    text = "the mill of London"
+    records = [
+        [step(text, "mill of London", "organization"), step(text, "London", "place")],
+        [step(text, "London", "seat")],
+    ]
+    assert mark_spans(text, records) == "the [mill of [London](place, seat)](organization)"
+
+
+def test_neighbours_do_not_swallow_one_another() -> None:
+    text = "ab"
+    assert mark_spans(text, [[step(text, "a", "x")], [step(text, "b", "y")]]) == "[a](x)[b](y)"
+
+
+def test_a_label_of_the_whole_text_stands_before_it() -> None:
+    records = [[{"type": "sport", "span": "[CLASSIFY]", "offset": [0, 10]}]]
+    assert mark_spans("a match", records) == "(sport) a match"
+
+
+def test_texts_are_found_by_their_keys_and_only_so_many_are_shown() -> None:
+    items = [{"key": f"k{number}", "text": f"t{number}"} for number in range(4)]
+    rows: list[dict[str, Any]] = [{"key": key, "output": []} for key in ("k1", "k2", "k3")]  # k0 has failed
+    assert show_texts(items, rows, 2) == ["k1: t1", "k2: t2"]
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("SELECT id, body FROM articles", "sql"),
+        ("with some as (select 1) select * from some", "sql"),
+        ("select", "files"),  # a file of this name
+        ("s3://bucket/articles/*.parquet", "files"),
+        ("articles.jsonl", "files"),
+        ("docs/", "tree"),
+        ("my notes/", "tree"),
+    ],
+)
+def test_a_query_a_folder_and_files_are_told_apart(where: str, kind: str) -> None:
+    assert read_source(where, key=None, text=None, metadata=None)[0] == kind
+
+
+def test_a_folder_that_is_there_needs_no_slash(tmp_path: Path) -> None:
+    found = read_source(str(tmp_path), key="id", text=None, metadata=["lang"])
+    assert found == ("tree", {"folder": str(tmp_path)})
+
+
+def test_columns_go_with_what_has_some() -> None:
+    found = read_source("SELECT 1", key="id", text="body", metadata=["lang"])
+    assert found == ("sql", {"query": "SELECT 1", "key": "id", "text": "body", "metadata": ["lang"]})
