@@ -1,7 +1,7 @@
 """WorkerIdentity: a worker's name, which no other live worker shares and which a restart keeps.
 
 Hosts may have one name (containers of one image do), and several launchers may serve one model on one host. So a name
-is taken in Postgres; only signs of life tell a worker that is there from one that was killed a moment ago.
+is taken in Postgres; only heartbeats tell a worker that is there from one that was killed a moment ago.
 
 EndedWorker: a worker's process that its launcher saw end, and what that tells of the chunks that it held.
 """
@@ -70,7 +70,7 @@ def take_name(
     """Register the worker under a free name and return it: `model-cpu0@host`, or `model-cpu0.2@host` while a live
     worker of another launcher has the first.
 
-    A name in use is passed over once its worker gives a new sign of life; if none comes, that worker was killed, and
+    A name in use is passed over once its worker sends a new heartbeat; if none comes, that worker was killed, and
     its name is taken over some seconds later. Raises SQLAlchemyError when the database is away.
     """
     candidates = [identity, *(_numbered(identity, number) for number in range(2, MAX_NAMESAKES + 1))]
@@ -106,9 +106,9 @@ def _numbered(identity: WorkerIdentity, number: int) -> WorkerIdentity:
 
 
 class FailureNotice:
-    """Keep a worker that cannot load its model in the list of workers, with the reason and without a slot.
+    """Keeps a worker that cannot load its model in the list of workers, with the reason and without a slot.
 
-    So jobs say why they wait, and nothing is dispatched to it. It gives its signs of life on a thread of its own, also
+    So jobs say why they wait, and nothing is dispatched to it. It sends its heartbeats on a thread of its own, also
     while the model is tried again.
     """
 
@@ -127,7 +127,7 @@ class FailureNotice:
             self._thread.start()
 
     def end(self) -> None:
-        """Give no further sign; the worker's next one replaces the last."""
+        """Send no further heartbeat; the worker's next one replaces the last."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -148,7 +148,9 @@ class FailureNotice:
 
 @dataclass(frozen=True, slots=True)
 class EndedWorker:
-    """`status` is that of subprocess: negative for a signal. `by_kernel`: it was killed for want of memory."""
+    """How a worker's process ended. `status` is that of subprocess, negative for a signal; `by_kernel` says that the
+    kernel killed it for want of memory.
+    """
 
     incarnation: UUID
     status: int

@@ -45,7 +45,7 @@ def trace_query(query: Query) -> AbstractContextManager[Note]:
 
 
 class QueryEngine(Protocol):
-    """An engine, as far as queries need it."""
+    """The part of an engine that queries need."""
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult: ...
 
@@ -53,7 +53,7 @@ class QueryEngine(Protocol):
 
 
 class QueryListener:
-    """Starts when the engine can encode; `stop` returns when nobody is answered any more."""
+    """Answers queries on threads of its own, from when the engine can encode until `stop` returns."""
 
     def __init__(self, consumer: QueryConsumer, engine: QueryEngine, worker: str) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""WorkerReport: what a worker says of itself with each sign of life: what runs, why, how fast, and what bounds it.
+"""WorkerReport: what a worker says of itself with each heartbeat: what runs, why, how fast, and what bounds it.
 
 ReportMaker makes it on a thread of its own: it asks drivers and files, which may hang, and leases must not.
 """
@@ -63,7 +63,7 @@ class Recent:
 
 
 class WorkerReport:
-    """Seconds and counts are sums since the start, so that a reader can take differences.
+    """Composes a worker's report. Seconds and counts are sums since the start, so that a reader can take differences.
 
     `placement` is this worker's part of the plan, as JSON; it never changes.
     """

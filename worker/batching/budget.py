@@ -56,7 +56,7 @@ class _Class:
 
 
 class TokenBudget:
-    """Answers the pool's question, and is told the outcome of every batch.
+    """Decides how much a batch may cost. It is told the outcome of every batch.
 
     `largest_batch_tokens(length)` is the number of tokens that the free memory holds, by the Footprint; it is replaced
     when more is known.

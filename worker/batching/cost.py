@@ -22,7 +22,9 @@ MEAN_SHARE: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LengthBuckets:
-    """Sixteen in each doubling: 1, 2, … 32, 34, … 64, 68, … 128, 136, … tokens, and `longest`, which ends them.
+    """The lengths to which sequences are padded: sixteen in each doubling, and `longest`, which ends them.
+
+    They are 1, 2, … 32, 34, … 64, 68, … 128, 136, … tokens.
 
     A sequence grows by less than a sixteenth, on the mean by 2 % from 32 tokens on. No bucket is longer than what the
     model has positions for.

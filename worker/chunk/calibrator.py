@@ -29,7 +29,7 @@ MARGIN_SHARE: Final = 0.2
 
 
 class Calibrator:
-    """Thread-safe; the texts are encoded once for a space, by whichever worker is first to need it.
+    """Measures the ranges of a space once, by whichever worker is first to need them. Thread-safe.
 
     `encode` is the engine's.
     """

@@ -30,7 +30,7 @@ LOCK_WAIT_SHARE = 1 / 2  # of a lease
 
 
 class PostgresSink:
-    """Thread-safe; every commit takes a connection of the pool for one short transaction."""
+    """Writes finished chunks. Thread-safe: every commit takes a connection of the pool for one short transaction."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Keeps the leases of a worker alive, tells when one is lost or its job cancelled, and gives the worker's sign of life.
+"""Keeps the leases of a worker alive, tells when one is lost or its job cancelled, and sends the worker's heartbeats.
 
 One thread with a connection of its own: a busy pool, a long COPY or a slow forward pass must not let leases lapse,
-nor a driver that hangs: the report that goes with the sign of life is made elsewhere, and the last one is sent.
+nor a driver that hangs: the report that goes with a heartbeat is made elsewhere, and the last one is sent.
 
 Batches mix texts of several chunks, and a crash ends them all. So a chunk in whose company a process died is encoded
 alone, in quarantine, and the next end tells whose fault it is.
@@ -147,7 +147,7 @@ def _end(lease: ChunkLease, *, is_lost: bool) -> None:
 
 
 class Quarantine:
-    """Thread-safe. Others go in together; a suspect goes in when all have left, and nobody passes it at the door."""
+    """Admits chunks together, and a suspect alone, once all others have left; nobody overtakes it. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

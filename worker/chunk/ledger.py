@@ -113,7 +113,7 @@ class _Span:
 
 
 class Timesheet:
-    """How long the worker holds chunks of each job, what its device does meanwhile, and its busy time by stage.
+    """Counts how long the worker holds chunks of each job, what its device does meanwhile, and its busy time by stage.
 
     `read_device_seconds` tells how long the device has been computing since the start.
     """

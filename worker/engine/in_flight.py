@@ -65,7 +65,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class FailedSequence:
-    """A work of one sequence that failed, and the item error that it would be."""
+    """A batch of one sequence that failed, and the item error that it would be."""
 
     work: OwnedBatch
     code: str

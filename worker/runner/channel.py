@@ -50,7 +50,7 @@ def make_memory() -> int:
 
 
 class Channel:
-    """Received from by one thread, sent from by any."""
+    """One end of the pipe and of the memory. One thread receives; any may send."""
 
     def __init__(
         self, connection: "Connection[Any, Any]", memory_descriptor: int, *, is_worker: bool

@@ -40,7 +40,7 @@ class Sharing:
 
 
 class RunnerStarter:
-    """`order` is for the first device; those of the other ranks differ in device and rank only."""
+    """Starts the processes of a replica. `order` is for the first device, the others' differ in device and rank."""
 
     def __init__(
         self,

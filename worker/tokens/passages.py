@@ -49,7 +49,7 @@ class PassageFrame:
 
 @dataclass(frozen=True, slots=True)
 class PassagedTexts:
-    """Text i has the sequences offsets[i]:offsets[i + 1], at least one; a text that has failed has one without ids.
+    """Texts as sequences: text i has offsets[i]:offsets[i + 1], at least one; a text that failed has one without ids.
 
     `weights` are the sequences' own tokens, each token of a text counted once.
     """

@@ -38,7 +38,7 @@ SPECIAL: Final = {
 
 
 class Reference:
-    """The `tokenizer.json` of a model's directory. May be called by many threads at once; never cuts a text.
+    """The tokenizer of a model's directory, as the library reads it. Thread-safe; never cuts a text.
 
     `description` is what the file says, `favors_longer` how pairs are cut (`PairFrame`). Raises ModelError when the
     library cannot read it.

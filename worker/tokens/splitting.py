@@ -63,7 +63,7 @@ IDEOGRAPH: Final = "[\u4e00-\u9fff]"
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """`split` gives a text's words, in which all its tokens are, if nothing in it is `unsplittable`."""
+    """A way to cut texts into words: `split` gives all of a text, if nothing in it is `unsplittable`."""
 
     split: Callable[[str], list[str]]
     unsplittable: re.Pattern[str]

@@ -102,7 +102,7 @@ class WordTable:
 
 
 class WordCache:
-    """Thread-safe. `encode` gives what `Reference.encode` gives, for every text."""
+    """Tokenizes texts word by word. `encode` gives what `Reference.encode` gives, for every text. Thread-safe."""
 
     def __init__(self, reference: Reference, splitting: Splitting, tally: WordTally | None = None) -> None:
         self._reference = reference

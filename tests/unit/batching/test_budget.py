@@ -89,16 +89,6 @@ def test_batches_that_are_not_full_say_nothing() -> None:
     assert budget.describe()["up to 64"]["state"] == "tuning"
 
 
-def test_a_size_that_texts_of_many_lengths_cannot_fill_does_not_grow() -> None:
-    budget = make_budget()
-    for _ in range(300):
-        tokens = min(
-            budget.max_batch_tokens(32) // 32 * 32, 3008
-        )  # beyond it there would be too much padding
-        observe(budget, 32, tokens, FAST(tokens))
-    assert budget.max_batch_tokens(32) == 4096
-
-
 def test_length_classes_are_tuned_apart() -> None:
     budget = make_budget()
     run(budget, FAST, length=32)
@@ -145,19 +135,6 @@ def test_out_of_memory_halves_the_budget_and_it_grows_back_a_step_at_a_time() ->
     budget.observe_out_of_memory(32, 3072)
     sizes = run(budget, saturating(100), batches=130)
     assert set(sizes[:126]) == {1536}, "after a relapse it waits twice as long"
-
-
-def test_out_of_memory_while_the_size_grows_ends_its_growth_below_it() -> None:
-    budget = make_budget()
-    device = FAST
-    for _ in range(600):
-        tokens = budget.max_batch_tokens(32)
-        if tokens > 9000:
-            budget.observe_out_of_memory(32, tokens)
-        else:
-            observe(budget, 32, tokens // 32 * 32, device(tokens))
-    assert 4096 <= budget.max_batch_tokens(32) <= 16384
-    assert budget.describe()["up to 64"]["num_out_of_memory"] <= 3
 
 
 def test_nothing_grows_above_the_low_watermark_and_everything_shrinks_above_the_high_one() -> None:
