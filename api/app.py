@@ -21,8 +21,6 @@ from redis.retry import Retry
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.bodies.collection_requests import CollectionChange, CollectionRequest
-from api.bodies.items import DeleteRequest, PutRequest
 from api.console.guard import ConsoleGuard, is_for_people
 from api.console.routes import CONSOLE_ROUTERS, make_console
 from api.dependencies import Resources
@@ -34,26 +32,27 @@ from api.door.scopes import find_scope
 from api.intake.puts import Puts
 from api.limits.gates import Gates
 from api.limits.patience import PatientConfig
-from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.metrics import ApiMetrics
 from api.openai import embeddings, others, reranking
 from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
 from api.problems import MEDIA_TYPE, PROBLEM_EXAMPLE, ProblemBody, register_handlers
-from api.queries.exchange import QueryExchange
-from api.queries.live_generations import LiveGenerations
+from api.queries import QueryExchange
 from api.routes import (
     batches,
+    collections,
     events,
     health,
+    items,
     jobs,
     models,
     results,
     runs,
     schedules,
+    searches,
     sources,
     webhooks,
 )
-from api.routes.collections import collections, exports, generations, indexes, items, searches
+from api.search_pool import SEARCH_CONNECTIONS, LiveGenerations, SearchPool
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.addresses import is_loopback_host
@@ -64,7 +63,7 @@ from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.models.registry import Registry
 from vectormill.operations import OPERATIONS
-from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
+from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10
@@ -113,8 +112,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await resources.puts.close()
-        if resources.queries is not None:
-            await resources.queries.close()
+        await resources.queries.close()
         if resources.doorbell is not None:
             await run_in_threadpool(resources.doorbell.close)
         await run_in_threadpool(resources.searches.close)
@@ -143,20 +141,17 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         others,
         events,
         collections,
-        exports,
-        generations,
         items,
         schedules,
         sources,
         runs,
-        indexes,
         batches,
         models,
         webhooks,
         health,
     ):
         app.include_router(routes.router)
-    for router in CONSOLE_ROUTERS:
+    for router in (collections.index_router, *CONSOLE_ROUTERS):
         app.include_router(router)
     register_handlers(app)
     add_door(app, settings, resources)
@@ -228,20 +223,16 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
         return stop_request.is_made
 
     metrics = ApiMetrics(engine)
-    queries = None
-    if settings.redis_url is not None:
-        queries = QueryExchange(
-            settings.redis_url, settings.max_text_chars, metrics.queries, is_stopping, settings.max_requests
-        )
+    registry = Registry(settings.models)
     return Resources(
         settings=settings,
         engine=engine,
         searches=SearchPool(
             open_search_engine(engine), settings.search_timeout_seconds, settings.max_requests
         ),
-        registry=Registry(settings.models),
+        registry=registry,
         doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
-        queries=queries,
+        queries=QueryExchange(settings, engine, registry, metrics.queries, is_stopping),
         generations=LiveGenerations(engine, settings.max_requests),
         metrics=metrics,
         gates=Gates.of(settings),
@@ -276,12 +267,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
         )
         _, components = msgspec.json.schema_components(
             [
-                SearchRequest,
-                SearchQuery,
-                PutRequest,
-                DeleteRequest,
-                CollectionRequest,
-                CollectionChange,
                 ProblemBody,
                 *find_types(OTHER_OPERATIONS),
                 *find_types(OPERATIONS),

@@ -11,10 +11,9 @@ from sqlalchemy import Engine
 
 from api.intake.puts import Puts
 from api.limits.gates import Gates
-from api.limits.search_pool import SearchPool
 from api.metrics import ApiMetrics
-from api.queries.exchange import QueryExchange
-from api.queries.live_generations import LiveGenerations
+from api.queries import QueryExchange
+from api.search_pool import LiveGenerations, SearchPool
 from api.watch import Watch
 from vectormill.collections.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
@@ -24,7 +23,7 @@ from vectormill.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`doorbell` and `queries` are None when no Redis is configured.
+    """`doorbell` is None when no Redis is configured.
 
     `is_stopping` tells streams without an end to end now.
     """
@@ -34,7 +33,7 @@ class Resources:
     searches: SearchPool
     registry: Registry
     doorbell: redis.Redis | None
-    queries: QueryExchange | None
+    queries: QueryExchange
     generations: LiveGenerations
     metrics: ApiMetrics
     gates: Gates

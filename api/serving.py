@@ -4,6 +4,7 @@ written, and all are described by the types of that operation alone; parameters 
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, get_args
@@ -89,8 +90,16 @@ def respond(
         return Response(status_code=NO_CONTENT)
     told = {} if operation.location is None else {"Location": operation.location.format_map(answer)}
     return Response(
-        WRITER.encode(answer), status or operation.status, told | dict(headers or {}), media_type=JSON_TYPE
+        write_answer(answer), status or operation.status, told | dict(headers or {}), media_type=JSON_TYPE
     )
+
+
+def write_answer(answer: Any) -> bytes:
+    """Return the answer as JSON. An integer of more than 64 bits, as metadata may have, takes the slower way."""
+    try:
+        return WRITER.encode(answer)
+    except OverflowError:
+        return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def make_body_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
@@ -149,6 +158,8 @@ def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
     content: dict[str, dict[str, Any]] = {}
     if operation.body is not None:
         example = {"example": operation.example} if operation.example else {}
+        if operation.examples:
+            example = {"examples": {name: {"value": each} for name, each in operation.examples.items()}}
         content[JSON_TYPE] = {"schema": refer_to(operation.body)} | example
     if operation.line is not None:
         content[NDJSON_TYPES[0]] = {"schema": refer_to(operation.line), "example": operation.line_example}

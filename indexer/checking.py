@@ -13,7 +13,6 @@ from typing import Any, Final
 from uuid import UUID
 
 from indexer.context import RunContext
-from vectormill.collections.building import follow_live_jobs, keep_canary_report
 from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.coverage import (
@@ -26,8 +25,8 @@ from vectormill.collections.coverage import (
     list_writers,
 )
 from vectormill.collections.generations import find_generation_by_id, find_in_state
-from vectormill.collections.strays import find_strays, sample_hashes
-from vectormill.collections.swaps import list_lagging_twins
+from vectormill.collections.removals import find_strays, sample_hashes
+from vectormill.collections.swaps import follow_live_jobs, keep_canary_report, list_lagging_twins
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed, EncodingTimeout
 from vectormill.jobs.item import Item

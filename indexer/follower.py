@@ -14,7 +14,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine
 
 from vectormill.collections.collections import find_generation
-from vectormill.collections.rows.items import delete_items
+from vectormill.collections.items import delete_items
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec

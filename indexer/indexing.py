@@ -16,23 +16,27 @@ from psycopg import sql
 from indexer.context import RunContext
 from vectormill.collections.collection import AUTO, LIVE, VECTORS, Generation
 from vectormill.collections.collections import find_generation
+from vectormill.collections.generation_tables import attributes_name
 from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.indexes.builds import BuildProgress, drop_index, end_former_builds, run_build
-from vectormill.collections.indexes.index_plan import IndexPlan, find_operator_class
-from vectormill.collections.indexes.indexes import (
+from vectormill.collections.index_plan import IndexPlan, find_operator_class
+from vectormill.collections.indexes import (
+    BuildProgress,
     FoundIndex,
+    Outlook,
     analyze_table,
     count_recently_used,
     count_rows,
+    drop_index,
+    end_former_builds,
     find_indexes,
     find_wishes,
     name_next_hnsw,
+    plan_for,
     record_index,
+    run_build,
 )
-from vectormill.collections.indexes.plans import Outlook, plan_for
-from vectormill.collections.rows.attributes import attributes_name
 from vectormill.runs.run import INDEX, INDEXING
-from vectormill.search.filter_indexes import (
+from vectormill.search.filters import (
     define_filter_index,
     define_text_index,
     name_filter_index,

@@ -18,10 +18,10 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection
 
 from indexer.context import ClaimProgress, RunContext, Target, find_target, live_stage, make_target
-from vectormill.collections.building import open_target_generation
 from vectormill.collections.collections import find_generation
-from vectormill.collections.rows.items import remove_items
-from vectormill.collections.rows.tombstones import hold_deletions_of
+from vectormill.collections.deletions import hold_deletions_of
+from vectormill.collections.items import remove_items
+from vectormill.collections.swaps import open_target_generation
 from vectormill.domain.errors import JobNotFound, RunError, SourceFailed
 from vectormill.jobs.deletion import discard_upload
 from vectormill.jobs.item import Item

@@ -6,9 +6,8 @@ from typing import Any, Final
 from sqlalchemy import Engine
 
 from vectormill.collections.collection import AUTO
-from vectormill.collections.indexes.index_plan import find_operator_class
-from vectormill.collections.indexes.indexes import share_removed
-from vectormill.collections.indexes.tending import TendedCollection, list_tended
+from vectormill.collections.index_plan import find_operator_class
+from vectormill.collections.indexes import TendedCollection, list_tended, share_removed
 from vectormill.domain.errors import CollectionNotFound
 from vectormill.domain.task import VECTOR
 from vectormill.runs.run import INDEX

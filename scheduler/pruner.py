@@ -15,7 +15,7 @@ from scheduler.scrubber import Scrubber
 from vectormill.batches.batches import delete_old_batches
 from vectormill.batches.files import delete_file_batch, discard_old_files
 from vectormill.collections.removals import drop_orphaned_tables
-from vectormill.collections.retired import prune_retired_generations
+from vectormill.collections.swaps import prune_retired_generations
 from vectormill.db.idempotency import delete_old_keys
 from vectormill.jobs.deletion import (
     delete_batch,

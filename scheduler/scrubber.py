@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from vectormill.collections.rows.scrubbing import (
+from vectormill.collections.deletions import (
     Pass,
     Position,
     delete_scrubbed,

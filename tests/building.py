@@ -11,9 +11,8 @@ from sqlalchemy import Connection, Engine, text
 from indexer.context import RunContext
 from tests.api_server import encode_waiting
 from tests.protocol import SPEC, submit
-from vectormill.collections.building import open_target_generation
 from vectormill.collections.collection import Generation
-from vectormill.collections.swaps import swap_generations
+from vectormill.collections.swaps import open_target_generation, swap_generations
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import BINARY, EncodingSpec
 from vectormill.jobs.item import Item

@@ -15,8 +15,8 @@ from tests.building import hold_nothing
 from tests.protocol import SPEC
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import open_collection
-from vectormill.collections.indexes.indexes import FoundIndex, find_indexes
-from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.generation_tables import upsert_rows
+from vectormill.collections.indexes import FoundIndex, find_indexes
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry

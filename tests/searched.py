@@ -15,16 +15,15 @@ from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
-from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.generation_tables import upsert_rows
 from vectormill.jobs.item import Item
-from vectormill.search.filter_indexes import (
+from vectormill.search.filters import (
     define_filter_index,
     define_text_index,
     name_filter_index,
     name_text_index,
 )
-from vectormill.search.matches import find_matches, prepare
-from vectormill.search.plans import Plans, walk_plan
+from vectormill.search.matches import Plans, find_matches, prepare, walk_plan
 from vectormill.search.query_vectors import make_query_vector
 from vectormill.search.rankings import write_search
 from vectormill.search.search import Search

@@ -99,7 +99,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
 
     @property
     def num_running(self) -> int:
-        """The number of calls of `carry_out` that have not ended."""
+        """Return the number of calls of `carry_out` that have not ended."""
         return len(self._tasks)
 
     async def ask(self, key: KeyT, question: Question) -> Answer:

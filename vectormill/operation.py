@@ -42,6 +42,7 @@ class Operation(Generic[Answer]):
     line: type[msgspec.Struct] | None = None
     form: Mapping[str, Any] | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     line_example: str = ""
     status: int = 200
     other_status: int | None = None

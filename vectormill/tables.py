@@ -1,6 +1,6 @@
 """The static tables of all features, in the schema `vectormill`.
 
-Tables of results are made at run time: see vectormill/collections/rows/generation_tables.py.
+Tables of results are made at run time: see vectormill/collections/generation_tables.py.
 
 States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 """

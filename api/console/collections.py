@@ -16,27 +16,24 @@ from api.console.pages import Page, cut_page
 from api.cursors import After, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
-from api.routes.collections.searches import find_embeddings, make_one_search, open_generation
+from api.routes.searches import find_embeddings, make_one_search, open_generation
 from vectormill.collections.collection import VECTORS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
     CollectionRow,
-    describe_collection,
-    list_collection_rows,
-)
-from vectormill.collections.indexes.builds import BuildProgress
-from vectormill.collections.standings import (
     OpenRun,
     Standing,
+    describe_collection,
     find_index_progress,
+    list_collection_rows,
     list_open_runs,
     list_standings,
 )
+from vectormill.collections.indexes import BuildProgress
 from vectormill.domain.errors import VectormillError
 from vectormill.search.bodies import SearchQuery
 from vectormill.search.filter import read_filters
-from vectormill.search.matches import Match
-from vectormill.search.search import BY_VECTOR, METADATA, TEXT
+from vectormill.search.search import BY_VECTOR, METADATA, TEXT, Match
 from vectormill.sources.source import hide_queries
 
 router = APIRouter(include_in_schema=False)
@@ -121,7 +118,7 @@ def read_collection(connection: Connection, console: Console, name: CollectionNa
         found=found,
         open_runs=list_open_runs(connection, found.row.id),
         builds=find_index_progress(connection, building),
-        source_options=hide_credentials(found.source_options or {}),
+        source_options=hide_credentials(found.source.options if found.source else {}),
     )
 
 

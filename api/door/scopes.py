@@ -9,21 +9,21 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import compile_path
 
 from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
-from vectormill.keys.api_key import ADMIN, READ, WRITE
+from vectormill.keys.api_key import ADMIN, READ
 from vectormill.operations import OPERATIONS
+
+METRICS_PATH: Final = "/metrics"
+# No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).
+CONSOLE: Final = "console"
 
 
 class ItemKeyConvertor(PathConvertor):
-    """Takes the rest of a path with its line breaks, which `path` lacks: it takes the key "a\\n" for "a"."""
+    """Take the rest of a path with its line breaks, which `path` lacks: it takes the key "a\\n" for "a"."""
 
     regex = r"[\s\S]*"
 
 
 register_url_convertor("item_key", ItemKeyConvertor())
-ITEM_PATH: Final = "/v1/collections/{name}/items/{key:item_key}"
-METRICS_PATH: Final = "/metrics"
-# No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).
-CONSOLE: Final = "console"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,6 @@ CONSOLE_METHODS: Final = (*SAFE_METHODS, "POST")
 
 # The first that fits decides. What none fits needs admin: a route that nobody thought of here is closed.
 RULES: Final = (
-    Rule(("POST",), "/v1/collections/{name}/search", READ),
-    Rule(("PUT", "DELETE"), ITEM_PATH, WRITE),
-    Rule(SAFE_METHODS, ITEM_PATH, READ),
-    Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
-    Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
-    Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
-    Rule(("POST",), "/v1/collections", WRITE),
-    Rule(("PATCH", "DELETE"), "/v1/collections/{name}", WRITE),
     Rule(CONSOLE_METHODS, "/console", CONSOLE),
     Rule(CONSOLE_METHODS, "/console/{path:path}", CONSOLE),
     *(

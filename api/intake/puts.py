@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.intake.intake import Intake
 from vectormill.coalescer import Coalescer
 from vectormill.collections.collections import find_generation
-from vectormill.collections.rows.puts import PutEnd, delete_ended_puts, find_ended_puts
+from vectormill.collections.items import PutEnd, delete_ended_puts, find_ended_puts
 from vectormill.domain.errors import SpecMismatch
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, NewJob

@@ -17,8 +17,7 @@ from api.intake.submissions import read_body
 from api.limits.gates import Hold
 from api.openai.errors import name_parameter
 from api.problems import Place, Problem
-from api.queries.encoding import answer_many
-from api.queries.exchange import Answered
+from api.queries import Answered
 from api.serving import serve
 from vectormill.batches.endpoints import (
     BASE64,
@@ -74,14 +73,14 @@ async def embed(
 ) -> Answered:
     """Return the vectors of the texts of a field, with the numbers of tokens that were read.
 
-    Raises Problem for a text that has no vector, and the errors of find_spec and answer_many.
+    Raises Problem for a text that has no vector, and the errors of find_spec and QueryExchange.answer.
     """
     spec = await find_spec(resources.registry, encoding)
     num_bytes = 4 * spec.dimensions * len(texts)
     if num_bytes > SMALL_VECTORS:
         # The vectors and the answer made of them are five times as much; a byte of JSON is held for 16.
         hold.take(num_bytes * 5 // 16)
-    answered = await answer_many(resources, spec, texts)
+    answered = await resources.queries.answer(spec, texts)
     for row, reason in answered.failures.items():
         raise refuse_text(f"/{field}/{row}" if is_list else f"/{field}", reason)
     return answered

@@ -29,8 +29,7 @@ from api.openai.operations import (
     choose_model,
 )
 from api.openai.reranking import pair_up, rank_documents
-from api.queries.encoding import encode_texts
-from api.queries.exchange import Answered
+from api.queries import Answered
 from api.serving import serve
 from api.streams.decimal_tables import write_wholes
 from vectormill.batches.endpoints import MAX_INPUTS, EncodingRequest, resolve_spec
@@ -115,7 +114,7 @@ async def post_rank(request: Request, resources: ResourcesDependency) -> list[Ra
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            numbers = await encode_texts(resources, spec, pairs)
+            numbers = (await resources.queries.answer_all(spec, pairs)).vectors
             _, texts = wanted.read_texts()
             ranked = rank_scores(numbers, spec.labels, wanted.top_n)
             if wanted.return_text:
@@ -228,7 +227,7 @@ async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> 
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
         with resources.gates.searches.enter():  # not before: a body may come slowly
-            numbers = await encode_texts(resources, spec, pairs)
+            numbers = (await resources.queries.answer_all(spec, pairs)).vectors
             texts = wanted.texts() if wanted.return_documents else None
             results = rank_documents(numbers, spec, texts, wanted.top_n)
             if texts is None:

@@ -10,7 +10,7 @@ from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import read_body
-from api.queries.encoding import answer_all, check_query
+from api.queries import check_query
 from api.serving import serve
 from vectormill.batches.endpoints import (
     RERANK_DECODER,
@@ -43,7 +43,7 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
         body = await read_body(request, resources.settings, hold)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             wanted, spec, pairs = await run_in_threadpool(read_pairs, body, resources)
-            answered = await answer_all(resources, spec, pairs)
+            answered = await resources.queries.answer_all(spec, pairs)
             return rank(wanted, spec, answered.vectors, answered.num_tokens)
 
 

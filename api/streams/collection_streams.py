@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from api.streams.result_columns import RESULT_COLUMNS, Parts
 from api.streams.vector_streams import PIECE_BYTES, Pieces, PieceSink
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.rows.pages import Inclusion, RowPage
+from vectormill.collections.exports import Inclusion, RowPage
+from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.encoding import EncodingSpec
 
 Pages = Generator[RowPage, None, None]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from api.streams.vector_streams import NUMBER_FORMATS
-from vectormill.collections.kinds.row_kind import Results
+from vectormill.collections.row_kinds import Results
 from vectormill.domain.encoding import FLOAT32, EncodingSpec
 from vectormill.domain.task import RECORD, SCORE, VECTOR
 from vectormill.vectors.scores import Numbers, choose_scores, describe_numbers, names_labels

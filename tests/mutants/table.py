@@ -82,14 +82,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an older job overwrites a newer one",
-        "vectormill/collections/rows/generation_tables.py",
+        "vectormill/collections/generation_tables.py",
         "WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one",
         "",
         (f"{PROTOCOL}::test_an_older_job_never_overwrites_a_newer_one",),
     ),
     Mutant(
         "rows are written in the order they come in",
-        "vectormill/collections/rows/generation_tables.py",
+        "vectormill/collections/generation_tables.py",
         "ORDER BY item.key ",
         "",
         (
@@ -194,7 +194,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a commit looks for no tombstone",
-        "vectormill/collections/rows/generation_tables.py",
+        "vectormill/collections/generation_tables.py",
         "     WHERE NOT EXISTS (SELECT 1 FROM newer WHERE newer.key = item.key AND newer.seq > item.place)\n",
         "",
         (
@@ -204,14 +204,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a deletion does not wait for commits",
-        "vectormill/collections/rows/items.py",
+        "vectormill/collections/items.py",
         "    lock_deletions(connection, generations[0].collection_id)\n",
         "",
         (f"{ITEMS}::test_a_commit_and_a_deletion_that_overlap_leave_nothing_of_the_key",),
     ),
     Mutant(
         "texts are scrubbed while a transaction may still bring an older job",
-        "vectormill/collections/rows/scrubbing.py",
+        "vectormill/collections/deletions.py",
         "AND deleted_at < (SELECT coalesce(min(xact_start), now())",
         "AND now() >= (SELECT coalesce(min(xact_start), now())",
         (f"{SCRUBBING}::test_a_transaction_that_began_before_the_deletion_is_waited_for",),
@@ -291,21 +291,21 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a commit asks nothing of what a run has written beside the row",
-        "vectormill/collections/rows/generation_tables.py",
+        "vectormill/collections/generation_tables.py",
         "key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint",
         "key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint AND false",
         (f"{ORDER}::test_a_row_whose_metadata_alone_a_run_has_changed_is_not_parted_by_an_older_job",),
     ),
     Mutant(
         "a run removes rows while commits go on",
-        "vectormill/collections/rows/items.py",
+        "vectormill/collections/items.py",
         "    lock_deletions(connection, generation.collection_id)\n",
         "",
         (f"{ORDER}::test_a_commit_that_overlaps_a_run_s_removal_leaves_no_attributes",),
     ),
     Mutant(
         "a removal by a run leaves no tombstone",
-        "vectormill/collections/rows/items.py",
+        "vectormill/collections/items.py",
         "    bury_keys(connection, generations[0].collection_id, keys, places)\n",
         "",
         (f"{ORDER}::test_a_key_that_a_run_has_removed_is_not_brought_back_by_an_older_job",),
@@ -383,7 +383,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a generation is dropped while a rollback carries its rows",
-        "vectormill/collections/retired.py",
+        "vectormill/collections/generations.py",
         "       AND NOT {IS_CARRIED_FROM}\n",
         "",
         (

@@ -283,7 +283,7 @@ def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
 def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
     """Write all failed items to the file, if one was named, and say the first of them."""
     from vectormill.files.ndjson import encode_line
-    from vectormill.files.replacement import open_replacement
+    from vectormill.files.outputs import open_replacement
 
     with ExitStack() as cleanup:
         file = None if errors is None else cleanup.enter_context(open_replacement(errors))

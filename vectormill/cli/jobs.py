@@ -97,8 +97,7 @@ def read_input(
     input: str, key_field: str | None, text_field: str, pair_field: str | None = None, *, strict: bool
 ) -> "Iterable[ItemJson]":
     """Return the items of a file, of which the first, or all with `strict`, are looked at before anything begins."""
-    from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
-    from vectormill.files.texts import look_at_texts, read_texts
+    from vectormill.files.texts import FAIL_ALONE, REFUSE, Fields, look_at_texts, read_texts
 
     fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
     return look_at_texts(read_texts(input, fields), whole=strict)

@@ -1,6 +1,6 @@
 """Client: Vectormill's HTTP interface as a Python object. Knows the routes, not how they are served.
 
-Answers are the API's JSON objects, unchanged, as dictionaries whose fields type checkers know (`shapes`). Items go out
+Answers are the API's JSON objects, unchanged, as dictionaries whose fields type checkers know. Items go out
 and vectors come in as streams, in constant memory.
 
     with Client("http://127.0.0.1:8000") as client:

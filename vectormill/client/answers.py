@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from vectormill.batches.endpoints import EmbeddingsAnswer
-from vectormill.client.shapes import MatchBody, SearchAnswer
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.bodies import JobBody
+from vectormill.search.bodies import MatchBody, SearchAnswer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ class Matches(list[MatchBody]):
     repeated_because: str | None = None
 
     @classmethod
-    def from_answer(cls, answer: SearchAnswer | dict[str, Any]) -> "Matches":
+    def from_answer(cls, answer: SearchAnswer) -> "Matches":
         matches = cls(answer["data"])
         matches.num_rows_read = answer.get("num_rows_read")
         matches.next_offset = answer.get("next_offset")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.files.ndjson import ItemJson
-from vectormill.files.rows import KEY_FIELDS, Fields, make_item
+from vectormill.files.texts import KEY_FIELDS, Fields, make_item
 
 if TYPE_CHECKING:
     import numpy as np

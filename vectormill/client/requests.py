@@ -114,7 +114,7 @@ def make_path(*parts: str) -> str:
 
 def fill_path(path: str, *places: object) -> str:
     """Return the path of an operation with these places, percent-encoded, for its names in braces."""
-    return re.sub(r"{\w+}", "{}", path).format(*(_quote(str(place)) for place in places))
+    return re.sub(r"{[^}]+}", "{}", path).format(*(_quote(str(place)) for place in places))
 
 
 def _quote(part: str) -> str:

@@ -82,12 +82,12 @@ class CollectionWishes:
 
 
 def find_kind(spec: EncodingSpec) -> str:
-    """The kind of collection that this spec's results go into."""
+    """Return the kind of collection that this spec's results go into."""
     return KINDS[spec.result]
 
 
 def check_kind(collection: str, kept: str, spec: EncodingSpec) -> None:
-    """Raises WrongKind unless the results of the spec are what the collection keeps, one of KINDS."""
+    """Raise WrongKind unless the results of the spec are what the collection keeps, one of KINDS."""
     if find_kind(spec) != kept:
         fitting = " or ".join(task.name for task in TASKS.values() if KINDS[task.result] == kept)
         raise WrongKind(
@@ -97,13 +97,13 @@ def check_kind(collection: str, kept: str, spec: EncodingSpec) -> None:
 
 
 def require_vectors(collection: str, kind: str, wanted: str) -> None:
-    """Raises WrongKind for a collection of another kind; `wanted` begins the sentence, as in "A search compares"."""
+    """Raise WrongKind for a collection of another kind; `wanted` begins the sentence, as in "A search compares"."""
     if kind != VECTORS:
         raise WrongKind(f"{wanted} vectors, and collection {collection!r} keeps {kind}; ask its view in SQL.")
 
 
 def check_collection_name(name: str) -> str:
-    """The name itself, if a SQL view may carry it; InvalidOption with the rule otherwise."""
+    """Return the name if a SQL view may have it; else raise InvalidOption with the rule."""
     if not COLLECTION_NAME.fullmatch(name):
         raise InvalidOption(
             f"The collection name {name!r} cannot be used: it becomes a SQL view, so it must start with a lower-case "
@@ -113,7 +113,7 @@ def check_collection_name(name: str) -> str:
 
 
 def check_new_name(name: str) -> None:
-    """Raises InvalidOption for a name that SQL or Postgres keeps for itself. Older collections may have one."""
+    """Raise InvalidOption for a name that SQL or Postgres keeps for itself."""
     if name.startswith("pg_"):
         raise InvalidOption(
             f"The collection name {name!r} cannot be used: names that begin with pg_ are the system's, which Postgres "

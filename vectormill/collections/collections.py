@@ -14,6 +14,13 @@ from vectormill.collections.collection import (
     find_kind,
     require_vectors,
 )
+from vectormill.collections.generation_tables import (
+    attributes_name,
+    create_generation_tables,
+    point_view_at,
+    rewrite_language,
+    table_name,
+)
 from vectormill.collections.generations import (
     FROM_GENERATIONS,
     GENERATION_COLUMNS,
@@ -21,8 +28,6 @@ from vectormill.collections.generations import (
     read_generation,
     share_collection,
 )
-from vectormill.collections.rows.attributes import attributes_name, rewrite_language
-from vectormill.collections.rows.generation_tables import create_generation_tables, point_view_at, table_name
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import FLOAT16, TRUNCATE, EncodingSpec
@@ -65,7 +70,7 @@ LIST_LIVE_GENERATIONS = text(f"""
 
 
 def find_generation(connection: Connection, name: str) -> Generation:
-    """The live generation of a collection. Raises CollectionNotFound."""
+    """Return the live generation of a collection. Raise CollectionNotFound."""
     row = connection.execute(FIND_LIVE_GENERATION, {"name": name}).one_or_none()
     if row is None:
         raise CollectionNotFound(
@@ -80,13 +85,13 @@ def keeps_texts(connection: Connection, collection_id: int) -> bool:
 
 
 def list_collections(connection: Connection, *, after: int | None, limit: int) -> list[Generation]:
-    """The live generations of collections by name; `after` is the id of the last one that is known already."""
+    """Return the live generations of collections by name; `after` is the id of the last one of the page before."""
     rows = connection.execute(LIST_LIVE_GENERATIONS, {"after": after, "limit": limit})
     return [read_generation(row) for row in rows]
 
 
 def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
-    """Raises WrongKind, or SpecMismatch, naming what differs, unless both specs mean the same vector space."""
+    """Raise WrongKind or SpecMismatch, naming what differs, unless both specs mean the same vector space."""
     check_kind(generation.collection, generation.kind, spec)
     if generation.spec.fingerprint() == spec.fingerprint():
         return
@@ -111,7 +116,7 @@ def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
 
 
 def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_collections: int) -> None:
-    """Raises what `open_collection` would, before an upload and not at its end, and TooManyCollections."""
+    """Raise what `open_collection` would, before an upload and not at its end, and TooManyCollections."""
     try:
         check_spec_fits(find_generation(connection, name), spec)
     except CollectionNotFound:
@@ -124,7 +129,7 @@ def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_
 
 
 def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
-    """The live generation for `name`, made now (table and view) when the collection is new.
+    """Return the live generation of `name`. Make it now, table and view, when the collection is new.
 
     It stays live until the transaction ends, and no other is begun beside it: the collection's name is locked, shared
     by all who write. Two first submissions to one name are serialized. Raises WrongKind, SpecMismatch, and Conflict
@@ -144,7 +149,7 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
 
 
 def refuse_taken_name(connection: Connection, name: str) -> None:
-    """Raises InvalidOption for a reserved word, and Conflict when the name means something else in this database."""
+    """Raise InvalidOption for a reserved word, and Conflict when the name means something else in this database."""
     check_new_name(name)
     # A role named like our schema has it first in its search path, where our own tables would hide the view.
     is_ours = f"{SCHEMA}.{name}" in metadata.tables
@@ -160,7 +165,7 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
 def create_collection(
     connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes, max_collections: int
 ) -> Generation:
-    """A collection without rows, before any job.
+    """Create a collection without rows, before any job.
 
     Raises Conflict when it exists, WrongKind for an HNSW index of scores or records, and what `check_collection` does.
     """
@@ -180,7 +185,7 @@ LIST_LANGUAGES = text("""
 
 
 def check_language(connection: Connection, language: str) -> None:
-    """Raises InvalidOption, with the languages that there are."""
+    """Raise InvalidOption, listing the languages that exist, for any other."""
     known = list(connection.execute(LIST_LANGUAGES).scalars())
     if language not in known:
         raise InvalidOption(
@@ -199,7 +204,7 @@ CHANGE_COLLECTION = text("""
 def change_collection(
     engine: Engine, name: str, *, keep_text: bool | None = None, language: str | None = None
 ) -> None:
-    """Other wishes for a collection; None leaves what is.
+    """Change the options of a collection; None leaves one as it is.
 
     Texts are kept of what is written from now on; what was kept stays. Another language is read into every kept text,
     which rewrites the table of attributes in one transaction. Raises CollectionNotFound, InvalidOption, LocksHeld and,

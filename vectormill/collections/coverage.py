@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.rows.generation_tables import table_name
+from vectormill.collections.generation_tables import table_name
 from vectormill.jobs.item import (
     EMPTY_TEXT,
     LONE_SURROGATE,
@@ -95,7 +95,7 @@ class Failures:
 
 
 def list_writers(connection: Connection, generation_id: int) -> list[UUID]:
-    """Jobs of a generation with items that failed."""
+    """Return the jobs of a generation that have failed items."""
     return list(connection.execute(LIST_WRITERS, {"generation_id": generation_id}).scalars())
 
 
@@ -107,7 +107,7 @@ def count_failures(connection: Connection, job_ids: Sequence[UUID]) -> Failures:
 
 
 def count_open_jobs(connection: Connection, generation_id: int) -> int:
-    """Jobs that write the generation and are nobody's twins."""
+    """Count the open jobs that write the generation and are no twins."""
     number: int = connection.execute(COUNT_OPEN_JOBS, {"generation_id": generation_id}).scalar_one()
     return number
 
@@ -115,14 +115,14 @@ def count_open_jobs(connection: Connection, generation_id: int) -> int:
 def find_missing_of_source(
     connection: Connection, building: Generation, seen_table: str, seq: int, job_ids: Sequence[UUID]
 ) -> Missing:
-    """Rows of the source that the generation has not; `seen_table` has the keys that the run of this seq has read."""
+    """Return the source's rows that the generation lacks; `seen_table` has the keys that the run of this seq read."""
     return _find_missing(connection, building, f"vectormill.{seen_table}", "true", seq, job_ids)
 
 
 def find_missing_puts(
     connection: Connection, building: Generation, live: Generation, seq: int, job_ids: Sequence[UUID]
 ) -> Missing:
-    """Rows that clients have put since the run of this seq began to read, and whose twin has ended."""
+    """Return the rows that clients have put since the run of this seq began to read, and whose twin has ended."""
     return _find_missing(connection, building, f"vectormill.{live.table_name}", HAS_BEEN_PUT, seq, job_ids)
 
 

@@ -1,6 +1,9 @@
-"""Descriptions: what a collection is made of, how much of it there is, and how true it is. Reads, and locks nothing."""
+"""Descriptions: what a collection is made of, how much of it there is, and how fresh it is.
 
-from collections.abc import Mapping
+They are read a page of collections at a time, or of one collection in full. Nothing here takes a lock.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -10,12 +13,13 @@ import psycopg
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError
 
-from vectormill.collections.rows.generation_tables import table_name
+from vectormill.collections.generation_tables import table_name
+from vectormill.collections.indexes import BuildProgress, find_progress
 from vectormill.db.locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 from vectormill.jobs.job import OPEN_JOB_STATES
-from vectormill.runs.run import GOOD_RUN_STATES
+from vectormill.runs.run import GOOD_RUN_STATES, OPEN_RUN_STATES
 
 # The newest runs and open jobs that are shown: a page for a person.
 MOST_RUNS: Final = 5
@@ -26,19 +30,11 @@ MOST_WAITING_CHANGES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class TableIndex:
-    """One index of a generation. `state` is ready, building or invalid; `fields` what it is on, as SQL says it."""
-
-    name: str
-    method: str
-    state: str
-    definition: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationDescription:
-    """One generation. `num_rows` is an estimate of Postgres; bytes are those on disk, TOAST included."""
+    """One generation. `num_rows` is an estimate of Postgres; bytes are those on disk, TOAST included.
+
+    `indexes` are rows of LIST_INDEXES.
+    """
 
     id: int
     state: str
@@ -52,27 +48,11 @@ class GenerationDescription:
     table_bytes: int
     index_bytes: int
     attribute_bytes: int
-    indexes: list[TableIndex]
+    indexes: Sequence[Row[Any]]
 
     @property
     def num_bytes(self) -> int:
         return self.table_bytes + self.index_bytes + self.attribute_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A run in one line."""
-
-    id: UUID
-    kind: str
-    state: str
-    phase: str | None
-    num_seen: int
-    num_failed: int
-    job_id: UUID | None
-    error: str | None
-    created_at: datetime
-    finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +75,6 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenJob:
-    """A job that is not ended and writes into the collection."""
-
-    id: UUID
-    state: str
-    num_items: int
-    num_done: int
-    num_failed: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleSummary:
-    """A schedule in one line."""
-
-    name: str
-    cron: str
-    timezone: str
-    next_due_at: datetime | None
-    is_paused: bool
-
-
-@dataclass(frozen=True, slots=True)
 class CollectionRow:
     """A collection in one line. `num_rows` is an estimate; `synced_at` the end of the last successful re-index."""
 
@@ -134,13 +92,16 @@ class CollectionRow:
 
     @property
     def stale_seconds(self) -> float | None:
-        """Since the last successful re-index; None when there was none."""
+        """Return the seconds since the last successful re-index; None when there was none."""
         return (self.now - self.synced_at).total_seconds() if self.synced_at else None
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionDescription:
-    """A collection whole. The live generation is the first of `generations` whose state is live."""
+    """A collection whole. The live generation is the first of `generations` whose state is live.
+
+    `open_jobs`, `runs`, `source` and `schedules` are rows of the statements that are called so.
+    """
 
     row: CollectionRow
     index_policy: str
@@ -151,12 +112,10 @@ class CollectionDescription:
     coverage: Coverage | None
     num_waiting_changes: int
     oldest_change_at: datetime | None
-    open_jobs: list[OpenJob]
-    runs: list[RunSummary]
-    source_kind: str | None
-    source_options: Mapping[str, Any] | None
-    source_split: Mapping[str, Any] | None
-    schedules: list[ScheduleSummary]
+    open_jobs: Sequence[Row[Any]]
+    runs: Sequence[Row[Any]]
+    source: Row[Any] | None
+    schedules: Sequence[Row[Any]]
 
     @property
     def live(self) -> GenerationDescription:
@@ -199,7 +158,7 @@ def _with_estimate(statement: str) -> TextClause:
 
 
 def list_collection_rows(connection: Connection, *, after: int | None, limit: int) -> list[CollectionRow]:
-    """Collections by name; `after` is the id of the last one that is known already."""
+    """Return collections by name; `after` is the id of the last one of the page before."""
     rows = connection.execute(
         _with_estimate(LIST_COLLECTIONS), {"name": None, "after": after, "limit": limit}
     )
@@ -288,7 +247,7 @@ LIST_SCHEDULES = text("""
 def describe_collection(
     connection: Connection, name: str, *, counts_rows: bool = False, timeout_seconds: float = 30.0
 ) -> CollectionDescription:
-    """All that is known of a collection. `counts_rows` reads every row of it once.
+    """Return the full description of a collection. `counts_rows` reads every row of it once.
 
     Raises CollectionNotFound, and SearchTimeout when counting takes longer.
     """
@@ -303,10 +262,6 @@ def describe_collection(
     live = next(generation for generation in generations if generation.state == "live")
     wishes = connection.execute(FIND_WISHES, of_it).one()
     waiting = connection.execute(COUNT_WAITING_CHANGES, of_it | {"limit": MOST_WAITING_CHANGES}).one()
-    source = connection.execute(FIND_SOURCE, of_it).one_or_none()
-    runs = connection.execute(LIST_RUNS, of_it | {"limit": MOST_RUNS})
-    open_jobs = connection.execute(LIST_OPEN_JOBS, of_it | {"limit": MOST_OPEN_JOBS})
-    schedules = connection.execute(LIST_SCHEDULES, of_it)
     return CollectionDescription(
         row=row,
         index_policy=wishes.index_policy,
@@ -316,22 +271,19 @@ def describe_collection(
         coverage=_find_coverage(connection, row.id),
         num_waiting_changes=waiting.num_waiting,
         oldest_change_at=waiting.oldest_at,
-        open_jobs=[OpenJob(*job) for job in open_jobs],
-        runs=[RunSummary(*run) for run in runs],
-        source_kind=source.kind if source else None,
-        source_options=source.options if source else None,
-        source_split=source.split if source else None,
-        schedules=[ScheduleSummary(*schedule) for schedule in schedules],
+        open_jobs=connection.execute(LIST_OPEN_JOBS, of_it | {"limit": MOST_OPEN_JOBS}).all(),
+        runs=connection.execute(LIST_RUNS, of_it | {"limit": MOST_RUNS}).all(),
+        source=connection.execute(FIND_SOURCE, of_it).one_or_none(),
+        schedules=connection.execute(LIST_SCHEDULES, of_it).all(),
         # Last: a time-out ends the transaction.
         exact_rows=count_rows(connection, live.id, timeout_seconds) if counts_rows else None,
     )
 
 
 def _list_generations(connection: Connection, collection_id: int) -> list[GenerationDescription]:
-    indexes: dict[int, list[TableIndex]] = {}
+    indexes: dict[int, list[Row[Any]]] = {}
     for row in connection.execute(LIST_INDEXES, {"id": collection_id}):
-        index = TableIndex(row.name, row.method, row.state, row.definition, row.num_bytes)
-        indexes.setdefault(row.generation_id, []).append(index)
+        indexes.setdefault(row.generation_id, []).append(row)
     return [
         GenerationDescription(
             **(row._asdict() | {"spec": EncodingSpec.from_json(row.spec)}), indexes=indexes.get(row.id, [])
@@ -353,7 +305,7 @@ COUNT_ROWS: Final = "SELECT count(*) FROM vectormill.{table}"
 
 
 def count_rows(connection: Connection, generation_id: int, timeout_seconds: float) -> int:
-    """Every row of a generation. Raises SearchTimeout; the caller's transaction is over then."""
+    """Count every row of a generation. Raise SearchTimeout; the caller's transaction is over then."""
     try:
         limit_time(connection, timeout_seconds)
         statement = text(COUNT_ROWS.format(table=table_name(generation_id)))
@@ -366,3 +318,118 @@ def count_rows(connection: Connection, generation_id: int, timeout_seconds: floa
             "estimate."
         ) from error
     return number
+
+
+MOST_OPEN_RUNS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The line of a list about a collection, beside its spec and size.
+
+    `num_seen` and `num_failed` are of the last re-index that came to its end; the open run is the newest one.
+    `index_state` is of the live generation's vector index: ready, building, invalid, or None where there is none.
+    """
+
+    id: int
+    num_seen: int | None
+    num_failed: int | None
+    oldest_change_at: datetime | None
+    run_id: UUID | None
+    run_kind: str | None
+    run_state: str | None
+    run_phase: str | None
+    is_building: bool
+    index_state: str | None
+    source_kind: str | None
+
+    @property
+    def coverage(self) -> float | None:
+        """Return the share of the source's rows that have a result, 0 to 1; None while no re-index has ended."""
+        if self.num_seen is None or self.num_failed is None:
+            return None
+        return (self.num_seen - self.num_failed) / self.num_seen if self.num_seen else 1.0
+
+
+# Each look-up has an index: runs by (collection_id, created_at), changes by (collection_id, id), generations by their
+# collection. The oldest change is the one with the lowest id.
+LIST_STANDINGS = text(f"""
+    SELECT collections.id, sync.num_seen, sync.num_failed, change.changed_at AS oldest_change_at,
+           run.id AS run_id, run.kind AS run_kind, run.state AS run_state, run.phase AS run_phase,
+           EXISTS (SELECT 1 FROM vectormill.generations
+                    WHERE collection_id = collections.id AND state = 'building') AS is_building,
+           vector_index.state AS index_state, sources.kind AS source_kind
+      FROM vectormill.collections
+      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
+      LEFT JOIN LATERAL (SELECT num_seen, num_failed FROM vectormill.runs
+                          WHERE collection_id = collections.id AND kind = 'reindex'
+                            AND state IN {GOOD_RUN_STATES}
+                          ORDER BY created_at DESC LIMIT 1) AS sync ON true
+      LEFT JOIN LATERAL (SELECT id, kind, state, phase FROM vectormill.runs
+                          WHERE collection_id = collections.id
+                            AND state IN {OPEN_RUN_STATES}
+                          ORDER BY created_at DESC LIMIT 1) AS run ON true
+      LEFT JOIN LATERAL (SELECT changed_at FROM vectormill.source_changes
+                          WHERE collection_id = collections.id ORDER BY collection_id, id LIMIT 1) AS change ON true
+      LEFT JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'
+      LEFT JOIN LATERAL (SELECT CASE WHEN index.indisvalid THEN 'ready'
+                                     WHEN EXISTS (SELECT 1 FROM pg_stat_progress_create_index
+                                                   WHERE index_relid = index.indexrelid) THEN 'building'
+                                     ELSE 'invalid' END AS state
+                           FROM pg_index AS index
+                           JOIN pg_class AS own ON own.oid = index.indexrelid
+                           JOIN pg_am AS method ON method.oid = own.relam
+                          WHERE index.indrelid = to_regclass('vectormill.generation_' || live.id)
+                            AND method.amname IN ('hnsw', 'ivfflat')
+                          ORDER BY index.indisvalid DESC LIMIT 1) AS vector_index ON true
+     WHERE collections.id = ANY(CAST(:ids AS bigint[]))
+""")
+
+
+def list_standings(connection: Connection, ids: Sequence[int]) -> dict[int, Standing]:
+    """Return the standings of these collections by id; one that was deleted meanwhile is left out."""
+    rows = connection.execute(LIST_STANDINGS, {"ids": list(ids)})
+    return {row.id: Standing(**row._mapping) for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run that has not ended, with how far the job is that encodes for it."""
+
+    id: UUID
+    kind: str
+    state: str
+    phase: str | None
+    error: str | None
+    generation_id: int | None
+    num_seen: int
+    job_id: UUID | None
+    num_items: int | None
+    num_ended: int | None
+    created_at: datetime
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of its job's items that are encoded, 0 to 1; None while it has no job."""
+        return self.num_ended / self.num_items if self.num_items and self.num_ended is not None else None
+
+
+LIST_OPEN_RUNS = text(f"""
+    SELECT run.id, run.kind, run.state, run.phase, run.error, run.generation_id, run.num_seen, run.job_id,
+           job.num_items, job.num_done + job.num_failed AS num_ended, run.created_at
+      FROM vectormill.runs AS run LEFT JOIN vectormill.jobs AS job ON job.id = run.job_id
+     WHERE run.collection_id = :id AND run.state IN {OPEN_RUN_STATES}
+     ORDER BY run.created_at LIMIT :limit
+""")
+
+
+def list_open_runs(connection: Connection, collection_id: int) -> list[OpenRun]:
+    """Return the open runs of a collection, the oldest first: the one that works, then those that wait for it."""
+    values = {"id": collection_id, "limit": MOST_OPEN_RUNS}
+    return [OpenRun(**row._mapping) for row in connection.execute(LIST_OPEN_RUNS, values)]
+
+
+def find_index_progress(connection: Connection, generation_ids: Sequence[int]) -> dict[int, BuildProgress]:
+    """Return the progress of indexes that are being built, by the id of their generation."""
+    found: dict[int, Any] = {each: find_progress(connection, each) for each in generation_ids}
+    return {each: progress for each, progress in found.items() if progress is not None}

@@ -8,8 +8,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.collections.collection import BUILDING, LIVE, RETIRED, Generation
-from vectormill.collections.rows.generation_tables import table_name
+from vectormill.collections.collection import (
+    BUILDING,
+    LIVE,
+    RETIRED,
+    Generation,
+)
+from vectormill.collections.generation_tables import table_name
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
@@ -62,35 +67,35 @@ def share_collection(connection: Connection, name: str) -> None:
 
 
 def lock_collection(connection: Connection, name: str) -> None:
-    """Nobody writes to the collection until the transaction ends, and nobody changes its generations."""
+    """Keep all others from writing to the collection or changing its generations until the transaction ends."""
     connection.execute(LOCK_COLLECTION, {"name": name})
 
 
 def find_in_state(connection: Connection, collection: str, state: str) -> Generation | None:
-    """The collection's generation that is live, or that is being built: there is one of each at the most."""
+    """Return the collection's generation that is live, or that is being built; there is at most one of each."""
     row = connection.execute(LIST_GENERATIONS, {"name": collection, "states": [state]}).one_or_none()
     return None if row is None else read_generation(row)
 
 
 def find_building(connection: Connection, collection: str) -> Generation | None:
-    """The generation that is being built beside the live one."""
+    """Return the generation that is being built beside the live one."""
     return find_in_state(connection, collection, BUILDING)
 
 
 def find_generation_by_id(connection: Connection, generation_id: int) -> Generation | None:
-    """Whatever its state."""
+    """Return the generation with this id, whatever its state."""
     row = connection.execute(FIND_GENERATION, {"generation_id": generation_id}).one_or_none()
     return None if row is None else read_generation(row)
 
 
 def find_spec(connection: Connection, fingerprint: str) -> EncodingSpec | None:
-    """The spec that a fingerprint names, where any generation has it."""
+    """Return the spec that a fingerprint names, if any generation has it."""
     spec = connection.execute(FIND_SPEC, {"fingerprint": fingerprint}).scalar_one_or_none()
     return None if spec is None else EncodingSpec.from_json(spec)
 
 
 def find_written(connection: Connection, generation_id: int) -> Generation:
-    """A generation that is live or being built, and stays so until the transaction ends. Raises Conflict."""
+    """Return a generation that is live or being built, and stays so until the transaction ends. Raise Conflict."""
     generation = find_generation_by_id(connection, generation_id)
     if generation is not None:
         share_collection(connection, generation.collection)

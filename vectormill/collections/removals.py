@@ -3,9 +3,12 @@
 The transaction takes the view and every row that names the collection: killed in it nothing has happened, killed behind
 it tables are left that belong to no generation, which the pruner finds by that. Jobs that wrote into the collection
 stay; those of their vectors that were in it are gone, and their export says so.
+
+A check of a collection counts its orphaned rows: attributes without a row, and rows of deleted keys.
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -13,7 +16,10 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from vectormill.collections.collection import Generation
+from vectormill.collections.generation_tables import attributes_name, send_text
 from vectormill.collections.generations import lock_collection
+from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import (
     CollectionInUse,
@@ -98,7 +104,7 @@ DELETE_COLLECTION: Final = text("DELETE FROM vectormill.collections WHERE id = :
 
 
 def stop_work(engine: Engine, name: str) -> None:
-    """Cancels every job and run that works on a collection. What workers and indexers have in hand ends in seconds."""
+    """Cancel every job and run that works on a collection. What workers and indexers have in hand ends in seconds."""
     with engine.begin() as connection:
         connection.execute(CANCEL_RUNS, {"name": name})
         job_ids = list(connection.execute(LIST_OPEN_JOBS, {"name": name}).scalars())
@@ -111,7 +117,7 @@ def stop_work(engine: Engine, name: str) -> None:
 
 
 def remove_collection(engine: Engine, name: str) -> None:
-    """Makes a collection vanish. Raises CollectionNotFound, and CollectionInUse, naming who uses it."""
+    """Remove a collection. Raise CollectionNotFound, and CollectionInUse, naming who uses it."""
     try:
         act_in_short_locks(engine, lambda connection: _remove(connection, name), patience_seconds=0)
     except LocksHeld as error:
@@ -188,7 +194,9 @@ LIST_ORPHANS: Final = text("""
 
 
 def drop_orphaned_tables(engine: Engine) -> int:
-    """Drops the tables of generations that are gone, each in a transaction; how many. One in use is left for later."""
+    """Drop the tables of generations that are gone, each in a transaction, and return their number. One in use is left
+    for later.
+    """
     with engine.connect() as connection:
         names = list(connection.execute(LIST_ORPHANS).scalars())
     num_dropped = 0
@@ -203,3 +211,98 @@ def drop_orphaned_tables(engine: Engine) -> int:
         except (LocksHeld, DBAPIError) as error:
             logger.info("vectormill.%s belongs to no collection and cannot be dropped now: %s", name, error)
     return num_dropped
+
+
+MOST_NAMED_KEYS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """The numbers of stray rows, tables and keys, and some of them by name."""
+
+    num_attributes: int
+    attribute_keys: list[str]
+    num_deleted_keys: int
+    deleted_keys: list[str]
+    missing_tables: list[str]
+    left_tables: list[str]
+    view_reads: str
+
+
+FIND_BARE_ATTRIBUTES: Final = """
+    SELECT count(*) AS number, (array_agg(key))[1 : CAST(:limit AS integer)] AS keys
+      FROM vectormill.{attributes} AS kept
+     WHERE NOT EXISTS (SELECT 1 FROM vectormill.{table} AS live WHERE live.key = kept.key)
+"""
+
+# A row that is older than the deletion of its key.
+FIND_DELETED_KEYS: Final = """
+    SELECT count(*) AS number, (array_agg(live.key))[1 : CAST(:limit AS integer)] AS keys
+      FROM vectormill.tombstones AS tombstone
+      JOIN vectormill.{table} AS live ON live.key = tombstone.key AND live.job_seq < tombstone.seq
+     WHERE tombstone.collection_id = :collection_id
+"""
+
+LIST_MISSING_TABLES: Final = text("""
+    SELECT wanted.name
+      FROM vectormill.generations
+     CROSS JOIN LATERAL (VALUES ('vectormill.generation_' || generations.id),
+                                ('vectormill.generation_' || generations.id || '_attributes')) AS wanted (name)
+     WHERE generations.collection_id = :collection_id AND generations.state <> 'pruned'
+       AND to_regclass(wanted.name) IS NULL
+     ORDER BY wanted.name
+""")
+
+# The tables that the collection's view is made of.
+LIST_TABLES_OF_VIEW: Final = text("""
+    SELECT DISTINCT class.relname
+      FROM pg_depend AS link
+      JOIN pg_rewrite AS rule ON link.classid = CAST('pg_rewrite' AS regclass) AND link.objid = rule.oid
+      JOIN pg_class AS class ON class.oid = link.refobjid AND class.relkind = 'r'
+     WHERE rule.ev_class = to_regclass(:view) AND link.refclassid = CAST('pg_class' AS regclass)
+     ORDER BY class.relname
+""")
+
+
+def find_strays(connection: Connection, generation: Generation) -> Strays:
+    names = {"table": generation.table_name, "attributes": attributes_name(generation.id)}
+    limit = {"limit": MOST_NAMED_KEYS}
+    of_it = {"collection_id": generation.collection_id}
+    bare = connection.execute(text(FIND_BARE_ATTRIBUTES.format(**names)), limit).one()
+    deleted = connection.execute(text(FIND_DELETED_KEYS.format(**names)), limit | of_it).one()
+    read = connection.execute(LIST_TABLES_OF_VIEW, {"view": f"public.{generation.collection}"}).scalars()
+    return Strays(
+        bare.number,
+        bare.keys or [],
+        deleted.number,
+        deleted.keys or [],
+        list(connection.execute(LIST_MISSING_TABLES, of_it).scalars()),
+        list(connection.execute(LIST_ORPHANS).scalars()),
+        ", ".join(read),
+    )
+
+
+SAMPLE_HASHES: Final = """
+    SELECT kept.key, {content} AS content, live.content_hash
+      FROM vectormill.{attributes} AS kept TABLESAMPLE SYSTEM (:share)
+      JOIN vectormill.{table} AS live ON live.key = kept.key AND live.job_seq = kept.job_seq
+     WHERE kept.text IS NOT NULL
+     LIMIT :limit
+"""
+
+
+def sample_hashes(
+    connection: Connection, generation: Generation, limit: int
+) -> list[tuple[str, bytes, bytes]]:
+    """Return (key, text, content_hash of its result) of at most so many kept texts."""
+    statement = text(
+        SAMPLE_HASHES.format(
+            table=generation.table_name,
+            attributes=attributes_name(generation.id),
+            content=send_text(choose_kind(generation.spec).text_columns, "kept"),
+        )
+    )
+    rows = connection.execute(statement, {"share": 10.0, "limit": limit}).all()
+    if len(rows) < limit:
+        rows = connection.execute(statement, {"share": 100.0, "limit": limit}).all()
+    return [(row.key, bytes(row.content), bytes(row.content_hash)) for row in rows]

@@ -13,8 +13,8 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.rows.generation_tables import point_view_at
+from vectormill.collections.generation_tables import point_view_at
+from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.errors import SwapRefused
 
 FIND_VIEW: Final = """
@@ -58,7 +58,7 @@ DROP_VIEW: Final = "DROP VIEW {name}"
 
 
 def replace_view(connection: Connection, generation: Generation) -> None:
-    """Makes its collection's view read another generation, in the caller's transaction.
+    """Make the collection's view read another generation, in the caller's transaction.
 
     Raises SwapRefused, naming them, when other objects depend on a view whose vectors get another type.
     """

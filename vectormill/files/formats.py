@@ -54,19 +54,21 @@ OUTPUT_FORMATS: Final[dict[str, OutputFormat]] = {
 
 
 def by_suffix(formats: Iterable[Any]) -> dict[str, str]:
-    """Suffix -> name of the format."""
+    """Return the name of the format for each suffix."""
     return {suffix: row.name for row in formats for suffix in row.suffixes}
 
 
 def describe_inputs(packings: str = ".gz") -> str:
-    """`.jsonl, .csv, .tsv (also .gz), .parquet`."""
+    """Return the suffixes of inputs as a text: `.jsonl, .csv, .tsv (also .gz), .parquet`."""
     outside = [row.suffixes[0] for row in INPUT_FORMATS if row.is_packed_outside]
     inside = [row.suffixes[0] for row in INPUT_FORMATS if not row.is_packed_outside]
     return f"{', '.join(outside)} (also {packings}), {', '.join(inside)}"
 
 
 def describe_outputs(*, with_notes: bool = False, of_rows: bool = False) -> str:
-    """`.parquet, .jsonl or .npy`; `of_rows`, only those that a collection's rows can be written in."""
+    """Return the suffixes of outputs as a text, `.parquet, .jsonl or .npy`; `of_rows` leaves out those that cannot hold
+    a collection's rows.
+    """
     told = [
         row.suffixes[0] + (row.note if with_notes else "")
         for row in OUTPUT_FORMATS.values()

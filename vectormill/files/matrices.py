@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow
 import pyarrow.parquet
 
-from vectormill.files.replacement import open_replacement
+from vectormill.files.outputs import open_replacement
 
 BATCH_ROWS: Final = 4096
 

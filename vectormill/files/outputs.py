@@ -1,13 +1,38 @@
-"""Outputs: where vectors are written and in which format. Knows nothing of how they are fetched."""
+"""Outputs: where vectors are written and in which format, as files that appear whole or not at all."""
 
+import contextlib
+import os
+import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from vectormill.domain.errors import InvalidOption
 from vectormill.files.formats import OUTPUT_FORMATS, by_suffix, describe_outputs
-from vectormill.files.replacement import open_replacement
+
+
+@contextmanager
+def open_replacement(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` for writing; it takes the place of `path` when the block ends.
+
+    When the block raises, `path` is left as it was and the temporary file is removed. The temporary file
+    lies in the same directory because only a rename within one file system is atomic; it is made by open()
+    and not by tempfile because its mode shall follow the umask.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
 
 FORMAT_OF_SUFFIX: Final = by_suffix(OUTPUT_FORMATS.values())
 
@@ -35,7 +60,7 @@ def check_output(path: Path) -> None:
 
 
 def write_vectors(fetch: Fetch, path: Path, format: str) -> None:
-    """Has `fetch(file, format)` write the vectors into a file that appears whole or not at all.
+    """Have `fetch(file, format)` write the vectors into a file that appears whole or not at all.
 
     Parquet and NDJSON are the API's own bytes. For npy, Parquet is fetched and turned into a matrix and a file of
     keys (`OUT.keys.txt`): the API's npy has no keys, and rows and keys of two requests could tell of two moments.

@@ -4,23 +4,253 @@ read_texts("papers.jsonl.gz")       JSONL, plain or .gz (also .ndjson)
 read_texts("papers.csv")            CSV or TSV with a header, plain or .gz
 read_texts("papers.parquet")        Parquet, one row group after another
 read_texts("papers/")               every text file below the directory
-read_texts("-")                     JSONL on standard input
-"""
+read_texts("-")                     JSONL on standard input"""
 
+import csv
+import gzip
+import io
+import json
+import os
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final, Literal, cast
 
 from vectormill.domain.errors import InvalidItem
 from vectormill.files.formats import INPUT_FORMATS, INPUT_HELP, by_suffix
-from vectormill.files.lines import JsonlFile, JsonLines
 from vectormill.files.ndjson import ItemJson
-from vectormill.files.rows import Fields
-from vectormill.files.tables import CsvFile, ParquetFile
-from vectormill.files.trees import TextTree
+
+KEY_FIELDS: Final = ("key", "id")
+
+# Error handlers of Python's decoders, for input that is not UTF-8. A bad byte that is kept as half of a surrogate pair
+# makes its item, and no other, one of the job's item errors; the strict way, reading ends with an InvalidItem.
+UnicodeErrors = Literal["surrogateescape", "strict"]
+FAIL_ALONE: Final = "surrogateescape"
+REFUSE: Final = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of a row that hold key, text and pair, and what becomes of bytes that are not UTF-8.
+
+    Without `key`: `key`, else `id`, else the number of the line. Without `pair` no second text is read.
+    """
+
+    key: str | None = None
+    text: str = "text"
+    pair: str | None = None
+    errors: UnicodeErrors = FAIL_ALONE
+
+
+def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> ItemJson:
+    """Return the item of one row; `number` counts rows or lines from 1, `place` names it in errors.
+
+    A `metadata` field goes along when it is an object. Raise InvalidItem.
+    """
+    text = row.get(fields.text)
+    if not isinstance(text, str):
+        raise InvalidItem(f"{place}: {_describe_missing(row, fields.text, text)}")
+    item: ItemJson = {"key": _find_key(row, fields, number, place), "text": text}
+    if fields.pair is not None and (pair := row.get(fields.pair)) is not None:
+        if not isinstance(pair, str):
+            raise InvalidItem(f"{place}: {_describe_missing(row, fields.pair, pair)}")
+        item["text_pair"] = pair
+    metadata = row.get("metadata")
+    if isinstance(metadata, Mapping):
+        item["metadata"] = metadata
+    return item
+
+
+def _find_key(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> str:
+    names: Iterable[str] = KEY_FIELDS if fields.key is None else (fields.key,)
+    for name in names:
+        key = row.get(name)
+        if key is None:
+            continue
+        if isinstance(key, bool | float) or not isinstance(key, str | int):
+            raise InvalidItem(
+                f"{place}: the key in field {name!r} must be a string or a whole number, not {key!r}."
+            )
+        return str(key)
+    if fields.key is not None:
+        raise InvalidItem(f"{place}: {_describe_missing(row, fields.key, None)}")
+    return str(number)
+
+
+def _describe_missing(row: Mapping[str, Any], name: str, value: Any) -> str:
+    if value is not None:
+        return f"the field {name!r} must hold a string, not {type(value).__name__}."
+    if name in row:
+        return f"the field {name!r} is empty."
+    known = ", ".join(repr(field) for field in list(row)[:10]) or "none"
+    return (
+        f"there is no field {name!r}; its fields are {known}. Name others with --text-field and --key-field."
+    )
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Return the file's bytes, unpacked when its name ends in .gz."""
+    return cast("BinaryIO", gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
+
+
+@dataclass(frozen=True, slots=True)
+class JsonlFile:
+    """A .jsonl or .jsonl.gz file; each iteration reads it anew."""
+
+    path: Path
+    fields: Fields
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        with open_bytes(self.path) as file:
+            try:
+                yield from JsonLines(file, str(self.path), self.fields)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise InvalidItem(f"{self.path} is not a whole gzip file: {error}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """Lines of JSON objects from anything that yields lines of bytes. Blank lines are passed over."""
+
+    lines: Iterable[bytes]
+    name: str
+    fields: Fields
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        for number, line in enumerate(self.lines, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")  # Windows programs like to write a byte order mark
+            if line.strip():
+                yield self._read(line, number)
+
+    def _read(self, line: bytes, number: int) -> ItemJson:
+        place = f"{self.name}, line {number}"
+        try:
+            row = json.loads(line.decode("utf-8", self.fields.errors))
+        except UnicodeDecodeError as error:
+            raise InvalidItem(f"{place}: it is not UTF-8 (byte {error.start + 1} of the line).") from error
+        except json.JSONDecodeError as error:
+            raise InvalidItem(f"{place}: it is not JSON ({error.msg}, column {error.colno}).") from error
+        except RecursionError as error:
+            raise InvalidItem(f"{place}: its JSON is nested too deeply.") from error
+        if not isinstance(row, dict):
+            raise InvalidItem(f'{place}: expected a JSON object such as {{"key": …, "text": …}}.')
+        return make_item(row, self.fields, number, place)
+
+
+# The csv module refuses fields above 128 KiB unless told otherwise; this is what the API takes in a line.
+MAX_FIELD_CHARS: Final = 16 << 20
+PARQUET_BATCH_ROWS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFile:
+    """A CSV or TSV file whose first line names the columns; each iteration reads it anew."""
+
+    path: Path
+    fields: Fields
+    delimiter: str = ","
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        csv.field_size_limit(MAX_FIELD_CHARS)
+        # newline="": a quoted field may hold line ends, which the csv module must see as they are.
+        with open_bytes(self.path) as file, self._decode(file) as text:
+            rows = csv.DictReader(text, delimiter=self.delimiter, strict=True)
+            try:
+                for number, row in enumerate(rows, start=1):
+                    yield self._read(row, number, f"{self.path}, line {rows.line_num}")
+            except UnicodeDecodeError as error:
+                raise InvalidItem(f"{self.path}, after line {rows.line_num}: it is not UTF-8.") from error
+            except csv.Error as error:
+                raise InvalidItem(f"{self.path}, after line {rows.line_num}: {error}.") from error
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise InvalidItem(f"{self.path} is not a whole gzip file: {error}.") from error
+
+    def _decode(self, file: BinaryIO) -> io.TextIOWrapper:
+        return io.TextIOWrapper(file, "utf-8-sig", self.fields.errors, newline="")
+
+    def _read(self, row: dict[str | Any, Any], number: int, place: str) -> ItemJson:
+        # DictReader puts surplus cells under None and fills missing ones with None: both are a broken line.
+        if None in row or None in row.values():
+            raise InvalidItem(f"{place}: it has more or fewer cells than the header.")
+        return make_item(row, self.fields, number, place)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """A Parquet file, of which one batch of rows and the columns in question are in memory at a time."""
+
+    path: Path
+    fields: Fields
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        import pyarrow  # here, because only this reader needs its tenth of a second
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(self.path) as file:
+                names = file.schema_arrow.names
+                wanted = {self.fields.text, self.fields.pair, self.fields.key, *KEY_FIELDS, "metadata"}
+                columns = [name for name in names if name in wanted]
+                if self.fields.text not in names:
+                    columns = names[:]  # make_item then names the fields that there are
+                number = 0
+                for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=columns):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield make_item(row, self.fields, number, f"{self.path}, row {number}")
+        except pyarrow.ArrowException as error:
+            raise InvalidItem(f"{self.path} cannot be read as Parquet: {error}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TextTree:
+    """Every file below a directory, in sorted order; the key is the path from the directory, with slashes.
+
+    Hidden files and folders (their names start with a dot) are passed over. `errors` is what becomes of a file that is
+    not UTF-8: see UnicodeErrors.
+    """
+
+    root: Path
+    errors: UnicodeErrors = FAIL_ALONE
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        num_files = 0
+        for path in self.find_files():
+            num_files += 1
+            yield self.read(path)
+        if num_files == 0:
+            raise InvalidItem(f"{self.root} holds no files.")
+
+    def find_files(self, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
+        """Yield the files in order. `on_error` gets the error of a folder that cannot be read, which is skipped
+        otherwise.
+        """
+        for folder, folders, files in os.walk(self.root, onerror=on_error):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(files):
+                if not name.startswith("."):
+                    yield Path(folder, name)
+
+    def read(self, path: Path, max_bytes: int = -1) -> ItemJson:
+        """Return the item of one file, or of so many bytes of it."""
+        with path.open("rb") as file:
+            content = file.read(max_bytes)
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            if self.errors == REFUSE:
+                raise InvalidItem(
+                    f"{path} is not UTF-8 text (byte {error.start}). Convert it, or move it out of {self.root}."
+                ) from error
+            # To the first bad byte and no further: a film among the texts need not travel.
+            text = content[: error.start + 1].decode("utf-8", FAIL_ALONE)
+        return {"key": path.relative_to(self.root).as_posix(), "text": text}
+
 
 READERS: Final[Mapping[str, Callable[[Path, Fields], Iterable[ItemJson]]]] = {
     "jsonl": JsonlFile,

@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
-from vectormill.collections.kinds.row_kind import Results, take_objects
-from vectormill.collections.rows.calibrations import find_ranges
-from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.generation_tables import find_ranges, upsert_rows
+from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost

@@ -12,9 +12,9 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import PRUNED
+from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.rows.generation_tables import table_name
+from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, InvalidOption, JobNotFound
 from vectormill.jobs.chunk import decode_payload, read_keys

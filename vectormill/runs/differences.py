@@ -18,10 +18,9 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.rows.attributes import attributes_name
-from vectormill.collections.rows.generation_tables import assign_columns
-from vectormill.collections.rows.tombstones import hold_deletions, lock_deletions
+from vectormill.collections.deletions import hold_deletions, lock_deletions
+from vectormill.collections.generation_tables import assign_columns, attributes_name
+from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.outages import blames_a_value
 from vectormill.domain.errors import RunError
 from vectormill.jobs.item import PAIR_MARK, Item

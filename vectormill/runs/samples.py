@@ -16,10 +16,8 @@ import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import RECORDS, SCORES, VECTORS, Generation
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.kinds.row_kind import Results, take_objects
-from vectormill.collections.rows.attributes import attributes_name, send_text
-from vectormill.collections.rows.calibrations import find_ranges
+from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
+from vectormill.collections.row_kinds import Results, choose_kind, take_objects
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.jobs.chunk import decode_payload

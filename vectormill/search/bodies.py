@@ -1,16 +1,14 @@
-"""Searches as clients send them, one or many at once, and what is answered."""
+"""Searches as clients send them, one or many at once, and as they are answered."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
-from pydantic import BaseModel, Field
 
+from vectormill.collections.bodies import PassageBody, find_passage
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.item import PASSAGE
 from vectormill.search.filter import OPERATORS, parse_filter
-from vectormill.search.matches import Match, Nearest
 from vectormill.search.search import (
     BY_VECTOR,
     HYBRID,
@@ -19,6 +17,8 @@ from vectormill.search.search import (
     METADATA,
     TEXT,
     VECTOR,
+    Match,
+    Nearest,
     Search,
     check_search,
 )
@@ -103,7 +103,7 @@ SEARCH_DECODER: Final = msgspec.json.Decoder(SearchRequest)
 
 
 def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
-    """The queries of a request. Raises InvalidOption."""
+    """Return the queries of a request. Raise InvalidOption."""
     if request.queries is None:
         return [request]
     if msgspec.structs.replace(request, queries=None) != SearchRequest():
@@ -155,92 +155,85 @@ def make_search(query: SearchQuery) -> Search:
     return search
 
 
-class PassageBody(BaseModel):
-    """The place of a passage in its document, in code points."""
-
-    index: int
-    start: int
-    end: int
-
-
-def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody | None]:
-    """Return the key of a row's document and its place in it, or None for each of a row that is no passage.
-
-    Clients may write whatever they like under the same name.
-    """
-    said = metadata.get(PASSAGE)
-    if not isinstance(said, dict):
-        return None, None
-    place = [said.get(name) for name in ("index", "start", "end")]
-    if not isinstance(said.get("document"), str) or not all(type(number) is int for number in place):
-        return None, None
-    return said["document"], PassageBody(index=place[0], start=place[1], end=place[2])
-
-
-class MatchBody(BaseModel):
+class MatchBody(TypedDict):
     """One result. What was not asked for, or is not there, is left out."""
 
     key: str
-    score: float = Field(
-        description="Cosine similarity, -1 to 1; in a binary collection, that of the signs. In mode text how near the "
-        "words stand together; in mode hybrid the sum of weight / (60 + rank)."
-    )
-    metadata: dict[str, Any] | None = None
-    text: str | None = Field(default=None, description="Null unless the collection keeps texts.")
-    embedding: list[float] | None = Field(
-        default=None, description="In the numbers of the collection's vector type, as an export gives them."
-    )
-    document: str | None = Field(default=None, description="The key of the document that it is a passage of.")
-    passage: PassageBody | None = None
-    vector_rank: int | None = Field(
-        default=None, description="In mode hybrid: its place by nearness, from 1."
-    )
-    text_rank: int | None = Field(default=None, description="In mode hybrid: its place by words, from 1.")
-
-    @classmethod
-    def from_match(cls, match: Match, search: Search) -> Self:
-        shown: dict[str, Any] = {}
-        if METADATA in search.include:
-            shown["metadata"] = match.metadata
-        if TEXT in search.include:
-            shown["text"] = match.text
-        if VECTOR in search.include:
-            shown["embedding"] = match.embedding
-        if match.passage is not None:
-            shown["document"], shown["passage"] = find_passage({PASSAGE: match.passage})
-        if search.mode == HYBRID:
-            shown |= {"vector_rank": match.vector_rank, "text_rank": match.text_rank}
-        return cls(key=match.key, score=match.score, **shown)
+    score: Annotated[
+        float,
+        Meta(
+            description="Cosine similarity, -1 to 1; in a binary collection, that of the signs. In mode text how near "
+            "the words stand together; in mode hybrid the sum of weight / (60 + rank)."
+        ),
+    ]
+    metadata: NotRequired[dict[str, Any] | None]
+    text: NotRequired[Annotated[str | None, Meta(description="Null unless the collection keeps texts.")]]
+    embedding: NotRequired[
+        Annotated[
+            list[float] | None,
+            Meta(description="In the numbers of the collection's vector type, as an export gives them."),
+        ]
+    ]
+    document: NotRequired[
+        Annotated[str | None, Meta(description="The key of the document that it is a passage of.")]
+    ]
+    passage: NotRequired[PassageBody | None]
+    vector_rank: NotRequired[
+        Annotated[int | None, Meta(description="In mode hybrid: its place by nearness, from 1.")]
+    ]
+    text_rank: NotRequired[
+        Annotated[int | None, Meta(description="In mode hybrid: its place by words, from 1.")]
+    ]
 
 
-class SearchAnswer(BaseModel):
+class SearchAnswer(TypedDict):
     data: list[MatchBody]
-    num_rows_read: int | None = Field(
-        description="About how many rows the collection has, all of which were read for want of an index that serves; "
-        "null when an index was used."
-    )
-    next_offset: int | None = Field(
-        default=None, description="The offset of the next page; left out when there is none."
-    )
-    repeated_because: str | None = Field(
-        default=None, description="Why the search was repeated exactly after an index had given too little."
-    )
-
-    @classmethod
-    def from_nearest(cls, nearest: Nearest, search: Search) -> Self:
-        said: dict[str, Any] = {}
-        if len(nearest.matches) == search.limit and search.num_wanted <= MAX_OFFSET:
-            said["next_offset"] = search.num_wanted
-        if nearest.repeated_because is not None:
-            said["repeated_because"] = nearest.repeated_because
-        return cls(
-            data=[MatchBody.from_match(match, search) for match in nearest.matches],
-            num_rows_read=nearest.num_rows_read,
-            **said,
-        )
+    num_rows_read: Annotated[
+        int | None,
+        Meta(
+            description="About how many rows the collection has, all of which were read for want of an index that "
+            "serves; null when an index was used."
+        ),
+    ]
+    next_offset: NotRequired[
+        Annotated[int, Meta(description="The offset of the next page; left out when there is none.")]
+    ]
+    repeated_because: NotRequired[
+        Annotated[
+            str, Meta(description="Why the search was repeated exactly after an index had given too little.")
+        ]
+    ]
 
 
-class ManySearchesAnswer(BaseModel):
+class ManySearchesAnswer(TypedDict):
     """The answers to each of `queries`, in their order."""
 
     data: list[SearchAnswer]
+
+
+def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
+    """Return the matches of a search as they are answered."""
+    answer = SearchAnswer(
+        data=[tell_match(match, search) for match in nearest.matches], num_rows_read=nearest.num_rows_read
+    )
+    if len(nearest.matches) == search.limit and search.num_wanted <= MAX_OFFSET:
+        answer["next_offset"] = search.num_wanted
+    if nearest.repeated_because is not None:
+        answer["repeated_because"] = nearest.repeated_because
+    return answer
+
+
+def tell_match(match: Match, search: Search) -> MatchBody:
+    """Return a match with what the search asks for."""
+    told = MatchBody(key=match.key, score=match.score)
+    if METADATA in search.include:
+        told["metadata"] = match.metadata
+    if TEXT in search.include:
+        told["text"] = match.text
+    if VECTOR in search.include:
+        told["embedding"] = match.embedding
+    if match.passage is not None:
+        told["document"], told["passage"] = find_passage({PASSAGE: match.passage})
+    if search.mode == HYBRID:
+        told["vector_rank"], told["text_rank"] = match.vector_rank, match.text_rank
+    return told

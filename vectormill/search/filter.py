@@ -101,7 +101,7 @@ Filter = FieldComparison | OneOf | Contains | Exists | AllOf | AnyOf | Not
 
 
 def parse_filter(written: Any, place: str = "filter") -> Filter:
-    """The filter that a client wrote. Raises InvalidOption, which names the place, such as `filter.year.gte`."""
+    """Return the filter that a client wrote. Raise InvalidOption, which names the place, such as `filter.year.gte`."""
     parsed = _parse(written, place, 1)
     if count_conditions(parsed) > MAX_CONDITIONS:
         raise _refusal(place, f"it has more than {MAX_CONDITIONS} conditions; ask for some of them with `in`")
@@ -285,13 +285,15 @@ OPERATOR_BY_SIGN: Final = {"=": EQ, "!=": NE, ">": GT, ">=": GTE, "<": LT, "<=":
 
 
 def read_filters(written: Sequence[str], told_as: str = "--filter") -> dict[str, Any] | None:
-    """One filter that all of the written ones are parts of; None of none. Raises InvalidOption that names `told_as`."""
+    """Return one filter that has all of the written ones as parts; None without any. Raise InvalidOption that names
+    `told_as`.
+    """
     parts = [read_filter(one, told_as) for one in written]
     return {"and": parts} if len(parts) > 1 else parts[0] if parts else None
 
 
 def read_filter(written: str, told_as: str) -> dict[str, Any]:
-    """The filter of `{"lang": "de"}`, `lang=de` or `year>=2020`; a value that reads as JSON is what JSON says."""
+    """Return the filter of `{"lang": "de"}`, `lang=de` or `year>=2020`; a value that is JSON is read as JSON."""
     if written.lstrip().startswith("{"):
         try:
             parsed = json.loads(written, parse_constant=_refuse_constant)
@@ -308,7 +310,9 @@ def read_filter(written: str, told_as: str) -> dict[str, Any]:
 
 
 def read_value(written: str) -> Any:
-    """2020 is a number, true and null are themselves, and what is no JSON is a string; "2020" in quotes is one too."""
+    """Return a value: 2020 is a number, true and null are themselves, and what is no JSON is a string, as is "2020" in
+    quotes.
+    """
     try:
         value = json.loads(written, parse_constant=lambda name: name)
     except (ValueError, RecursionError):  # nested too deeply is no value either

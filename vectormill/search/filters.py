@@ -1,16 +1,23 @@
 """Filters in SQL: a condition on metadata, of bound values only, in the form that expression indexes serve.
 
 A field is `(metadata -> 'year')`, of nested ones `(metadata -> 'a' -> 'b')`, compared as jsonb: numbers by value, and
-strings by the database's collation. Equality, `in` and ranges are of its value as an index has it (filter_indexes.py),
+strings by the database's collation. Equality, `in` and ranges are of its value as an index has it (write_value),
 where texts of more than 2,000 bytes count as none; a GIN index on metadata serves `contains` and `exists`. The names of
 fields are bound too: the plan is made for the values (plan_cache_mode), so Postgres sees constants where the index has
 them.
-"""
 
+jsonb orders values: numbers as numbers, texts as texts. A B-tree entry may have about 2,700 bytes, and a worker whose
+row had a longer one could write neither that row nor the chunk it is in. So a longer value, and what is no scalar,
+counts as none here: in the index, and in the filter that is to be served by it."""
+
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from psycopg import sql
+
+from vectormill.collections.generation_tables import attributes_name
 from vectormill.db.parameters import to_jsonb
 from vectormill.search.filter import (
     EQ,
@@ -29,7 +36,51 @@ from vectormill.search.filter import (
     find_json_type,
     fits,
 )
-from vectormill.search.filter_indexes import MOST_VALUE_BYTES, write_value
+
+# Instead of a field: one index over all metadata, for `metadata @> '{"tags": ["new"]}'` and `metadata ? 'year'`.
+ANY_FIELD: Final = "*"
+
+MOST_VALUE_BYTES: Final = 2000
+
+
+def write_value(field: str) -> str:
+    """Return the SQL of a field's value as its index has it; `field` is its SQL, such as `metadata -> 'year'`.
+
+    An expression, and no partial index: Postgres gathers how often which value of it comes, and so knows how many rows
+    a filter leaves.
+    """
+    return (
+        f"(CASE WHEN octet_length(CAST({field} AS text)) <= {MOST_VALUE_BYTES}"
+        f" AND jsonb_typeof({field}) NOT IN ('array', 'object') THEN {field} END)"
+    )
+
+
+def name_filter_index(generation_id: int, field: str) -> str:
+    """Make the name of an index on a field, whatever the field, of at most 63 bytes."""
+    if field == ANY_FIELD:
+        return f"{attributes_name(generation_id)}_on_any"
+    return f"{attributes_name(generation_id)}_on_{hashlib.blake2b(field.encode(), digest_size=6).hexdigest()}"
+
+
+def define_filter_index(field: str) -> sql.Composable:
+    """Return the text behind `CREATE INDEX … ON the attributes table`. A dot leads into an object, as in a
+    filter.
+    """
+    if field == ANY_FIELD:
+        return sql.SQL("USING gin (metadata jsonb_ops)")
+    names = [sql.Literal(name) for name in field.split(".")]
+    template = write_value("metadata" + " -> {}" * len(names))
+    return sql.SQL("({value})").format(value=sql.SQL(template).format(*names, *names, *names))
+
+
+def name_text_index(generation_id: int) -> str:
+    return f"{attributes_name(generation_id)}_search"
+
+
+def define_text_index() -> sql.Composable:
+    """Return the definition of the index of the words of kept texts, for hybrid searches."""
+    return sql.SQL("USING gin (search)")
+
 
 # jsonb sorts null, strings, numbers, booleans, in this order: the least value of a type, and the least beyond it. No
 # number of JSON that fits into a document is less than the first one here.
@@ -62,7 +113,7 @@ class _Values:
 
 
 def compile_filter(condition: Filter, column: str) -> Condition:
-    """The condition on `column`, a jsonb column that is an object or NULL; what is NULL under a NOT counts as false."""
+    """Return the condition on `column`, a jsonb column that is an object or NULL; NULL under a NOT counts as false."""
     values = _Values()
     return Condition(_compile(condition, column, values), values.bound, fits(condition, {}))
 
@@ -101,12 +152,12 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
 
 
 def name_value(column: str, path: tuple[str, ...], values: _Values, compared: list[str]) -> str:
-    """The expression of a field as its index has it, if the index has values like those that it is compared with."""
+    """Return the expression of a field as its index has it, if the index has values like those it is compared with."""
     name = name_field(column, path, values)
     is_short = all(len(written) <= MOST_VALUE_BYTES for written in compared)
     return write_value(name) if is_short else name
 
 
 def name_field(column: str, path: tuple[str, ...], values: _Values) -> str:
-    """The expression of a field."""
+    """Return the expression of a field."""
     return f"({column}{''.join(f' -> CAST({values.bind(name)} AS text)' for name in path)})"

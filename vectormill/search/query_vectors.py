@@ -11,8 +11,7 @@ import numpy.typing as npt
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.rows.attributes import attributes_name
-from vectormill.collections.rows.calibrations import find_ranges
+from vectormill.collections.generation_tables import attributes_name, find_ranges
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
@@ -117,7 +116,7 @@ def make_query_vectors(
 
 
 def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], kind: VectorType) -> WireArray:
-    """float32 [queries, dimensions] in binary form: as digits they would be ten times as long, and read twice."""
+    """Return float32 [queries, dimensions] in binary form: as digits they would be ten times as long."""
     dimensions = embeddings.shape[1]
     array, columns = open_array(
         find_oid(connection, kind.column), len(embeddings), kind.column_bytes(dimensions)
@@ -140,7 +139,7 @@ def find_oid(connection: Connection, type_name: str) -> int:
 
 
 def choose_distance(generation: Generation) -> tuple[str, Distance]:
-    """The vector type of a collection's rows, and how they are compared."""
+    """Return the vector type of a collection's rows, and how they are compared."""
     kind = choose_vector_type(generation.spec, in_collection=True).name
     distance = DISTANCES[kind]
     return kind, replace(
@@ -169,7 +168,7 @@ def write_query(embedding: npt.NDArray[np.float32], kind: str) -> str:
 def find_like(
     connection: Connection, generation: Generation, kind: str, key: str, values: Mapping[str, object]
 ) -> tuple[str, str | None]:
-    """The row's vector, as the distance reads it, and its document. Raises ItemNotFound."""
+    """Return the row's vector as the distance reads it, and its document. Raise ItemNotFound."""
     column = "vectors.embedding"
     statement = FIND_LIKE.format(
         embedding=RESTORED.format(column=column) if kind == INT8 else column,
@@ -185,17 +184,17 @@ def find_like(
 
 
 def write_vector(values: npt.NDArray[np.float32]) -> str:
-    """A finite vector as pgvector reads it, which is as a JSON array: in a tenth of the time that `repr` takes."""
+    """Return a finite vector as pgvector reads it, a JSON array: in a tenth of the time that `repr` takes."""
     return msgspec.json.encode(values.tolist()).decode()
 
 
 def write_signs(values: npt.NDArray[np.float32]) -> str:
-    """A binary vector as Postgres reads it: whether each value is above 0."""
+    """Return a binary vector as Postgres reads it: 1 for each value above 0."""
     return "".join("01"[sign] for sign in (values > 0).tolist())
 
 
 def read_vector(written: str, generation: Generation) -> list[Any]:
-    """A row's embedding as text, in the numbers that an export gives: floats, int8 codes, or eight bits to a number."""
+    """Return a row's embedding in the numbers that an export gives: floats, int8 codes, or eight bits to a number."""
     kind = choose_vector_type(generation.spec, in_collection=True).name
     if kind == BINARY:
         packed: list[Any] = np.packbits(np.array(list(written), dtype=np.uint8)).tolist()

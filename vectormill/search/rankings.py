@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.rows.attributes import attributes_name
+from vectormill.collections.generation_tables import attributes_name
 from vectormill.search.filters import Condition, compile_filter
 from vectormill.search.query_vectors import QueryVector
 from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search
@@ -105,7 +105,8 @@ def write_search(
     *,
     is_exact: bool,
 ) -> Statement:
-    """`query` is needed unless the search is by words alone, and `language`, a regconfig, when it reads words.
+    """Return the statement of a search. `query` is needed unless it is by words alone, and `language`, a regconfig,
+    when it reads words.
 
     So many rows of each ranking are looked at, None for all.
 
@@ -156,7 +157,9 @@ def write_search(
 
 
 def write_round(generation: Generation, search: Search, queries: QueryVector, *, is_exact: bool) -> Statement:
-    """`search`, which is by vector, for each of many queries: its rows have the `place` of their query, from 1 on."""
+    """Return the statement of `search`, which is by vector, for each of many queries: its rows have the `place` of
+    their query, from 1 on.
+    """
     values: dict[str, object] = {
         "limit": search.limit,
         "offset": search.offset,
@@ -190,7 +193,7 @@ def write_nearest(
     *,
     is_exact: bool,
 ) -> str:
-    """`own` are further conditions."""
+    """Return the ranking by vector; `own` are further conditions."""
     needs_attributes = condition is not None or query.document is not None
     join = "JOIN" if condition is not None and not condition.fits_nothing else "LEFT JOIN"
     names = name_tables(generation)
@@ -203,7 +206,7 @@ def write_nearest(
 
 
 def leave_out_own(search: Search, query: QueryVector) -> tuple[list[str], dict[str, object]]:
-    """Conditions that leave out the row that others shall be like; by document, its whole document."""
+    """Return conditions that leave out the row that others shall be like; by document, its whole document."""
     if search.like is None:
         return [], {}
     if search.by_document and query.document is not None:

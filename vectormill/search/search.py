@@ -1,7 +1,7 @@
-"""Search: what is asked of a collection. Knows nothing of SQL, nor of how a text becomes a vector."""
+"""Search: what is asked of a collection, and what it finds. Knows nothing of SQL, nor how a text becomes a vector."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from vectormill.domain.errors import InvalidOption
 from vectormill.search.filter import Filter
@@ -49,7 +49,7 @@ class Search:
 
     @property
     def num_wanted(self) -> int:
-        """Results until the end of the page."""
+        """Return the number of results until the end of the page."""
         return self.offset + self.limit
 
     @property
@@ -57,8 +57,39 @@ class Search:
         return self.mode in (BY_TEXT, HYBRID)
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One search result.
+
+    `score` is the cosine similarity, -1 to 1, in a binary collection that of the signs; by words their cover density;
+    of both, what reciprocal rank fusion makes of a row's places, which are `vector_rank` and `text_rank`, from 1 on.
+    `passage` is the span of its document that a row holds: document, index, start, end.
+    """
+
+    key: str
+    score: float
+    metadata: dict[str, Any] | None = None
+    text: str | None = None
+    embedding: list[Any] | None = None
+    passage: dict[str, Any] | None = None
+    vector_rank: int | None = None
+    text_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """Matches, best first. `num_rows_read` is about how many rows the collection has when all were read, else None.
+
+    `repeated_because` says why an exact search followed that of the index.
+    """
+
+    matches: list[Match]
+    num_rows_read: int | None
+    repeated_because: str | None = None
+
+
 def check_search(search: Search) -> None:
-    """Raises InvalidOption when parts of the search contradict each other."""
+    """Raise InvalidOption when parts of the search contradict each other."""
     if search.reads_words and search.words is None:
         raise InvalidOption(f"A search in mode {search.mode} needs a text, whose words are looked for.")
     if search.reads_words and search.like is not None:

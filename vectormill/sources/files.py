@@ -20,8 +20,7 @@ from fsspec.utils import glob_translate
 
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
-from vectormill.files.tables import MAX_FIELD_CHARS
-from vectormill.files.trees import TextTree
+from vectormill.files.texts import MAX_FIELD_CHARS, TextTree
 from vectormill.jobs.item import Item
 from vectormill.sources.reader import MOST_BYTES, Assembler, BatchSize, Complaints, SourcePlace
 from vectormill.sources.source import LOCAL, FileOptions, PickedColumns, TreeOptions, hide_queries

@@ -18,9 +18,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import Generation
+from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_written, list_written_generations
-from vectormill.collections.rows.generation_tables import table_name
-from vectormill.collections.rows.items import remove_items
+from vectormill.collections.items import remove_items
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys

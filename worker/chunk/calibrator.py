@@ -13,7 +13,7 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from vectormill.collections.rows.calibrations import find_ranges, keep_ranges
+from vectormill.collections.generation_tables import find_ranges, keep_ranges
 from vectormill.domain.encoding import INT8, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.vectors.quantization import Ranges, measure_ranges, widen_ranges

@@ -8,12 +8,12 @@ import httpx
 from sqlalchemy import Engine, event, text
 
 from api.app import POOL_OVERFLOW, POOL_SIZE
-from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
+from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
-from vectormill.search.rounds import MOST_ROWS
+from vectormill.search.matches import MOST_ROWS
 from vectormill.search.search import Search
 
 SEARCH = "/v1/collections/docs/search"

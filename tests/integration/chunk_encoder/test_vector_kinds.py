@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
-from vectormill.collections.rows.calibrations import find_ranges, keep_ranges
+from vectormill.collections.generation_tables import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.export import read_vectors

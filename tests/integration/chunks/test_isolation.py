@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
-from vectormill.collections.rows.calibrations import keep_ranges
+from vectormill.collections.generation_tables import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
 from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
 from vectormill.jobs.chunks import split_chunk

@@ -10,15 +10,18 @@ from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swa
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
-from vectormill.collections.building import (
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_building, list_written_generations
+from vectormill.collections.swaps import (
+    NewerRows,
+    count_newer_rows,
     discard_generation,
     open_building_generation,
     open_target_generation,
+    prune_retired_generations,
+    roll_back,
+    swap_generations,
 )
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import find_building, list_written_generations
-from vectormill.collections.retired import prune_retired_generations
-from vectormill.collections.swaps import NewerRows, count_newer_rows, roll_back, swap_generations
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import (

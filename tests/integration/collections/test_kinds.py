@@ -11,12 +11,12 @@ from sqlalchemy import Engine, text
 from tests.building import ask, build, encode_all, swap
 from tests.kinds import LABELS, RECORDS, SCORES, grouped_of, numbers_of, records_of
 from tests.protocol import SPEC, claim_next, make_items, stack, submit
+from vectormill.collections import generation_tables
 from vectormill.collections.collection import HNSW, CollectionWishes
 from vectormill.collections.collections import create_collection, find_generation
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.rows import generation_tables
-from vectormill.collections.rows.items import find_item
-from vectormill.collections.rows.pages import Inclusion, compose_statement
+from vectormill.collections.exports import Inclusion, compose_statement
+from vectormill.collections.items import find_item
+from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
 from vectormill.jobs.chunk import ChunkOutcome
@@ -25,7 +25,7 @@ from vectormill.jobs.export import read_job_records, read_vectors
 from vectormill.jobs.item import UNSTORABLE_RECORD, Item, join_pair
 from vectormill.jobs.jobs import find_job, list_item_errors
 from vectormill.ragged import Ragged
-from vectormill.search.plans import walk_plan
+from vectormill.search.matches import walk_plan
 
 PAIR = Item("pair", join_pair("einsätze".encode(), b"second"), b'{"page": 7}')
 KEEPING = CollectionWishes(keep_text=True)

@@ -16,11 +16,15 @@ from tests.building import NEXT, ask, build, encode_all, put, rows_of, swap
 from tests.indexers import KeptSource, await_run, contents, indexing, look
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.collections.building import discard_generation
 from vectormill.collections.collections import find_generation
-from vectormill.collections.retired import prune_retired_generations
-from vectormill.collections.rows.items import delete_items
-from vectormill.collections.swaps import NewerRows, count_newer_rows, roll_back
+from vectormill.collections.items import delete_items
+from vectormill.collections.swaps import (
+    NewerRows,
+    count_newer_rows,
+    discard_generation,
+    prune_retired_generations,
+    roll_back,
+)
 from vectormill.jobs.item import Item
 from vectormill.problems import ApiError
 from vectormill.runs.run import CANCELLED, COMPLETED, REINDEX

@@ -23,14 +23,13 @@ from tests.indexed import (
 from tests.protocol import SPEC, vector_of
 from tests.waiting import wait_for
 from vectormill.collections.collection import Generation
-from vectormill.collections.indexes.indexes import find_record
-from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.generation_tables import upsert_rows
+from vectormill.collections.indexes import find_record
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.run import REINDEX
 from vectormill.search.filter import parse_filter
-from vectormill.search.filter_indexes import name_filter_index
-from vectormill.search.filters import compile_filter
+from vectormill.search.filters import compile_filter, name_filter_index
 from vectormill.search.matches import search_collection, walk_plan
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
@@ -212,7 +211,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
         if failures or have_gone_on():
             older.close()
 
-    monkeypatch.setattr("vectormill.collections.indexes.builds.PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("vectormill.collections.indexes.PAUSE_SECONDS", 0.05)
     for thread in threads:
         thread.start()
     build_indexes(start_run(engine, check=check)[0], generation)
@@ -231,7 +230,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
 
 def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indexer.indexing.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr("vectormill.collections.indexes.builds.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("vectormill.collections.indexes.PAUSE_SECONDS", 0.01)
     generation = make_collection(engine, draw_vectors(6000, 64))
     wish(engine, index_options="""'{"ef_construction": 200}'""")  # longer than a look, on any machine
     seen = []

@@ -20,7 +20,7 @@ from tests.indexed import (
 )
 from tests.waiting import wait_for
 from vectormill.collections.collection import BUILDING, Generation
-from vectormill.collections.indexes.builds import APPLICATION_NAME, run_build
+from vectormill.collections.indexes import APPLICATION_NAME, run_build
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import RunCancelled
 
@@ -133,7 +133,7 @@ def test_on_a_building_generation_a_plain_build_gives_way_to_a_writer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("indexer.indexing.PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr("vectormill.collections.indexes.builds.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("vectormill.collections.indexes.PAUSE_SECONDS", 0.01)
     generation = replace(make_collection(engine, draw_vectors(8000, 128)), state=BUILDING)
     writing: list[threading.Thread] = []
 

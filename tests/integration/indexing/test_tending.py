@@ -15,7 +15,7 @@ from tests.indexed import draw_vectors, execute, make_collection, start_run, wis
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
 from vectormill.collections.collection import AUTO, HNSW
-from vectormill.collections.indexes.tending import LIST_TENDED, TendedCollection
+from vectormill.collections.indexes import LIST_TENDED, TendedCollection
 from vectormill.domain.encoding import INT8
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run

@@ -27,11 +27,9 @@ from tests.integration.interleavings.world import outage
 from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import reading_in_step
 from tests.protocol import FAULTY, SPEC, dispatch_all, fail_faulty, stack
-from vectormill.collections.building import discard_generation
 from vectormill.collections.collections import find_generation
-from vectormill.collections.retired import prune_retired_generations
-from vectormill.collections.rows.items import delete_items
-from vectormill.collections.swaps import roll_back
+from vectormill.collections.items import delete_items
+from vectormill.collections.swaps import discard_generation, prune_retired_generations, roll_back
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
 from vectormill.domain.errors import (
@@ -122,7 +120,7 @@ class CollectionWorld:
             for name, value in (
                 ("vectormill.db.locks.LOCK_MILLISECONDS", 0),
                 ("vectormill.collections.swaps.DRAIN_SECONDS", 0.04),
-                ("vectormill.collections.rows.items.draw_seq", self._draw_seq),
+                ("vectormill.collections.items.draw_seq", self._draw_seq),
                 ("indexer.reindexing.make_stage", self._make_stage),
                 ("indexer.reindexing.stage_rows", self._stage_rows),
                 ("indexer.reindexing.note_vanished", self._note_vanished),

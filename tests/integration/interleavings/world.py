@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.promises import Witness
 from tests.protocol import SPEC, complete, dispatch_all, make_items, stack, submit
-from vectormill.collections.rows.items import delete_items
+from vectormill.collections.items import delete_items
 from vectormill.domain.errors import (
     CollectionNotFound,
     JobNotFound,

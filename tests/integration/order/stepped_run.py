@@ -124,7 +124,7 @@ def reading_in_step(rows_per_page: int) -> Iterator[None]:
     """Own texts come in pages of so few rows, nothing is read before its step, and no index is built."""
     with ExitStack() as patches:
         patches.enter_context(patch("indexer.reindexing._Ahead", _InStep))
-        patches.enter_context(patch("vectormill.collections.rows.pages.ThreadPoolExecutor", _AtOnce))
-        patches.enter_context(patch("vectormill.collections.rows.pages.MOST_PAGE_ROWS", rows_per_page))
+        patches.enter_context(patch("vectormill.collections.exports.ThreadPoolExecutor", _AtOnce))
+        patches.enter_context(patch("vectormill.collections.exports.MOST_PAGE_ROWS", rows_per_page))
         patches.enter_context(patch.dict(PHASES, {INDEXING: lambda *_: None}))
         yield

@@ -28,11 +28,14 @@ from tests.integration.order.followed import CARRIED, NAMES, OUTSIDE, OWN, Expec
 from tests.integration.order.ledger import Ledger, Write
 from tests.integration.order.stepped_run import SteppedRun
 from tests.protocol import SPEC, claim, complete, dispatch_all, submit
-from vectormill.collections.building import discard_generation
 from vectormill.collections.collections import find_generation
-from vectormill.collections.retired import prune_retired_generations
-from vectormill.collections.rows.items import delete_items
-from vectormill.collections.swaps import list_lagging_twins, roll_back
+from vectormill.collections.items import delete_items
+from vectormill.collections.swaps import (
+    discard_generation,
+    list_lagging_twins,
+    prune_retired_generations,
+    roll_back,
+)
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, LeaseLost, RunCancelled, SourceFailed

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Engine, text
 from tests.indexed import draw_vectors, execute, make_collection
 from tests.protocol import make_items, submit
 from tests.schedules import add_source
-from vectormill.collections.standings import Standing, list_open_runs, list_standings
+from vectormill.collections.descriptions import Standing, list_open_runs, list_standings
 from vectormill.runs.runs import create_run
 
 

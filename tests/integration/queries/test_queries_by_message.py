@@ -43,7 +43,7 @@ def redis(redis_url: str) -> Iterator[Redis]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late a pulse comes on a busy machine, no query is taken for lost."""
-    monkeypatch.setattr("api.queries.exchange.FIRST_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("api.queries.FIRST_LOOK_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tests.api_server import api_client, assert_problem, encode_waiting, submit
 from tests.protocol import SPEC, vector_of
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation, open_collection
-from vectormill.collections.rows.generation_tables import upsert_rows
-from vectormill.collections.rows.pages import READ_PAGE, Inclusion, compose_statement, read_pages
+from vectormill.collections.exports import READ_PAGE, Inclusion, compose_statement, read_pages
+from vectormill.collections.generation_tables import upsert_rows
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.search.matches import walk_plan

@@ -195,7 +195,7 @@ def test_a_collection_on_which_a_job_works_is_deleted_only_by_force(
 def test_a_deletion_by_force_waits_for_what_a_worker_has_in_hand(
     api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.routes.collections.collections.DELETION_SECONDS", 0.3)
+    monkeypatch.setattr("api.routes.collections.DELETION_SECONDS", 0.3)
     submit(api, [{"key": "late", "text": "late"}], collection="docs")
     claimed = claim_next(engine)
     assert_problem(
@@ -224,7 +224,7 @@ def test_a_collection_on_which_a_run_works_is_deleted_only_by_force(
     is_refused: bool,
     is_left_by_force: bool,
 ) -> None:
-    monkeypatch.setattr("api.routes.collections.collections.DELETION_SECONDS", 0.0)
+    monkeypatch.setattr("api.routes.collections.DELETION_SECONDS", 0.0)
     with api_client(engine) as api:
         api.post("/v1/collections", json={"name": "docs"})
         run = make_run(engine, state, lease)

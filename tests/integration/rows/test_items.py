@@ -13,8 +13,8 @@ from tests.integration.chunks.test_lock_order import wait_until_blocked
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
 from vectormill.collections.collections import find_generation
-from vectormill.collections.rows.generation_tables import compose_upsert
-from vectormill.collections.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
+from vectormill.collections.generation_tables import compose_upsert
+from vectormill.collections.items import DELETE_ROWS, delete_items, delete_rows, find_item
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.jobs.chunk import Claim
@@ -100,7 +100,7 @@ def test_a_deletion_reaches_every_generation(engine: Engine) -> None:
 
 
 def write_other_generation(engine: Engine) -> None:
-    from vectormill.collections.rows.generation_tables import create_generation_tables
+    from vectormill.collections.generation_tables import create_generation_tables
 
     with engine.begin() as connection:
         generation_id = connection.execute(

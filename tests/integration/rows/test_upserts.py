@@ -8,10 +8,9 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import SPEC
+from vectormill.collections import generation_tables
 from vectormill.collections.collections import open_collection
-from vectormill.collections.rows import generation_tables
-from vectormill.collections.rows.attributes import attributes_name
-from vectormill.collections.rows.generation_tables import table_name, upsert_rows
+from vectormill.collections.generation_tables import attributes_name, table_name, upsert_rows
 from vectormill.domain.encoding import FLOAT16, VECTOR_TYPES
 from vectormill.jobs.item import Item
 from vectormill.vectors.quantization import measure_ranges

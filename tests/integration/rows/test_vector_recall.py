@@ -13,8 +13,7 @@ from sqlalchemy import Engine
 from tests.protocol import SPEC
 from tests.reference import packaged_reference
 from vectormill.collections.collections import open_collection
-from vectormill.collections.rows.calibrations import find_ranges
-from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.corpus import read_docstrings
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item

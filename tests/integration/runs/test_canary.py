@@ -18,7 +18,7 @@ from tests.protocol import SPEC, claim, complete, dispatch_all, make_items
 from vectormill.collections import swaps
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import find_building
-from vectormill.collections.rows.items import delete_items
+from vectormill.collections.items import delete_items
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled, SwapRefused
 from vectormill.jobs.chunk import Claim

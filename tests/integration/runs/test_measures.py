@@ -8,7 +8,7 @@ from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.protocol import SPEC, make_items, submit
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
-from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.generation_tables import upsert_rows
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.measures import measure_recall, scan_vectors

@@ -26,7 +26,7 @@ from tests.kinds import RECORDS, SCORES, grouped_of, numbers_of
 from vectormill.cli.collections import print_check
 from vectormill.collections.collection import CollectionWishes
 from vectormill.collections.collections import create_collection, find_generation
-from vectormill.collections.rows.items import find_item
+from vectormill.collections.items import find_item
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item, join_pair, split_pair
 from vectormill.models.registry import Registry

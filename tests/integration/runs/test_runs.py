@@ -21,7 +21,7 @@ from tests.indexers import (
 )
 from tests.protocol import make_items, submit, vector_of
 from tests.waiting import wait_for
-from vectormill.collections.rows.items import delete_items
+from vectormill.collections.items import delete_items
 from vectormill.jobs.item import Item
 from vectormill.runs.run import RunCounts
 from vectormill.runs.runs import cancel_run, confirm_run

@@ -12,20 +12,18 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.limits.search_pool import SearchPool
+from api.search_pool import SearchPool
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
 from tests.searched import Searched, searched_collection
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
-from vectormill.collections.rows.calibrations import keep_ranges
+from vectormill.collections.generation_tables import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.search.filter import parse_filter
-from vectormill.search.matches import Nearest, find_matches, prepare
-from vectormill.search.plans import Plans, walk_plan
+from vectormill.search.matches import MOST_TOGETHER, Plans, SearchWithVector, find_matches, prepare, walk_plan
 from vectormill.search.query_vectors import make_query_vectors
 from vectormill.search.rankings import write_round
-from vectormill.search.rounds import MOST_TOGETHER, SearchWithVector
-from vectormill.search.search import TEXT, Search
+from vectormill.search.search import TEXT, Nearest, Search
 from vectormill.vectors.quantization import Ranges
 
 VECTORS_INDEX = "generation_1_embedding_idx"

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client
 from tests.protocol import SPEC
 from vectormill.collections.collections import open_collection
-from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.generation_tables import upsert_rows
 from vectormill.jobs.item import Item
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 

@@ -11,7 +11,7 @@ from tests.api_server import api_client
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation
-from vectormill.collections.rows.calibrations import keep_ranges
+from vectormill.collections.generation_tables import keep_ranges
 from vectormill.domain.encoding import BINARY, VECTOR_TYPES
 from vectormill.domain.errors import Conflict
 from vectormill.problems import ApiError

@@ -220,9 +220,9 @@ def ask(client: httpx.Client, number: int, flags: str = "01") -> httpx.Response:
 def test_a_query_is_traced_through_redis_to_the_worker_and_the_others_in_its_message_are_linked(
     engine: Engine, redis_url: str, redis: Redis, traced: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.queries.exchange.FIRST_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("api.queries.FIRST_LOOK_SECONDS", 60.0)
     # While the first message is held, what comes behind it goes together.
-    monkeypatch.setattr("api.queries.exchange.MESSAGES_PER_WORKER", 1)
+    monkeypatch.setattr("api.queries.MESSAGES_PER_WORKER", 1)
     begun, go_on = threading.Event(), threading.Event()
 
     def hold(request: EncodeRequest) -> None:

@@ -1,12 +1,8 @@
 """A query is encoded for the space of its collection."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
-from api.queries.encoding import cut_parts, make_query_spec
-from api.queries.exchange import MAX_BYTES, MAX_TEXTS
+from api.queries import MAX_BYTES, MAX_TEXTS, cut_parts, make_query_spec
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 
 
@@ -23,7 +19,7 @@ def test_a_long_query_is_encoded_as_the_long_texts_of_its_collection_are(
 ) -> None:
     registry = Registry({})
     spec = make_spec(registry.card(DEFAULT_MODEL), EncodingOptions(long_texts=of_collection))
-    query_spec = make_query_spec(cast(Any, SimpleNamespace(registry=registry)), spec)
+    query_spec = make_query_spec(registry, spec)
     assert query_spec.long_texts == of_query
     assert query_spec.fingerprint() == spec.fingerprint()
 

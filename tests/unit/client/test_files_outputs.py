@@ -12,8 +12,7 @@ import pytest
 
 from vectormill.domain.errors import InvalidOption
 from vectormill.files.ndjson import compress_parts, encode_parts, split_lines
-from vectormill.files.outputs import check_output, choose_format, write_vectors
-from vectormill.files.replacement import open_replacement
+from vectormill.files.outputs import check_output, choose_format, open_replacement, write_vectors
 
 KEYS = ["a", "b\nb", "ü"]
 VECTORS = np.arange(6, dtype=np.float32).reshape(3, 2)

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vectormill.domain.errors import InvalidItem
-from vectormill.files.rows import REFUSE, Fields
-from vectormill.files.texts import LOOKED_AT, look_at_texts, read_texts
+from vectormill.files.texts import LOOKED_AT, REFUSE, Fields, look_at_texts, read_texts
 from vectormill.jobs.item import LONE_SURROGATE, find_text_failure
 
 STRICT = Fields(errors=REFUSE)

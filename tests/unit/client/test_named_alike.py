@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from vectormill import Client
 from vectormill.batches.endpoints import RerankRequest
 from vectormill.cli import collections, schedules, searches, webhooks
+from vectormill.collections.bodies import CollectionChange, CollectionRequest
 from vectormill.schedules.bodies import ScheduleChange, ScheduleRequest
 from vectormill.search.bodies import SearchQuery
 from vectormill.webhooks.bodies import WebhookChange, WebhookRequest

@@ -1,7 +1,7 @@
 import pytest
 
 from vectormill.collections.collection import AUTO, HNSW, NO_INDEX
-from vectormill.collections.indexes.index_plan import MIB, IndexPlan, IndexWishes, ServerRoom, plan_index
+from vectormill.collections.index_plan import MIB, IndexPlan, IndexWishes, ServerRoom, plan_index
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption
 

@@ -1,6 +1,6 @@
 import pytest
 
-from vectormill.collections.indexes.plans import count_cores, find_free_bytes
+from vectormill.collections.indexes import count_cores, find_free_bytes
 
 MEMINFO = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:   16000000 kB\n"
 STAT = "cpu  1 2 3\ncpu0 1 2 3\ncpu1 1 2 3\ncpu2 1 2 3\ncpu3 1 2 3\nintr 12 0\n"

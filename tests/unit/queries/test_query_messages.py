@@ -5,9 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import create_engine
 
 from api.metrics import QueryMetrics
-from api.queries.exchange import (
+from api.queries import (
     KNOWN_SECONDS,
     MAX_TEXTS,
     MessageLost,
@@ -33,6 +34,8 @@ from vectormill.broker.queries import (
     write_pulse,
     write_spec,
 )
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
 
 QUERY = Query(b"8 bytes.", "answers", 1234, 1000, write_spec(SPEC), [b"text", "zwölf".encode()])
 
@@ -125,7 +128,11 @@ def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
 def test_more_messages_are_at_work_with_more_workers_that_answer() -> None:
     async def run() -> None:
         exchange = QueryExchange(
-            "redis://127.0.0.1:1", 10, QueryMetrics(CollectorRegistry()), lambda: False, 1
+            Settings(redis_url="redis://127.0.0.1:1"),
+            create_engine("postgresql+psycopg://nowhere/nothing"),
+            Registry({}),
+            QueryMetrics(CollectorRegistry()),
+            lambda: False,
         )
         now = asyncio.get_running_loop().time()
         assert exchange._max_messages("space") == 2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vectormill.search.filter import parse_filter
-from vectormill.search.rounds import MOST_ROWS, MOST_TOGETHER, cut_pages, divide_into_rounds
+from vectormill.search.matches import MOST_ROWS, MOST_TOGETHER, cut_pages, divide_into_rounds
 from vectormill.search.search import VECTOR, Search
 
 FILTER = parse_filter({"a": 1})

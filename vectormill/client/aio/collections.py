@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from vectormill.client.aio.exports import Export, ExportTransport, Results
-from vectormill.client.requests import Json, given, make_key_header, make_path
-from vectormill.client.shapes import (
+from vectormill.client.requests import fill_path, given, make_key_header
+from vectormill.collections import operations
+from vectormill.collections.bodies import (
     CollectionBody,
     CollectionDetail,
     DeleteAnswer,
+    IndexBody,
     ItemAnswer,
     PutAnswer,
     RollbackAnswer,
 )
-from vectormill.collections.indexes import operations as index_operations
-from vectormill.collections.indexes.bodies import IndexBody
 from vectormill.runs import operations as run_operations
 from vectormill.runs.bodies import RunBody
 
@@ -25,7 +25,11 @@ BATCH_KEYS: Final = 1000
 
 
 class CollectionCalls(ExportTransport):
-    """Calls for collections themselves: rows are found with `search`, and written by jobs."""
+    """Calls for collections themselves and their indexes: rows are found with `search`, and written by jobs.
+
+    `include` of an export names parts of a row: `vector` (`score` or `output`, by the collection's kind), `metadata`
+    and `text`; by default the first two.
+    """
 
     async def create_collection(
         self,
@@ -48,45 +52,79 @@ class CollectionCalls(ExportTransport):
             "index_policy": index_policy,
             "index_options": dict(index_options) if index_options else None,
         }
-        return await self.call(
-            CollectionDetail, "POST", "/v1/collections", json=given(body), is_repeatable=False
-        )
+        return await self.ask(operations.CREATE, body=given(body))
 
     def collections(self) -> AsyncIterator[CollectionBody]:
         """Yield all collections by name, page by page."""
-        return self.pages(CollectionBody, "/v1/collections", {})
+        return self.pages(CollectionBody, operations.LIST.path, {})
 
     async def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
         """Everything about one; `exact` counts its rows, which reads each of them."""
-        path = make_path("/v1/collections", name)
         timeout = self.long_timeout if exact else self.short_timeout
-        return await self.call(
-            CollectionDetail, "GET", path, params=given({"exact": True if exact else None}), timeout=timeout
-        )
+        return await self.ask(operations.SHOW, name, params=given({"exact": exact or None}), timeout=timeout)
 
     async def change_collection(
         self, name: str, *, keep_text: bool | None = None, language: str | None = None
     ) -> CollectionDetail:
         """Other wishes; what is None stays as it is."""
         body = given({"keep_text": keep_text, "language": language})
-        return await self.call(
-            CollectionDetail,
-            "PATCH",
-            make_path("/v1/collections", name),
-            json=body,
-            timeout=self.long_timeout,
-        )
+        return await self.ask(operations.CHANGE, name, body=body, timeout=self.long_timeout)
 
     async def delete_collection(self, name: str, *, force: bool = False) -> None:
         """Delete it with all its rows. While jobs or runs work on it only with `force`, which cancels them."""
-        path = make_path("/v1/collections", name)
-        parameters = given({"force": True if force else None})
-        await self.call(Json, "DELETE", path, params=parameters, timeout=self.long_timeout)
+        parameters = given({"force": force or None})
+        await self.ask(operations.DELETE, name, params=parameters, timeout=self.long_timeout)
+
+    async def rollback_collection(self, name: str, *, allow_missing: bool = False) -> RollbackAnswer:
+        """Make the generation live that was live before; the run `run_id` of the answer carries what was put since.
+
+        Refused where texts put since are not kept, unless with `allow_missing`; `num_missing_rows` counts them.
+        """
+        parameters = given({"allow_missing": allow_missing or None})
+        return await self.ask(operations.ROLL_BACK, name, params=parameters, timeout=self.long_timeout)
+
+    async def discard_generation(self, name: str, generation_id: int) -> None:
+        """Give up one that is being built, or is retired."""
+        await self.ask(operations.DISCARD, name, generation_id, timeout=self.long_timeout)
 
     async def check_collection(self, name: str, *, sample: int | None = None) -> RunBody:
         """Start a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
         body = {"kind": "check", "options": given({"sample": sample})}
         return await self.ask(run_operations.START, name, body=body, headers=make_key_header(None))
+
+    async def index(self, collection: str) -> IndexBody:
+        """Return the indexes that there are, what would be built now and why, and how far a build is."""
+        return await self.ask(operations.SHOW_INDEX, collection)
+
+    async def set_index(
+        self,
+        collection: str,
+        *,
+        policy: str | None = None,
+        m: int | None = None,
+        ef_construction: int | None = None,
+        workers: int | None = None,
+        memory_bytes: int | None = None,
+        filters: Sequence[str] | None = None,
+        rebuild: bool = False,
+        drop: bool = False,
+    ) -> RunBody:
+        """Keep what is wanted, and answer the run that builds and drop; `wait_run` follows it.
+
+        `policy` is auto, hnsw or none. `filters` are all fields of the metadata that have an index; what is None stays
+        as it is.
+        """
+        body = {
+            "policy": policy,
+            "m": m,
+            "ef_construction": ef_construction,
+            "workers": workers,
+            "memory_bytes": memory_bytes,
+            "filters": None if filters is None else list(filters),
+            "rebuild": rebuild or None,
+            "drop": drop or None,
+        }
+        return await self.ask(operations.CHANGE_INDEX, collection, body=given(body))
 
     async def export_collection(
         self,
@@ -121,63 +159,7 @@ class CollectionCalls(ExportTransport):
         self, name: str, format: str, include: Sequence[str] | None, after: str | None
     ) -> Export:
         wanted = {"include": None if include is None else ",".join(include), "after": after}
-        return Export(make_path("/v1/collections", name, "export"), given(wanted), format)
-
-    async def rollback_collection(self, name: str, *, allow_missing: bool = False) -> RollbackAnswer:
-        """Make the generation live that was live before; the run `run_id` of the answer carries what was put since.
-
-        Refused where texts put since are not kept, unless with `allow_missing`; `num_missing_rows` counts them.
-        """
-        # Never repeated by itself: a second one would undo the first.
-        path = make_path("/v1/collections", name, "rollback")
-        parameters = given({"allow_missing": True if allow_missing else None})
-        return await self.call(
-            RollbackAnswer,
-            "POST",
-            path,
-            params=parameters,
-            timeout=self.long_timeout,
-            is_repeatable=False,
-        )
-
-    async def discard_generation(self, name: str, generation_id: int) -> None:
-        """Give up one that is being built, or is retired."""
-        path = make_path("/v1/collections", name, "generations", str(generation_id))
-        await self.call(Json, "DELETE", path, timeout=self.long_timeout, is_repeatable=False)
-
-    async def index(self, collection: str) -> IndexBody:
-        """Return the indexes that there are, what would be built now and why, and how far a build is."""
-        return await self.ask(index_operations.SHOW, collection)
-
-    async def set_index(
-        self,
-        collection: str,
-        *,
-        policy: str | None = None,
-        m: int | None = None,
-        ef_construction: int | None = None,
-        workers: int | None = None,
-        memory_bytes: int | None = None,
-        filters: Sequence[str] | None = None,
-        rebuild: bool = False,
-        drop: bool = False,
-    ) -> RunBody:
-        """Keep what is wanted, and answer the run that builds and drop; `wait_run` follows it.
-
-        `policy` is auto, hnsw or none. `filters` are all fields of the metadata that have an index; what is None stays
-        as it is.
-        """
-        body = {
-            "policy": policy,
-            "m": m,
-            "ef_construction": ef_construction,
-            "workers": workers,
-            "memory_bytes": memory_bytes,
-            "filters": None if filters is None else list(filters),
-            "rebuild": rebuild or None,
-            "drop": drop or None,
-        }
-        return await self.ask(index_operations.CHANGE, collection, body=given(body))
+        return Export(fill_path(operations.EXPORT.path, name), given(wanted), format)
 
     async def put_item(
         self,
@@ -194,35 +176,33 @@ class CollectionCalls(ExportTransport):
         The answer is `{"key", "job", "is_searchable", "searchable_at"}`.
         Waits so long for it to be searchable, else as long as the API has it set; the job goes on all the same.
         """
-        path = make_path("/v1/collections", collection, "items", key)
-        return await self.call(
-            PutAnswer,
-            "PUT",
-            path,
-            json=given({"text": text, "text_pair": text_pair, "metadata": metadata}),
+        return await self.ask(
+            operations.PUT_ITEM,
+            collection,
+            key,
+            body=given({"text": text, "text_pair": text_pair, "metadata": metadata}),
             params=given({"wait_seconds": wait_seconds}),
             timeout=self.long_timeout,
         )
 
     async def get_item(self, collection: str, key: str, *, has_vector: bool = False) -> ItemAnswer:
         """Return what the collection has under the key, with a score or output; `embedding` only when asked for."""
-        path = make_path("/v1/collections", collection, "items", key)
-        return await self.call(ItemAnswer, "GET", path, params={"include": "vector"} if has_vector else {})
+        parameters = {"include": "vector"} if has_vector else {}
+        return await self.ask(operations.SHOW_ITEM, collection, key, params=parameters)
 
     async def delete_item(self, collection: str, key: str) -> None:
         """Remove what is under the key, whether or not there is anything."""
-        await self.call(Json, "DELETE", make_path("/v1/collections", collection, "items", key))
+        await self.ask(operations.DELETE_ITEM, collection, key)
 
     async def delete_items(self, collection: str, keys: Iterable[str]) -> DeleteAnswer:
         """Remove what is under these keys, read as a stream: `{"num_keys", "num_deleted"}`, of which the latter
         were there.
         """
-        path = make_path("/v1/collections", collection) + "/items:delete"
         total: DeleteAnswer = {"num_keys": 0, "num_deleted": 0}
         rest = iter(keys)
         while batch := list(islice(rest, BATCH_KEYS)):
-            answer = await self.call(
-                DeleteAnswer, "POST", path, json={"keys": batch}, timeout=self.long_timeout
+            answer = await self.ask(
+                operations.DELETE_ITEMS, collection, body={"keys": batch}, timeout=self.long_timeout
             )
             total["num_keys"] += answer["num_keys"]
             total["num_deleted"] += answer["num_deleted"]

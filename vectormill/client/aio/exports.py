@@ -23,7 +23,7 @@ from vectormill.client.frames import (
     require_library,
 )
 from vectormill.client.requests import given
-from vectormill.files.replacement import open_replacement
+from vectormill.files.outputs import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
 if TYPE_CHECKING:

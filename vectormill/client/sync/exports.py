@@ -24,7 +24,7 @@ from vectormill.client.frames import (
 from vectormill.client.requests import given
 from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
-from vectormill.files.replacement import open_replacement
+from vectormill.files.outputs import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
 if TYPE_CHECKING:

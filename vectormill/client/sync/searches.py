@@ -2,13 +2,15 @@
 """What somebody waits for, over HTTP: searches, and texts encoded or judged at once without a job."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vectormill.batches.endpoints import RerankAnswer
 from vectormill.batches.operations import EMBED, RERANK
 from vectormill.client.answers import Matches, join_embeddings, read_embeddings, split_texts
-from vectormill.client.requests import Json, given, make_path
+from vectormill.client.requests import given
 from vectormill.client.sync.transport import Transport
+from vectormill.search.bodies import ManySearchesAnswer
+from vectormill.search.operations import SEARCH
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +60,7 @@ class SearchCalls(Transport):
             "ef_search": ef_search,
             "fingerprint": fingerprint,
         }
-        return Matches.from_answer(self._post_search(collection, given(query)))
+        return Matches.from_answer(self.ask(SEARCH, collection, body=given(query), timeout=self.long_timeout))
 
     def search_many(
         self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
@@ -71,13 +73,9 @@ class SearchCalls(Transport):
         asked = [{"text": query} if isinstance(query, str) else dict(query) for query in queries]
         if not asked:
             return []
-        answer = self._post_search(collection, {"queries": [given({**options, **query}) for query in asked]})
-        return [Matches.from_answer(one) for one in answer["data"]]
-
-    def _post_search(self, collection: str, body: Json) -> Json:
-        path = make_path("/v1/collections", collection, "search")
-        # Not repeated: the server itself waits for a worker, for its VECTORMILL_SEARCH_TIMEOUT_SECONDS.
-        return self.call(Json, "POST", path, json=body, timeout=self.long_timeout, is_repeatable=False)
+        body = {"queries": [given({**options, **query}) for query in asked]}
+        answer = self.ask(SEARCH, collection, body=body, timeout=self.long_timeout)
+        return [Matches.from_answer(one) for one in cast(ManySearchesAnswer, answer)["data"]]
 
     def embed(
         self,

@@ -10,14 +10,16 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from vectormill.coalescer import Coalescer, NotBegun
 from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_generation
 from vectormill.domain.errors import SearchTimeout
-from vectormill.search.matches import Nearest, find_matches
-from vectormill.search.rounds import MOST_TOGETHER, SearchWithVector, find_company
+from vectormill.search.matches import MOST_TOGETHER, SearchWithVector, find_company, find_matches
+from vectormill.search.search import Nearest
 
 # As many searches run at once as there are connections; two cores of Postgres are busy with fewer.
 SEARCH_CONNECTIONS: Final = 3
@@ -66,7 +68,7 @@ class SearchPool:
             ) from None
 
     def close(self) -> None:
-        """When nobody searches any more."""
+        """Close threads and connections. Call when nobody searches any more."""
         self._threads.shutdown()
         self._engine.dispose()
 
@@ -95,3 +97,29 @@ class SearchPool:
     def _find(self, generation: Generation, searches: Sequence[SearchWithVector]) -> list[Nearest]:
         with self._engine.connect() as connection:
             return find_matches(connection, generation, searches, timeout_seconds=self._timeout_seconds)
+
+
+class LiveGenerations:
+    """Looks up which generation of a collection is searched, once for all requests that wait for the answer.
+
+    Nothing is kept: a look-up that began before a request is not for it, so every request sees a swap that was
+    committed before it came. Belongs to the event loop.
+    """
+
+    def __init__(self, engine: Engine, max_waiting: int) -> None:
+        # One statement needs no transaction, whose begin and end are two more ways to Postgres.
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._coalescer: Coalescer[str, None, Generation] = Coalescer(
+            self._look_up, max_waiting=max_waiting, max_running_of=lambda _: 1
+        )
+
+    async def find(self, name: str) -> Generation:
+        """Return the live generation of a collection. Raises CollectionNotFound."""
+        return await self._coalescer.ask(name, None)
+
+    async def _look_up(self, name: str, askers: Sequence[None]) -> list[Generation]:
+        return [await run_in_threadpool(self._find, name)] * len(askers)
+
+    def _find(self, name: str) -> Generation:
+        with self._engine.connect() as connection:
+            return find_generation(connection, name)

@@ -1,21 +1,28 @@
 """QueryExchange: the queries of this API process on their way to workers and back. Belongs to the event loop.
 
-What waits for one spec goes to a worker in one message: at once while workers have few of ours in hand, together with
-whatever has come meanwhile when an answer comes. What a dead worker had, or a Redis that lost its content, is sent once
-more, each client's texts by themselves, so that no text takes its neighbours with it twice.
+Texts of searches become vectors on the same workers as everything else, and before bulk. What waits for one spec goes
+to a worker in one message: at once while workers have few of ours in hand, together with whatever has come meanwhile
+when an answer comes. What a dead worker had, or a Redis that lost its content, is sent once more, each client's texts
+by themselves, so that no text takes its neighbours with it twice.
+
+The many texts of one request go to workers in parts, so that others come in between, and no message is larger than one
+part. Each part has the time of a search for itself: a request of two thousand texts is given up when it makes no
+progress, and not because it is long.
 """
 
 import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from fastapi.concurrency import run_in_threadpool
 from redis.exceptions import OutOfMemoryError, RedisError
+from sqlalchemy import Engine
 
 from api.metrics import QueryMetrics
 from vectormill.broker.queries import (
@@ -32,8 +39,12 @@ from vectormill.broker.queries import (
     write_spec,
 )
 from vectormill.coalescer import Coalescer
-from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import QueryLost, Unavailable
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
+from vectormill.domain.errors import EncodingTimeout, InvalidItem, QueryLost, Unavailable
+from vectormill.jobs.item import find_text_failure
+from vectormill.jobs.waiting import explain_query_wait
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
 
 # A message to a worker holds at most so many texts and bytes. The texts of one client share a message.
@@ -53,6 +64,12 @@ AWAY_SECONDS: Final = 0.1
 # So long a query that is sent again may find nobody who listens: when Redis lost its content, workers say at their
 # next pulse that they live.
 RETURN_SECONDS: Final = PULSE_SECONDS + 0.05
+# Between two looks for a worker that takes queries, while there is none.
+ABSENCE_SECONDS: Final = 0.25
+NO_REDIS: Final = (
+    "This API knows no Redis, through which the texts of queries go to workers: set VECTORMILL_REDIS_URL to that of "
+    "the workers. A search by a vector, or by words alone, needs none."
+)
 STOPPING: Final = "The API is stopping; send the query again."
 FULL: Final = "Redis takes no query, for its memory is full; give it more (maxmemory)."
 NO_OTHER: Final = (
@@ -62,10 +79,6 @@ NO_OTHER: Final = (
 TWICE: Final = "The query was not encoded, at the second attempt either: {reason}. Send it again."
 
 logger = logging.getLogger(__name__)
-
-
-class NobodyListens(Exception):
-    """No live worker takes queries of this space. Nothing was sent."""
 
 
 class MessageLost(Exception):
@@ -116,23 +129,24 @@ class Message:
 
 
 class QueryExchange:
-    """`ask` from the event loop; `close` at its end. Connects, and hears answers, when it is first asked."""
+    """Has workers encode the texts of queries. Connects, and hears answers, when it is first asked."""
 
     def __init__(
         self,
-        redis_url: str,
-        max_text_chars: int,
+        settings: Settings,
+        engine: Engine,
+        registry: Registry,
         metrics: QueryMetrics,
         is_stopping: Callable[[], bool],
-        max_requests: int,
     ) -> None:
-        self._redis_url = redis_url
-        self._max_text_chars = max_text_chars
+        self._settings = settings
+        self._engine = engine
+        self._registry = registry
         self._metrics = metrics
         self._is_stopping = is_stopping
         self._coalescer: Coalescer[EncodingSpec, QueryTexts, Answered] = Coalescer(
             self._send,
-            max_waiting=max_requests * PARTS_AT_ONCE,
+            max_waiting=settings.max_requests * PARTS_AT_ONCE,
             max_running_of=lambda spec: self._max_messages(find_space(spec)),
             count=lambda _, waiting: count_together(waiting),
         )
@@ -142,19 +156,60 @@ class QueryExchange:
         self._hearing: asyncio.Task[None] | None = None
         self._clock_offset: float | None = None  # from the loop's clock to Redis's
 
-    async def ask(self, spec: EncodingSpec, texts: Sequence[bytes], deadline: float) -> Answered:
-        """Return what the texts come to. `deadline` is on the event loop's clock.
+    async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+        """Return the vectors of checked queries, each float32 [dimensions], in the space of `spec`.
 
-        Raises TimeoutError, QueryLost when two workers died with them, and NobodyListens.
+        Raises InvalidItem when a text can have no vector, EncodingTimeout when no worker answers in time, QueryLost
+        when two workers died with it, and Unavailable when the API stops or knows no Redis.
         """
-        asked = QueryTexts(texts, deadline)
+        different = list(dict.fromkeys(texts))
+        if self._registry.is_read(spec.model):
+            query_spec = make_query_spec(self._registry, spec)
+        else:
+            query_spec = await run_in_threadpool(make_query_spec, self._registry, spec)
+        answered = await self.answer_all(query_spec, [text.encode() for text in different])
+        by_text = dict(zip(different, answered.vectors, strict=True))
+        return [by_text[text] for text in texts]
+
+    async def answer_all(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+        """Return what the task makes of texts or pairs, of which none has failed. Raises as encode_queries."""
+        answered = await self.answer(spec, texts)
+        for reason in answered.failures.values():
+            raise InvalidItem(f"The query cannot be encoded: {reason}.")
+        return answered
+
+    async def answer(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+        """Return what the task makes of texts or pairs, at least one, in parts. Raises as encode_queries."""
+        parts = list(cut_parts(texts))
+        if len(parts) == 1:
+            return await self._answer_part(spec, texts)
+        free = asyncio.Semaphore(PARTS_AT_ONCE)
+
+        async def answer_in_turn(part: Sequence[bytes]) -> Answered:
+            async with free:
+                return await self._answer_part(spec, part)
+
+        tasks = [asyncio.create_task(answer_in_turn(part)) for part in parts]
+        try:
+            return join_parts(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # of a part that failed, or whose client has gone, the others are not wanted
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer_part(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+        """Answer texts that fit one message. While no worker takes queries of this spec, wait for one."""
+        if self._settings.redis_url is None:
+            raise Unavailable(NO_REDIS)
+        timeout = self._settings.search_timeout_seconds
+        asked = QueryTexts(texts, asyncio.get_running_loop().time() + timeout)
         try:
             with (
                 self._metrics.time(len(texts)),
                 span("query", kind="client", model=spec.model, texts=len(texts)) as note,
             ):
                 asked.traceparent = recorded_traceparent()
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(asked.deadline):
                     try:
                         return await self._coalescer.ask(spec, asked)
                     except MessageLost:
@@ -166,8 +221,19 @@ class QueryExchange:
                         note.tell(repeated=asked.is_repeated)
         except MessageLost as loss:
             raise QueryLost(TWICE.format(reason=str(loss).rstrip("."))) from None
+        except TimeoutError:
+            reason = await run_in_threadpool(self._explain_wait, spec)
+            raise EncodingTimeout(f"No worker encoded the query within {timeout:g} s. {reason}") from None
         finally:
             asked.is_wanted = False
+
+    def _explain_wait(self, spec: EncodingSpec) -> str:
+        """Return why a query was not answered, in the words of a job that waits."""
+        with self._engine.connect() as connection:
+            reason = explain_query_wait(connection, spec)
+        return reason or (
+            f"Its worker is slow or busy with other queries; see `vectormill status` for {spec.model}."
+        )
 
     async def close(self) -> None:
         await self._coalescer.close()
@@ -187,7 +253,7 @@ class QueryExchange:
     async def _send(self, spec: EncodingSpec, together: Sequence[QueryTexts]) -> list[Answered]:
         """Send the texts of these clients in one message. Return what each client gets.
 
-        Raises MessageLost, NobodyListens, QueryLost when what is repeated finds no worker, and Unavailable.
+        Raises MessageLost, QueryLost when what is repeated finds no worker, and Unavailable.
         """
         try:
             message = await self._post_message(self._connect(), spec, together)
@@ -203,7 +269,8 @@ class QueryExchange:
 
     def _connect(self) -> QueryProducer:
         if self._producer is None:
-            self._producer = QueryProducer(self._redis_url)
+            assert self._settings.redis_url is not None
+            self._producer = QueryProducer(self._settings.redis_url)
             self._hearing = asyncio.create_task(self._hear(self._producer), name="answers to queries")
             self._hearing.add_done_callback(log_failure)
         return self._producer
@@ -211,9 +278,9 @@ class QueryExchange:
     async def _post_message(
         self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts]
     ) -> Message:
-        """Post until Redis has taken it, as long as somebody waits for it."""
+        """Post until a worker listens and Redis has taken it, as long as somebody waits for it."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + (RETURN_SECONDS if together[0].is_repeated else 0.0)
+        is_repeated, began = together[0].is_repeated, loop.time()
         while True:
             self._refuse_unwanted(together)
             message = None
@@ -227,9 +294,9 @@ class QueryExchange:
                     self._metrics.messages.inc()
                     posted, message = message, None
                     return posted
-                if loop.time() >= give_up_at:
-                    raise QueryLost(NO_OTHER) if together[0].is_repeated else NobodyListens
-                await asyncio.sleep(RETURN_SECONDS / 5)
+                if is_repeated and loop.time() >= began + RETURN_SECONDS:
+                    raise QueryLost(NO_OTHER)
+                await asyncio.sleep(RETURN_SECONDS / 5 if is_repeated else ABSENCE_SECONDS)
             except OutOfMemoryError:
                 raise Unavailable(FULL) from None
             except RedisError as error:
@@ -255,7 +322,7 @@ class QueryExchange:
             secrets.token_bytes(8),
             producer.address,
             int(expires_at * 1000),
-            self._max_text_chars,
+            self._settings.max_text_chars,
             spell_spec(spec),
             [text for asked in together for text in asked.texts],
             [asked.traceparent for asked in together if asked.traceparent is not None],
@@ -324,6 +391,48 @@ class QueryExchange:
             return await producer.waits(message.space, message.content)
         in_hand = await producer.look_at_workers([message.taker])
         return message.id in in_hand[message.taker]
+
+
+def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:
+    """Raise InvalidItem when the text can have no result; the message opens with the place of the query."""
+    failure = find_text_failure(text.encode("utf-8", "surrogatepass"), settings.max_text_chars)
+    if failure is not None:
+        raise InvalidItem(f"{place}The {what} cannot be encoded: {failure.detail}.")
+
+
+def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
+    """Return the collection's own spec, with the prompt that its model has for queries; a long query is never refused.
+
+    A query is a vector of floats, whatever type the collection keeps.
+    """
+    prompts = registry.card(spec.model).prompts
+    long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
+    return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts, vector_type=None)
+
+
+def cut_parts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield the texts in runs that fit one message: a run of one text may be larger."""
+    start = num_bytes = 0
+    for index, text in enumerate(texts):
+        if index > start and (index - start == MAX_TEXTS or num_bytes + len(text) > MAX_BYTES):
+            yield texts[start:index]
+            start, num_bytes = index, 0
+        num_bytes += len(text)
+    yield texts[start:]
+
+
+def join_parts(answers: Sequence[Answered]) -> Answered:
+    failures: dict[int, str] = {}
+    start = 0
+    for answer in answers:
+        failures |= {start + row: reason for row, reason in answer.failures.items()}
+        start += len(answer.vectors)
+    return Answered(
+        np.concatenate([answer.vectors for answer in answers]),
+        failures,
+        sum(answer.num_tokens for answer in answers),
+        sum(answer.num_truncated for answer in answers),
+    )
 
 
 def log_failure(task: "asyncio.Task[None]") -> None:

@@ -13,22 +13,23 @@ from api.dependencies import CollectionName, Resources, ResourcesDependency, par
 from api.door.media_types import require_json
 from api.intake.requests import UnreadableItem, check_key, decode_body
 from api.intake.submissions import read_body
-from api.queries.encoding import check_query, encode_queries
+from api.queries import check_query
+from api.serving import serve, write_answer
 from vectormill.collections.collection import Generation, require_vectors
 from vectormill.collections.collections import check_spec_fits
 from vectormill.collections.generations import find_spec
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
+from vectormill.search import operations
 from vectormill.search.bodies import (
     SEARCH_DECODER,
     ManySearchesAnswer,
-    SearchAnswer,
     SearchQuery,
     SearchRequest,
     make_search,
     read_queries,
+    tell_nearest,
 )
-from vectormill.search.matches import Nearest
-from vectormill.search.search import BY_TEXT, Search
+from vectormill.search.search import BY_TEXT, Nearest, Search
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,30 +55,10 @@ async def answer_search(request: Request) -> Response:
 
 router = APIRouter(tags=["collections"], route_class=SearchRoute)
 
-SEARCH_DOCS: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"$ref": "#/components/schemas/SearchRequest"},
-                "examples": {
-                    "one": {"value": {"text": "how to parse a date", "limit": 3}},
-                    "filtered": {"value": {"text": "dates", "filter": {"lang": "de", "year": {"gte": 2020}}}},
-                    "many": {"value": {"queries": [{"text": "dates"}, {"more_like": "json.dumps"}]}},
-                },
-            }
-        },
-    }
-}
 
-
-@router.post(
-    "/v1/collections/{name}/search",
-    openapi_extra=SEARCH_DOCS,
-    response_model=SearchAnswer | ManySearchesAnswer,
-)
+@serve(router, operations.SEARCH)
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> Response:
-    """The rows that answer a query best, best first; of many queries at once, each by itself."""
+    """Return the rows that answer a query best, best first; for several queries, the rows of each."""
     require_json(request)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
@@ -99,7 +80,7 @@ async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **optio
 
 
 def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[SearchQuery], list[Search]]:
-    """The queries of a request, and what each asks for. Raises what make_one_search does."""
+    """Return the queries of a request with the search that each asks for. Raise as make_one_search."""
     queries = read_queries(wanted, resources.settings.max_search_queries)
     places = [""] if wanted.queries is None else [f"queries[{number}]: " for number in range(len(queries))]
     searches = [
@@ -109,7 +90,9 @@ def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[Sea
 
 
 def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Search:
-    """Raises InvalidOption, InvalidItem and ItemNotFound; the message opens with the place of the query."""
+    """Return the search that a query asks for. Raise InvalidOption, InvalidItem and ItemNotFound, whose messages open
+    with the place of the query.
+    """
     try:
         search = make_search(query)
     except InvalidOption as error:
@@ -125,8 +108,8 @@ def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Sea
 
 
 async def open_generation(resources: Resources, name: str, queries: Sequence[SearchQuery]) -> Generation:
-    """The live generation. Raises CollectionNotFound, WrongKind for a collection without vectors, and SpecMismatch for
-    queries of another vector space.
+    """Return the live generation. Raise CollectionNotFound, WrongKind for a collection without vectors, and
+    SpecMismatch for queries of another vector space.
     """
     generation = await resources.generations.find(name)
     require_vectors(name, generation.kind, "A search compares")
@@ -137,7 +120,7 @@ async def open_generation(resources: Resources, name: str, queries: Sequence[Sea
 
 
 def refuse_other_spaces(resources: Resources, generation: Generation, queries: Sequence[SearchQuery]) -> None:
-    """Raises SpecMismatch."""
+    """Raise SpecMismatch, naming what differs between the spaces."""
     with resources.engine.connect() as connection:
         named = {query.fingerprint for query in queries if query.fingerprint is not None}
         for fingerprint in named - {generation.spec.fingerprint()}:
@@ -154,7 +137,9 @@ def refuse_other_spaces(resources: Resources, generation: Generation, queries: S
 async def find_embeddings(
     queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation, resources: Resources
 ) -> list[npt.NDArray[np.float32] | None]:
-    """float32 [dimensions] of each query that needs one; texts are encoded together. Raises InvalidOption."""
+    """Return the vector, float32 [dimensions], of each query that needs one; texts are encoded together. Raise
+    InvalidOption.
+    """
     embeddings: list[npt.NDArray[np.float32] | None] = [None] * len(queries)
     texts: dict[int, str] = {}
     for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
@@ -163,19 +148,16 @@ async def find_embeddings(
         elif query.text is not None and search.mode != BY_TEXT:
             texts[number] = query.text
     if texts:
-        encoded = await encode_queries(resources, generation.spec, list(texts.values()))
+        encoded = await resources.queries.encode_queries(generation.spec, list(texts.values()))
         for number, embedding in zip(texts, encoded, strict=True):
             embeddings[number] = embedding
     return embeddings
 
 
-def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bool) -> str:
+def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bool) -> bytes:
     """Write the answer as JSON."""
-    answers = [
-        SearchAnswer.from_nearest(nearest, search) for nearest, search in zip(found, searches, strict=True)
-    ]
-    answer = answers[0] if is_one else ManySearchesAnswer(data=answers)
-    return answer.model_dump_json(exclude_unset=True)
+    answers = [tell_nearest(nearest, search) for nearest, search in zip(found, searches, strict=True)]
+    return write_answer(answers[0] if is_one else ManySearchesAnswer(data=answers))
 
 
 def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:

@@ -1,8 +1,7 @@
 """Index plan: whether a generation gets an HNSW index, in which shape, and with how much of the server it is built.
 
 Pure: rows, wishes and what the server has in, a plan with its reasons out. Knows no SQL. Limits and defaults are those
-of pgvector 0.8 (README, "HNSW"); bytes of the graph were measured with it: docs/OPERATIONS.md, "Search and indexes".
-"""
+of pgvector 0.8 (README, "HNSW"); bytes of the graph were measured with it: docs/OPERATIONS.md, "Search and indexes"."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -121,7 +120,7 @@ class IndexPlan:
         return self.operator_class is not None
 
     def to_json(self) -> dict[str, Any]:
-        """For reports and answers."""
+        """Return the plan as reports and answers have it."""
         return {
             "method": "hnsw" if self.is_wanted else None,
             "operator_class": self.operator_class,
@@ -135,7 +134,7 @@ class IndexPlan:
 
 
 def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClass | None, str]:
-    """The class that serves a search of these vectors, or None; and why."""
+    """Return the operator class that serves a search of these vectors, or None, and why."""
     found = OPERATOR_CLASSES.get(vector_type)
     if found is None:
         assert vector_type == INT8
@@ -169,7 +168,7 @@ def plan_index(
     least_rows: int,
     memory_share: float,
 ) -> IndexPlan:
-    """The index for `num_rows` vectors, or none and why; of another `kind` of collection there is none.
+    """Return the plan of an index for `num_rows` vectors, or of none, with its reasons.
 
     `least_rows` is where policy `auto` begins to want one.
 
@@ -266,7 +265,7 @@ MOST_FIELD_PARTS: Final = 8
 
 
 def check_fields(fields: Sequence[str]) -> list[str]:
-    """The fields whose filters are to have an index, each once, as filters name them. Raises InvalidOption."""
+    """Return the fields whose filters are to have an index, each once. Raise InvalidOption."""
     if len(fields) > MOST_FILTERS:
         raise InvalidOption(f"Indexes of {len(fields)} fields were asked for; {MOST_FILTERS} are the most.")
     for field in fields:

@@ -1,34 +1,45 @@
 """Items of a collection over HTTP: put, get and delete by key."""
 
 import re
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.items import DeleteAnswer, DeleteRequest, ItemAnswer, PutAnswer, PutRequest
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
-from api.door.scopes import ITEM_PATH
 from api.intake.puts import Followed
 from api.intake.requests import UnreadableItem, check_key, decode_body, make_item
 from api.intake.submissions import read_body
 from api.problems import Limit, Place, Problem
+from api.serving import respond, serve
+from api.streams.result_columns import RESULT_COLUMNS
+from vectormill.collections import operations
+from vectormill.collections.bodies import (
+    MAX_WAIT_SECONDS,
+    DeleteAnswer,
+    DeleteRequest,
+    ItemAnswer,
+    KeptItemQuery,
+    PutAnswer,
+    PutQuery,
+    PutRequest,
+    find_passage,
+)
 from vectormill.collections.collections import find_generation
-from vectormill.collections.rows.items import delete_items, find_item
-from vectormill.collections.rows.puts import PutEnd
+from vectormill.collections.items import KeptItem, PutEnd, delete_items, find_item
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
 from vectormill.domain.task import TASKS
 from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item, ItemFailure, find_side_failure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
+from vectormill.moments import tell_moment
 
 router = APIRouter(tags=["items"])
 
-MAX_WAIT_SECONDS: Final = 60.0
 # Read in some ten microseconds: less than a hop to a thread costs.
 SMALL_BODY_BYTES: Final = 16 << 10
 # For a body that may have it, the database tells whether the collection takes pairs.
@@ -40,21 +51,6 @@ RESPOND_ASYNC: Final = re.compile(r"(?:^|,)\s*respond-async\s*(?=$|[,;])", re.IG
 WRITTEN: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 
 PUT_DECODER: Final = msgspec.json.Decoder(PutRequest)
-DELETE_DECODER: Final = msgspec.json.Decoder(DeleteRequest)
-
-
-def describe_body(name: str, example: dict[str, Any]) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{name}"}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": schema, "example": example}},
-        }
-    }
-
-
-PUT_DOCS: Final = describe_body("PutRequest", {"text": "A text to encode.", "metadata": {"page": 1}})
-DELETE_DOCS: Final = describe_body("DeleteRequest", {"keys": ["a", "b"]})
 
 
 async def parse_item_key(
@@ -64,7 +60,7 @@ async def parse_item_key(
     ],
     resources: ResourcesDependency,
 ) -> str:
-    """Raises InvalidItem for what no item can be called."""
+    """Return the key in the path. Raise InvalidItem for what no item can be called."""
     try:
         # The server puts U+FFFD where the path is not UTF-8, so that many keys would be one.
         unquote_to_bytes(request.scope["raw_path"]).decode()
@@ -78,59 +74,51 @@ async def parse_item_key(
 ItemKey = Annotated[str, Depends(parse_item_key)]
 
 
-class ItemParameters(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    include: Literal["vector"] | None = Field(
-        default=None, description="The embedding too; scores and records come always."
-    )
-
-
-class PutParameters(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    wait_seconds: float | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_WAIT_SECONDS,
-        description="So long the answer waits for the item to be searchable; counts before `Prefer: wait=…`.",
-    )
-
-
-@router.get(ITEM_PATH, response_model_exclude_unset=True)
+@serve(router, operations.SHOW_ITEM)
 def get_item(
     name: CollectionName,
     key: ItemKey,
     resources: ResourcesDependency,
-    wanted: Annotated[ItemParameters, Query()],
+    query: KeptItemQuery,
 ) -> ItemAnswer:
     """Answer the collection's item with this key."""
     with resources.engine.connect() as connection:
-        item = find_item(connection, name, key, has_vector=wanted.include == "vector")
-    return ItemAnswer.from_item(item)
+        item = find_item(connection, name, key, has_vector=query.include == "vector")
+    document, passage = find_passage(item.metadata or {})
+    answer = ItemAnswer(
+        key=item.key,
+        text=item.text,
+        metadata=item.metadata,
+        document=document,
+        passage=passage,
+        content_hash=item.content_hash.hex(),
+        job_seq=item.job_seq,
+    )
+    return cast(ItemAnswer, {**answer, **describe_result(item)})
 
 
-@router.put(
-    ITEM_PATH,
-    openapi_extra=PUT_DOCS,
-    responses={
-        202: {"model": PutAnswer, "description": "Committed, and not searchable yet: ask for its job."}
-    },
-)
+def describe_result(item: KeptItem) -> dict[str, Any]:
+    """Return the fields of an item that only items of its kind have."""
+    pair = {"text_pair": item.text_pair} if TASKS[item.spec.task].reads_pairs else {}
+    if item.results is None:
+        return {"embedding": None, **pair}
+    return {**RESULT_COLUMNS[item.spec.result].describe(item.results, item.spec), **pair}
+
+
+@serve(router, operations.PUT_ITEM)
 async def put_item(
     request: Request,
-    response: Response,
     name: CollectionName,
     key: ItemKey,
     resources: ResourcesDependency,
-    wanted: Annotated[PutParameters, Query()],
+    query: PutQuery,
     prefer: Annotated[
         str | None, Header(description="`wait=N` in seconds, or `respond-async` (RFC 7240).")
     ] = None,
-) -> PutAnswer:
-    """Encodes a text, and keeps its result under the key, instead of what was there. Answers when it is searchable."""
+) -> Response:
+    """Encode a text and keep its result under the key, in place of what was there. Answer when it is searchable."""
     require_json(request)
-    seconds = choose_wait(wanted.wait_seconds, prefer, response, resources)
+    seconds, headers = choose_wait(query.wait_seconds, prefer, resources)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
         if len(body) <= SMALL_BODY_BYTES and PAIR_FIELD not in body:
@@ -139,18 +127,19 @@ async def put_item(
             item = await run_in_threadpool(read_item, body, key, name, resources)
         followed = await resources.puts.write(name, item)
     end = await wait_for_end(followed, seconds, resources)
+    job = str(followed.job_id)
     if end is None:
-        response.status_code = 202
-        response.headers["Location"] = f"/v1/jobs/{followed.job_id}"
-        response.headers["Retry-After"] = "1"
-    else:
-        refuse_failure(key, end)
-    return PutAnswer.of(key, followed.job_id, end)
+        answer = PutAnswer(key=key, job=job, is_searchable=False, searchable_at=None)
+        headers |= {"Location": f"/v1/jobs/{job}", "Retry-After": "1"}
+        return respond(operations.PUT_ITEM, answer, status=202, headers=headers)
+    refuse_failure(key, end)
+    answer = PutAnswer(key=key, job=job, is_searchable=True, searchable_at=tell_moment(end.finished_at))
+    return respond(operations.PUT_ITEM, answer, headers=headers)
 
 
 def read_item(body: bytes, key: str, collection: str, resources: Resources) -> Item:
-    """Raises Problem for a text that can have no result, and for a pair that the collection does not take: nothing is
-    stored then. Asks the database about pairs alone.
+    """Return the item of a body. Raise Problem for a text that can have no result, or a pair in a collection of
+    vectors: nothing is stored then. Only a body with a pair costs a query of the database.
     """
     request = decode_body(body, PUT_DECODER)
     given = ItemBody(key, request.text, request.metadata, request.text_pair)
@@ -173,20 +162,18 @@ def takes_pairs(collection: str, resources: Resources) -> bool:
 
 
 def choose_wait(
-    wait_seconds: float | None, prefer: str | None, response: Response, resources: Resources
-) -> float:
-    """Return the seconds that the client waits; the answer says so where a preference of the client decided."""
+    wait_seconds: float | None, prefer: str | None, resources: Resources
+) -> tuple[float, dict[str, str]]:
+    """Return the seconds that the client waits, and headers that say so where its preference decided."""
     if wait_seconds is not None:
-        return wait_seconds
+        return wait_seconds, {}
     preference = WAIT.search(prefer or "")
     if preference is not None:
         seconds = min(MAX_WAIT_SECONDS, int(preference[1]))
-        response.headers["Preference-Applied"] = f"wait={seconds:g}"
-        return seconds
+        return seconds, {"Preference-Applied": f"wait={seconds:g}"}
     if RESPOND_ASYNC.search(prefer or ""):
-        response.headers["Preference-Applied"] = "respond-async"
-        return 0.0
-    return resources.settings.put_wait_seconds
+        return 0.0, {"Preference-Applied": "respond-async"}
+    return resources.settings.put_wait_seconds, {}
 
 
 async def wait_for_end(followed: Followed, seconds: float, resources: Resources) -> PutEnd | None:
@@ -197,7 +184,7 @@ async def wait_for_end(followed: Followed, seconds: float, resources: Resources)
 
 
 def refuse_failure(key: str, end: PutEnd) -> None:
-    """Raises Problem with the reason for which the item has no result, if there is one, and Conflict for a lost job."""
+    """Raise Problem with the reason why the item has no result, if there is one, and Conflict for a lost job."""
     if key in end.failures:
         raise describe_failure(end.failures[key])
     if end.state not in WRITTEN:
@@ -214,9 +201,9 @@ def describe_failure(failure: ItemFailure) -> Problem:
     )
 
 
-@router.delete(ITEM_PATH, status_code=204)
+@serve(router, operations.DELETE_ITEM)
 def delete_item(name: CollectionName, key: ItemKey, resources: ResourcesDependency) -> None:
-    """Removes what is under the key, and what jobs submitted before would still write; whether or not there is any.
+    """Delete the item under the key, and what earlier jobs would still write there; it need not exist.
 
     Searches do not find it any more. Its text goes from payloads of jobs that still have it within minutes.
     """
@@ -224,24 +211,16 @@ def delete_item(name: CollectionName, key: ItemKey, resources: ResourcesDependen
         delete_items(connection, name, [key])
 
 
-@router.post("/v1/collections/{name}/items:delete", openapi_extra=DELETE_DOCS)
-async def post_delete(request: Request, name: CollectionName, resources: ResourcesDependency) -> DeleteAnswer:
-    """Removes many keys at once, as the deletion of each would."""
-    require_json(request)
-    with resources.gates.json_bytes.hold() as hold:
-        body = await read_body(request, resources.settings, hold)
-
-        def delete() -> DeleteAnswer:
-            keys = read_keys(body, resources)
-            with resources.engine.begin() as connection:
-                return DeleteAnswer(num_keys=len(keys), num_deleted=delete_items(connection, name, keys))
-
-        return await run_in_threadpool(delete)
+@serve(router, operations.DELETE_ITEMS)
+def post_delete(resources: ResourcesDependency, name: CollectionName, body: DeleteRequest) -> DeleteAnswer:
+    """Delete many items at once, as the deletion of each would."""
+    keys = check_keys(body.keys, resources)
+    with resources.engine.begin() as connection:
+        return DeleteAnswer(num_keys=len(keys), num_deleted=delete_items(connection, name, keys))
 
 
-def read_keys(body: bytes, resources: Resources) -> set[str]:
-    """Raises Problem naming the key that cannot be one."""
-    keys = decode_body(body, DELETE_DECODER).keys
+def check_keys(keys: Sequence[str], resources: Resources) -> set[str]:
+    """Return the keys, each once. Raise Problem naming the key that cannot be one."""
     limit = Limit.of(resources.settings, "max_deleted_keys")
     if len(keys) > limit.value:
         detail = f"The body has more than {limit.value:,} keys ({limit.setting}); divide it into several."

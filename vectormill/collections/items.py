@@ -1,22 +1,24 @@
-"""Items of a collection: one is read, and some are deleted, from every generation at once."""
+"""Items: one is put or read, and some are deleted from every generation of their collection at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.collections import find_generation
+from vectormill.collections.deletions import bury_keys, lock_deletions
+from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.generations import list_written_generations
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.kinds.row_kind import Results
-from vectormill.collections.rows.attributes import attributes_name
-from vectormill.collections.rows.generation_tables import table_name
-from vectormill.collections.rows.tombstones import bury_keys, lock_deletions
+from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.domain.task import VECTOR
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.job import DELETING, TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import draw_seq
 
 
@@ -46,8 +48,8 @@ FIND_ITEM: Final = """
 
 
 def find_item(connection: Connection, collection: str, key: str, *, has_vector: bool = False) -> KeptItem:
-    """What the live generation has under the key; of a vector only where it is wanted. Raises CollectionNotFound and
-    ItemNotFound.
+    """Return what the live generation has under the key, with its vector only where it is wanted. Raise
+    CollectionNotFound and ItemNotFound.
     """
     generation = find_generation(connection, collection)
     kind, spec = choose_kind(generation.spec), generation.spec
@@ -107,7 +109,7 @@ def delete_rows(
 
 
 def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -> int:
-    """Deletes the keys from all generations, and from what jobs submitted before will write; how many there were.
+    """Delete the keys from all generations, and from what earlier jobs will write. Return how many existed.
 
     Commits into the collection wait until the transaction ends, so it has few keys. Texts in payloads of jobs are
     scrubbed later: see scrubbing.py. Raises CollectionNotFound.
@@ -150,3 +152,53 @@ def _bury(
         num_rows = delete_rows(connection, generation.id, keys, places)
         num_deleted += num_rows if generation.state == LIVE else 0
     return num_deleted
+
+
+@dataclass(frozen=True, slots=True)
+class PutEnd:
+    """The end of a job of puts. `failures` are by key; `state` is None when the job is gone."""
+
+    job_id: UUID
+    state: str | None
+    finished_at: datetime | None
+    failures: Mapping[str, ItemFailure]
+
+
+# Asked up to a hundred times a second, for all jobs that are waited for: by their ids.
+FIND_PUTS: Final = text("""
+    SELECT id, state, finished_at, num_failed FROM vectormill.jobs WHERE id = ANY(CAST(:job_ids AS uuid[]))
+""")
+
+LIST_PUT_FAILURES: Final = text("""
+    SELECT job_id, key, code, detail FROM vectormill.item_errors WHERE job_id = ANY(CAST(:job_ids AS uuid[]))
+""")
+
+
+def find_ended_puts(connection: Connection, job_ids: Sequence[UUID]) -> list[PutEnd]:
+    """Return the ends of those jobs that have ended."""
+    rows = {row.id: row for row in connection.execute(FIND_PUTS, {"job_ids": list(job_ids)})}
+    failed = [row.id for row in rows.values() if row.num_failed and row.state in TERMINAL_JOB_STATES]
+    failures: dict[UUID, dict[str, ItemFailure]] = {job_id: {} for job_id in failed}
+    if failed:
+        for row in connection.execute(LIST_PUT_FAILURES, {"job_ids": failed}):
+            failures[row.job_id][row.key] = ItemFailure(row.code, row.detail)
+    ends = []
+    for job_id in job_ids:
+        job = rows.get(job_id)
+        if job is None or job.state == DELETING:
+            ends.append(PutEnd(job_id, None, None, {}))
+        elif job.state in TERMINAL_JOB_STATES:
+            ends.append(PutEnd(job_id, job.state, job.finished_at, failures.get(job_id, {})))
+    return ends
+
+
+# Chunks go with them. Nobody holds a chunk of a job that has ended; one that is being retried has not.
+DELETE_ENDED_PUTS: Final = text("""
+    DELETE FROM vectormill.jobs
+     WHERE id = ANY(CAST(:job_ids AS uuid[])) AND finished_at IS NOT NULL AND forget_at = 'infinity'
+""")
+
+
+def delete_ended_puts(connection: Connection, job_ids: Sequence[UUID]) -> None:
+    """Delete jobs whose clients were answered, and the texts with them."""
+    connection.execute(DELETE_ENDED_PUTS, {"job_ids": list(job_ids)})

@@ -1,21 +1,83 @@
-"""Scrubbing: texts of deleted items go from the payloads of jobs that still have them.
+"""Deletions: a deleted key leaves a tombstone, so that no earlier job brings it back, and its texts are scrubbed.
 
-A pass goes through the ended jobs of one collection that are older than its deletions, a few payloads at a time, and
-asks of each batch of keys which of them were deleted after the job. What is still open is waited for: its texts may be
-in a worker's memory, and a run has not even made its job.
+Jobs, runs and deletions draw from one sequence. A commit writes no key whose tombstone is newer than its job, and no
+commit overlaps a deletion: it would have looked for tombstones before there was one, and the deletion for rows before
+there was one. So each commit holds a lock of its collection shared, and a deletion holds it alone.
+
+Texts of deleted items are scrubbed from the payloads of jobs that still have them. A pass goes through the ended jobs
+of one collection that are older than its deletions, a few payloads at a time, and asks of each batch of keys which of
+them were deleted after the job. What is still open is waited for: its texts may be in a worker's memory, and a run has
+not even made its job.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
+from psycopg import Cursor
 from sqlalchemy import Connection, text
 
-from vectormill.collections.rows.tombstones import hold_deletions_of
 from vectormill.jobs.chunk import empty_items, read_keys
 from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.runs.run import OPEN_RUN_STATES
+
+# The seed tells it from the lock of the collection's name, which stands for its generations.
+HOLD_DELETIONS: Final = """
+    SELECT collection_id, pg_advisory_xact_lock_shared(hashtextextended(CAST(collection_id AS text), 13))
+      FROM vectormill.generations WHERE id = %(generation_id)s::bigint
+"""
+
+SHARE_DELETIONS: Final = text("""
+    SELECT pg_advisory_xact_lock_shared(hashtextextended(CAST(CAST(:collection_id AS bigint) AS text), 13))
+""")
+
+LOCK_DELETIONS: Final = text("""
+    SELECT pg_advisory_xact_lock(hashtextextended(CAST(CAST(:collection_id AS bigint) AS text), 13))
+""")
+
+
+def hold_deletions(cursor: Cursor[Any], generation_id: int) -> int | None:
+    """Keep anything from being deleted from the generation's collection until the transaction ends. Return the
+    collection's id.
+
+    Whoever writes rows of a generation says this before the statement that looks for tombstones. None for a generation
+    that is gone.
+    """
+    row = cursor.execute(HOLD_DELETIONS, {"generation_id": generation_id}).fetchone()
+    return None if row is None else int(row[0])
+
+
+def hold_deletions_of(connection: Connection, collection_id: int) -> None:
+    """Hold deletions of the collection with this id."""
+    connection.execute(SHARE_DELETIONS, {"collection_id": collection_id})
+
+
+def lock_deletions(connection: Connection, collection_id: int) -> None:
+    """Keep all others from writing rows of the collection until the transaction ends."""
+    connection.execute(LOCK_DELETIONS, {"collection_id": collection_id})
+
+
+# The clock and not the beginning of the transaction: whatever drew an earlier seq has begun before this moment.
+BURY_KEYS: Final = text("""
+    INSERT INTO vectormill.tombstones AS buried (collection_id, key, seq, deleted_at)
+    SELECT :collection_id, key, max(place), clock_timestamp()
+      FROM unnest(CAST(:keys AS text[]), CAST(:places AS bigint[])) AS gone (key, place)
+     GROUP BY key ORDER BY key
+    ON CONFLICT (collection_id, key) DO UPDATE
+       SET seq = excluded.seq, deleted_at = excluded.deleted_at, scrubbed_at = NULL
+     WHERE buried.seq < excluded.seq
+""")
+
+
+def bury_keys(connection: Connection, collection_id: int, keys: Sequence[str], places: Sequence[int]) -> None:
+    """Write a tombstone of each key in its place in the order of writers.
+
+    The caller has locked the deletions of the collection.
+    """
+    values = {"collection_id": collection_id, "keys": list(keys), "places": list(places)}
+    connection.execute(BURY_KEYS, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +152,7 @@ def find_pass(connection: Connection, after: int) -> Pass | int | None:
 
 
 def find_oldest_open(connection: Connection, collection_id: int) -> int | None:
-    """The seq of the oldest job or run that may still write the collection's texts; None when there is none."""
+    """Return the seq of the oldest job or run that may still write the collection's texts, or None."""
     seq: int | None = connection.execute(FIND_OLDEST_OPEN, {"collection_id": collection_id}).scalar_one()
     return seq
 
@@ -105,7 +167,7 @@ FIND_NEXT_JOB: Final = text("""
 
 
 def find_next_job(connection: Connection, wanted: Pass, after_seq: int) -> Position | None:
-    """The next job of the pass, at its beginning."""
+    """Return the position at the beginning of the pass's next job."""
     values = {
         "after_seq": after_seq,
         "before_seq": wanted.seq,
@@ -140,8 +202,8 @@ WRITE_PAYLOAD: Final = text("""
 def scrub_payloads(
     connection: Connection, wanted: Pass, position: Position, limit: int
 ) -> tuple[Position | None, int]:
-    """Empties what was deleted in the next payloads of a job; where the pass stands then, None behind the job's last
-    chunk, and how many items were emptied.
+    """Empty deleted items in the next payloads of a job. Return the new position, None behind the job's last chunk, and
+    the number of emptied items.
 
     Raises LookupError for a job that is at work again, by a retry: the pass is over then.
     """
@@ -209,6 +271,6 @@ DELETE_SCRUBBED: Final = text("""
 
 
 def delete_scrubbed(connection: Connection, kept_seconds: float = 3600.0, limit: int = 10_000) -> int:
-    """Tombstones that were scrubbed so long ago; how many."""
+    """Delete tombstones that were scrubbed at least so long ago. Return their number."""
     values = {"kept_seconds": float(kept_seconds), "limit": limit}
     return len(connection.execute(DELETE_SCRUBBED, values).all())

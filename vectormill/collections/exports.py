@@ -1,4 +1,4 @@
-"""A collection's rows in the order of their keys, a page at a time: results, metadata and kept texts.
+"""Exports: a collection's rows in the order of their keys, a page at a time: results, metadata and kept texts.
 
 A page is a transaction of its own, found by the key behind which it begins: a slow reader holds back no vacuum, and one
 that lost its connection goes on behind the last key that it got. All pages are of one generation, so that two vector
@@ -16,10 +16,9 @@ from sqlalchemy import Connection, Engine
 
 from vectormill.collections.collection import PRUNED, Generation
 from vectormill.collections.collections import find_generation
+from vectormill.collections.generation_tables import attributes_name
 from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.kinds import choose_kind
-from vectormill.collections.kinds.row_kind import Results
-from vectormill.collections.rows.attributes import attributes_name
+from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
@@ -70,7 +69,7 @@ READ_PAGE: Final = """
 
 
 def find_exported(connection: Connection, name: str, generation_id: int | None) -> Generation:
-    """The live generation of a collection, or the one that an export has begun with.
+    """Return the live generation of a collection, or the one that an export began with.
 
     Raises CollectionNotFound, and Conflict when that generation is gone.
     """
@@ -88,7 +87,7 @@ def find_exported(connection: Connection, name: str, generation_id: int | None) 
 def read_pages(
     engine: Engine, generation: Generation, inclusion: Inclusion, *, after: str = "", limit: int | None = None
 ) -> Iterator[RowPage]:
-    """Pages of all rows behind the key `after`, `limit` rows at the most; memory does not grow with their number.
+    """Yield pages of the rows behind the key `after`, at most `limit` rows; memory does not grow with their number.
 
     Raises Conflict when the generation is removed meanwhile: what came until then is not whole.
     """
@@ -115,7 +114,7 @@ def read_pages(
 
 
 def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Composed:
-    """READ_PAGE for one generation; what is not wanted is not read."""
+    """Return READ_PAGE for one generation, without the columns that are not wanted."""
     nothing, comma = sql.SQL("NULL"), sql.SQL(", ")
     kind, spec = choose_kind(generation.spec), generation.spec
     texts = [sql.Identifier(column) for column in kind.text_columns]
@@ -153,7 +152,7 @@ def read_page(
     after: str,
     num_rows: int,
 ) -> RowPage:
-    """At most so many rows behind `after`; without keys when there are none. Raises Conflict."""
+    """Return at most so many rows behind `after`; without keys when there are none. Raise Conflict."""
     values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
     kind = choose_kind(spec)
     with engine.connect() as connection:

@@ -1,1 +1,0 @@
-"""Bodies: the JSON of requests and answers, one file a noun."""

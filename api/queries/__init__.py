@@ -1,1 +1,0 @@
-"""Texts of searches that become vectors, by messages to workers."""

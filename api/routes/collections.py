@@ -1,0 +1,337 @@
+"""Collections over HTTP: made, listed, described, changed and deleted; their generations, indexes and exports."""
+
+import time
+from typing import Annotated, Any, Final
+
+import anyio
+import msgspec
+from fastapi import APIRouter, Path
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+
+from api.cursors import decode_cursor, encode_cursor
+from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.intake.submissions import make_wanted_spec
+from api.serving import serve
+from api.streams.collection_streams import ROW_FORMATS
+from api.streams.result_columns import RESULT_COLUMNS
+from api.streams.vector_streams import PieceResponse, start_reading
+from vectormill.collections import operations
+from vectormill.collections.bodies import (
+    BuildProgressBody,
+    CollectionBody,
+    CollectionChange,
+    CollectionDetail,
+    CollectionExportQuery,
+    CollectionIndexBody,
+    CollectionPage,
+    CollectionRequest,
+    CollectionsQuery,
+    CoverageBody,
+    DeletionQuery,
+    DescriptionQuery,
+    GenerationBody,
+    IndexBody,
+    IndexRequest,
+    OneIndexBody,
+    OpenJobBody,
+    RollbackAnswer,
+    RollbackQuery,
+    RunLine,
+    ScheduleLine,
+    StalenessBody,
+    tell_generation,
+)
+from vectormill.collections.collection import (
+    HNSW,
+    CollectionWishes,
+    Generation,
+    check_collection_name,
+    find_kind,
+    require_vectors,
+)
+from vectormill.collections.collections import change_collection, create_collection, find_generation
+from vectormill.collections.descriptions import (
+    CollectionDescription,
+    CollectionRow,
+    describe_collection,
+    list_collection_rows,
+)
+from vectormill.collections.exports import Inclusion, find_exported, read_pages
+from vectormill.collections.generation_tables import table_name
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.index_plan import IndexWishes
+from vectormill.collections.indexes import find_indexes, find_progress, find_wishes, plan_for, set_wishes
+from vectormill.collections.removals import remove_collection, stop_work
+from vectormill.collections.swaps import count_newer_rows, discard_generation, roll_back
+from vectormill.db.locks import act_in_short_locks
+from vectormill.domain.errors import CollectionInUse, GenerationNotFound, WrongKind
+from vectormill.files.formats import OUTPUT_FORMATS
+from vectormill.operation import describe
+from vectormill.runs.bodies import RunBody, describe_run
+from vectormill.runs.run import INDEX
+from vectormill.runs.runs import create_run
+from vectormill.sources.source import hide_files
+
+router = APIRouter(tags=["collections"])
+
+# So long a deletion waits for those who are about to end.
+DELETION_SECONDS: Final = 10.0
+DELETION_PAUSE_SECONDS: Final = 0.2
+# So long a rollback, or the deletion of a generation, waits for a lock; a client waits, and may ask again.
+PATIENCE_SECONDS: Final = 10.0
+
+GenerationId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The generation's number.")]
+
+
+@serve(router, operations.LIST)
+def get_collections(resources: ResourcesDependency, query: CollectionsQuery) -> CollectionPage:
+    """List collections by name, with the spec of their vectors."""
+    after = decode_cursor(query.after)
+    with resources.engine.connect() as connection:
+        rows = list_collection_rows(connection, after=after, limit=query.limit + 1)
+    page = rows[: query.limit]
+    return CollectionPage(
+        data=[describe(CollectionBody, row, **list_facts(row)) for row in page],
+        next=encode_cursor(page[-1].id) if len(rows) > len(page) else None,
+    )
+
+
+def list_facts(row: CollectionRow) -> dict[str, Any]:
+    """Return what an answer says of a collection besides the attributes of its row."""
+    spec = row.spec
+    return {
+        "kind": find_kind(spec),
+        "model": spec.model,
+        "dimensions": spec.dimensions,
+        "options": spec.describe(),
+    }
+
+
+@serve(router, operations.SHOW)
+def get_collection(
+    resources: ResourcesDependency, name: CollectionName, query: DescriptionQuery
+) -> CollectionDetail:
+    """Describe a collection: rows, generations, indexes, coverage, staleness, what works on it."""
+    return load_detail(resources, name, counts_rows=query.exact)
+
+
+def load_detail(resources: Resources, name: str, *, counts_rows: bool = False) -> CollectionDetail:
+    timeout_seconds = resources.settings.search_timeout_seconds
+    with resources.engine.connect() as connection:
+        found = describe_collection(
+            connection, name, counts_rows=counts_rows, timeout_seconds=timeout_seconds
+        )
+    return describe_detail(found)
+
+
+def describe_detail(found: CollectionDescription) -> CollectionDetail:
+    source = None
+    if found.source is not None:
+        options, split = hide_files(found.source.options), dict(found.source.split)
+        source = {"kind": found.source.kind, "options": options, "split": split}
+    row = describe(CollectionBody, found.row, **list_facts(found.row))
+    return describe(
+        CollectionDetail,
+        found,
+        **row,
+        fingerprint=found.live.fingerprint,
+        generations=[
+            describe(
+                GenerationBody,
+                each,
+                model=each.spec.model,
+                options=each.spec.describe(),
+                table=f"vectormill.{table_name(each.id)}",
+                indexes=[describe(CollectionIndexBody, index) for index in each.indexes],
+            )
+            for each in found.generations
+        ],
+        coverage=None if found.coverage is None else describe(CoverageBody, found.coverage),
+        staleness=describe(
+            StalenessBody, found, synced_at=row["synced_at"], stale_seconds=row["stale_seconds"]
+        ),
+        open_jobs=[describe(OpenJobBody, job) for job in found.open_jobs],
+        runs=[describe(RunLine, run) for run in found.runs],
+        source=source,
+        schedules=[describe(ScheduleLine, schedule) for schedule in found.schedules],
+    )
+
+
+@serve(router, operations.CREATE)
+def post_collection(resources: ResourcesDependency, body: CollectionRequest) -> CollectionDetail:
+    """Create a collection without rows. One that a first job creates keeps no texts."""
+    check_collection_name(body.name)
+    spec = make_wanted_spec(body.model, body.options, resources)
+    index_options = msgspec.to_builtins(body.index_options)
+    IndexWishes.from_options(body.index_policy, index_options)
+    wishes = CollectionWishes(body.keep_text, body.language, body.index_policy, index_options)
+    with resources.engine.begin() as connection:
+        create_collection(connection, body.name, spec, wishes, resources.settings.max_collections)
+    return load_detail(resources, body.name)
+
+
+@serve(router, operations.CHANGE)
+def patch_collection(
+    name: CollectionName, resources: ResourcesDependency, body: CollectionChange
+) -> CollectionDetail:
+    """Keep texts from now on, or no longer; or read kept texts in another language."""
+    change_collection(resources.engine, name, keep_text=body.keep_text, language=body.language)
+    return load_detail(resources, name)
+
+
+@serve(router, operations.DELETE)
+async def delete_collection(
+    name: CollectionName, resources: ResourcesDependency, query: DeletionQuery
+) -> None:
+    """Delete a collection: view, vectors, metadata, texts, source, schedules, runs. Its jobs stay, without vectors."""
+    if query.force:
+        await run_in_threadpool(stop_work, resources.engine, name)
+    deadline = time.monotonic() + DELETION_SECONDS
+    while True:
+        try:
+            return await run_in_threadpool(remove_collection, resources.engine, name)
+        except CollectionInUse as error:
+            # A worker that commits a chunk, or a reader, holds the collection's lock for seconds.
+            if not error.is_passing or time.monotonic() >= deadline or resources.is_stopping():
+                raise
+        await anyio.sleep(DELETION_PAUSE_SECONDS)
+
+
+# ---- generations
+
+
+@serve(router, operations.ROLL_BACK)
+def post_rollback(
+    resources: ResourcesDependency, name: CollectionName, query: RollbackQuery
+) -> RollbackAnswer:
+    """Make the generation live that was live before the last swap or rollback; a run carries over what was put since.
+
+    409 when there is none, when a run is at work on the collection, when other objects depend on a view that would
+    have to be made anew, or when texts that were put since are not kept and `allow_missing` is not said.
+    """
+    engine = resources.engine
+    timeout_seconds = resources.settings.search_timeout_seconds
+    with engine.connect() as connection:
+        newer = count_newer_rows(connection, name, timeout_seconds=timeout_seconds)
+    swap = act_in_short_locks(
+        engine,
+        lambda connection: roll_back(connection, name, newer=newer, allow_missing=query.allow_missing),
+        patience_seconds=PATIENCE_SECONDS,
+    )
+    return RollbackAnswer(
+        collection=swap.live.collection,
+        live=tell_generation(swap.live),
+        retired=tell_generation(swap.retired),
+        num_newer_rows=newer.num_rows if newer else None,
+        num_missing_rows=newer.num_missing if newer else None,
+        run_id=str(swap.run_id),
+    )
+
+
+@serve(router, operations.DISCARD)
+def delete_generation(
+    resources: ResourcesDependency, name: CollectionName, generation_id: GenerationId
+) -> None:
+    """Give up a generation that is being built, or is retired: nobody can go back to it. Its disk space is free soon.
+
+    The live one is refused with 409.
+    """
+    engine = resources.engine
+    with engine.connect() as connection:
+        generation = find_generation_by_id(connection, generation_id)
+    if generation is None or generation.collection != name:
+        raise GenerationNotFound(f"Collection {name!r} has no generation {generation_id}.")
+    act_in_short_locks(
+        engine,
+        lambda connection: discard_generation(connection, generation_id),
+        patience_seconds=PATIENCE_SECONDS,
+    )
+
+
+# ---- indexes
+
+index_router = APIRouter(tags=["indexes"])
+
+
+@serve(index_router, operations.SHOW_INDEX)
+def get_index(resources: ResourcesDependency, name: CollectionName) -> IndexBody:
+    """Return the indexes that exist, what would be built now and why, and how far a build is."""
+    with resources.engine.begin() as connection:
+        generation = find_generation(connection, name)
+        outlook = plan_for(connection, generation, resources.settings, {})
+        indexes = find_indexes(connection, generation.id)
+        progress = find_progress(connection, generation.id)
+    return describe(
+        IndexBody,
+        outlook,
+        collection=name,
+        generation=generation.id,
+        policy=outlook.kept.policy,
+        options=outlook.kept.options,
+        filters=outlook.kept.filters,
+        changed_share=outlook.worn,
+        indexes=[describe(OneIndexBody, index) for index in indexes],
+        plan=outlook.plan.to_json(),
+        built=outlook.record,
+        progress=None if progress is None else describe(BuildProgressBody, progress),
+    )
+
+
+@serve(index_router, operations.CHANGE_INDEX)
+def put_index(resources: ResourcesDependency, name: CollectionName, body: IndexRequest) -> RunBody:
+    """Keep what is wanted, and start a run that builds what is missing and drops what is not query."""
+    policy, fields = body.choose_policy(), body.fields()
+    with resources.engine.begin() as connection:
+        generation = find_generation(connection, name)
+        if policy == HNSW or body.shape() or body.rebuild:
+            require_vectors(name, generation.kind, "An HNSW index is of")
+        kept = find_wishes(connection, generation.id)
+        options = {**kept.options, **body.shape()}
+        IndexWishes.from_options(policy or kept.policy, options)
+        set_wishes(connection, name, policy=policy, options=options, filters=fields)
+        run = create_run(connection, name, INDEX, options={"rebuild": True} if body.rebuild else {})
+    assert run is not None, "only a due time of a schedule has a run already"
+    return describe_run(run)
+
+
+# ---- exports
+
+
+@serve(router, operations.EXPORT)
+def get_export(
+    resources: ResourcesDependency, name: CollectionName, query: CollectionExportQuery
+) -> Response:
+    """Stream the rows in the order of their keys.
+
+    `ndjson`: `{"key", "embedding", "metadata", "text"}` a line, of what `include` names; of a collection of scores
+    `score`, `label` and `probabilities`, of records `output`, instead of `embedding`. `parquet`: columns of these
+    names, metadata as JSON. An export that broke off goes on with `after`, the last key that came, and with
+    `generation`, which the header Vectormill-Generation said: then no vector of another space comes behind. Whether an
+    answer is whole, its end tells: the last chunk of HTTP, the footer of Parquet.
+    """
+    with resources.engine.connect() as connection:
+        generation = find_exported(connection, name, query.generation)
+    inclusion = choose_inclusion(generation, query.include)
+    pages = read_pages(resources.engine, generation, inclusion, after=query.after, limit=query.limit)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}.{query.format}"',
+        "Vectormill-Generation": str(generation.id),
+        "Vectormill-Fingerprint": generation.spec.fingerprint(),
+    }
+    pieces = ROW_FORMATS[query.format](generation.spec, inclusion, start_reading(pages))
+    return PieceResponse(pieces, OUTPUT_FORMATS[query.format].media_type, headers)
+
+
+def choose_inclusion(generation: Generation, include: str | None) -> Inclusion:
+    """Choose what rows have in an export. Raise WrongKind for results of another kind than the collection's."""
+    if include is None:
+        return Inclusion()
+    parts, own = set(include.split(",")), RESULT_COLUMNS[generation.spec.result].part
+    foreign = parts - {own, "metadata", "text"}
+    if foreign:
+        raise WrongKind(
+            f"Collection {generation.collection!r} keeps {generation.kind}: include {own!r} instead of "
+            f"{min(foreign)!r}."
+        )
+    return Inclusion(result=own in parts, metadata="metadata" in parts, text="text" in parts)

@@ -1,1 +1,0 @@
-"""Routes of collections and what is in them."""

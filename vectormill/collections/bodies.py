@@ -1,0 +1,542 @@
+"""Bodies of collections, generations, indexes and items, as API and client exchange them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
+
+import msgspec
+from msgspec import Meta, Struct
+
+from vectormill.collections.collection import (
+    AUTO,
+    GENERATION_STATES,
+    HNSW,
+    INDEX_POLICIES,
+    KINDS,
+    NO_INDEX,
+    Generation,
+)
+from vectormill.collections.index_plan import (
+    LEAST_EF_CONSTRUCTION,
+    LEAST_M,
+    LEAST_MEMORY_BYTES,
+    MOST_EF_CONSTRUCTION,
+    MOST_FIELD_CHARS,
+    MOST_FILTERS,
+    MOST_M,
+    MOST_MEMORY_BYTES,
+    MOST_WORKERS,
+    check_fields,
+)
+from vectormill.domain.errors import InvalidOption
+from vectormill.files.formats import RowsName
+from vectormill.jobs.bodies import OptionsBody
+from vectormill.jobs.item import PASSAGE
+from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.moments import Moment
+from vectormill.operation import Identifier, NextCursor, PageQuery, one_of
+
+Policy = Annotated[Literal["auto", "hnsw", "none"], one_of(INDEX_POLICIES)]
+M = Annotated[int, Meta(ge=LEAST_M, le=MOST_M)]
+EfConstruction = Annotated[int, Meta(ge=LEAST_EF_CONSTRUCTION, le=MOST_EF_CONSTRUCTION)]
+Workers = Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
+MemoryBytes = Annotated[int, Meta(ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)]
+Options = dict[str, Any]
+
+# So long a put waits at the most for its item to be searchable.
+MAX_WAIT_SECONDS: Final = 60.0
+INCLUDE: Final = r"^(vector|score|output|metadata|text)(,(vector|score|output|metadata|text)){0,2}$"
+KEEP_TEXT_DESCRIPTION: Final = (
+    "Keep texts beside their vectors, for full text search, for answers that show them, and to encode "
+    "them again without their source."
+)
+LANGUAGE_DESCRIPTION: Final = (
+    "In which full text search reads kept texts: a configuration of Postgres, as german."
+)
+
+
+class IndexOptionsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The shape of the HNSW index; what is left out is chosen by rows and memory."""
+
+    m: M | None = None
+    ef_construction: EfConstruction | None = None
+    workers: Workers | None = None
+    memory_bytes: MemoryBytes | None = None
+
+
+class CollectionRequest(Struct, forbid_unknown_fields=True):
+    """A new collection."""
+
+    name: Annotated[str, Meta(description="That of its SQL view, too.", examples=["docs"])]
+    model: str = DEFAULT_MODEL
+    options: OptionsBody = msgspec.field(default_factory=OptionsBody)
+    keep_text: Annotated[bool, Meta(description=KEEP_TEXT_DESCRIPTION)] = False
+    language: Annotated[str, Meta(description=LANGUAGE_DESCRIPTION, examples=["german"])] = "simple"
+    index_policy: Annotated[
+        Policy,
+        Meta(description="When there is an HNSW index: auto, from a size on; hnsw, always; none, never."),
+    ] = "auto"
+    index_options: IndexOptionsBody = msgspec.field(default_factory=IndexOptionsBody)
+
+
+class CollectionChange(Struct, forbid_unknown_fields=True):
+    """A change of a collection; what is left out stays as it is."""
+
+    keep_text: Annotated[bool | None, Meta(description=KEEP_TEXT_DESCRIPTION)] = None
+    language: Annotated[str | None, Meta(description=LANGUAGE_DESCRIPTION)] = None
+
+
+class CollectionsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
+    """The page of collections that a client asks for."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 200
+
+
+class DescriptionQuery(Struct, forbid_unknown_fields=True):
+    """What a client wants to know of a collection."""
+
+    exact: Annotated[bool, Meta(description="Count the rows, each of which is read for it.")] = False
+
+
+class DeletionQuery(Struct, forbid_unknown_fields=True):
+    """How a collection is deleted."""
+
+    force: Annotated[bool, Meta(description="Cancel the jobs and runs that work on it first.")] = False
+
+
+class RollbackQuery(Struct, forbid_unknown_fields=True):
+    """How a collection is rolled back."""
+
+    allow_missing: Annotated[
+        bool,
+        Meta(description="Roll back although rows put since have no kept text, and may be missing."),
+    ] = False
+
+
+class CollectionExportQuery(Struct, forbid_unknown_fields=True):
+    """The part of a collection's rows that is exported, and its format."""
+
+    format: RowsName = "ndjson"
+    include: Annotated[
+        Annotated[str, Meta(pattern=INCLUDE)] | None,
+        Meta(
+            description="vector (score or output, as the collection's kind is), metadata and text, with commas "
+            "between; else the first two. A text that is not kept is null."
+        ),
+    ] = None
+    # Any key that Postgres can hold.
+    after: Annotated[
+        str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000, description="Only rows behind this key.")
+    ] = ""
+    limit: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None, Meta(description="So many rows at the most.")
+    ] = None
+    generation: Annotated[
+        Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
+        Meta(description="The one that the export began with; else the live one."),
+    ] = None
+
+
+class CollectionBody(TypedDict):
+    """A collection in a list; its page has the same fields and more."""
+
+    name: str
+    kind: Annotated[str, one_of(tuple(KINDS.values())), Meta(description="Kind of result in its rows.")]
+    model: str
+    dimensions: Annotated[
+        int, Meta(description="Length of a vector; for scores the number of labels, for records 0.")
+    ]
+    options: Annotated[Options, Meta(description="The EncodingSpec of its live generation.")]
+    num_rows: Annotated[int, Meta(description="About how many rows it has, as Postgres estimates.")]
+    num_bytes: Annotated[
+        int, Meta(description="On disk: of every generation, with its indexes and attributes.")
+    ]
+    num_generations: int
+    keep_text: Annotated[bool, Meta(description="True if texts are kept beside their results.")]
+    language: Annotated[
+        str,
+        Meta(description="In which full text search reads kept texts; a configuration of Postgres."),
+    ]
+    created_at: Moment
+    synced_at: Annotated[Moment | None, Meta(description="When the last successful re-index ended.")]
+    stale_seconds: Annotated[float | None, Meta(description="Since then; null when there was none.")]
+
+
+class CollectionPage(TypedDict):
+    data: list[CollectionBody]
+    next: NextCursor
+
+
+class CollectionIndexBody(TypedDict):
+    name: str
+    method: str
+    state: Annotated[str, one_of(("ready", "building", "invalid"))]
+    definition: Annotated[str, Meta(description="The statement that would make it.")]
+    num_bytes: int
+
+
+class GenerationBody(TypedDict):
+    id: int
+    state: Annotated[str, one_of(GENERATION_STATES)]
+    fingerprint: Annotated[str, Meta(description="Sixteen hex digits that name the vector space.")]
+    model: str
+    options: Options
+    table: Annotated[
+        str,
+        Meta(description="Its table, for SQL of your own; the view of the collection reads the live one."),
+    ]
+    num_rows: Annotated[int, Meta(description="About how many, as Postgres estimates.")]
+    table_bytes: int
+    index_bytes: int
+    attribute_bytes: Annotated[int, Meta(description="Bytes of metadata and kept texts, with their indexes.")]
+    indexes: list[CollectionIndexBody]
+    report: Annotated[
+        dict[str, Any], Meta(description="Findings of its canary and choices for its index, with reasons.")
+    ]
+    created_at: Moment
+    live_at: Moment | None
+    retired_at: Moment | None
+
+
+class CoverageBody(TypedDict):
+    """Coverage as of the last re-index that completed."""
+
+    run_id: Identifier
+    at: Moment
+    num_seen: Annotated[int, Meta(description="Rows that the source had.")]
+    num_failed: Annotated[int, Meta(description="Those of them that could not be encoded.")]
+    share: Annotated[float, Meta(description="Share of the source's rows that have a vector, 0 to 1.")]
+    failed_keys: Annotated[
+        list[str],
+        Meta(description="Some of the failed; all: `/v1/jobs/{job}/errors` of the run's job."),
+    ]
+
+
+class StalenessBody(TypedDict):
+    synced_at: Moment | None
+    stale_seconds: float | None
+    num_waiting_changes: Annotated[
+        int, Meta(description="Changes that triggers have told and nobody has encoded yet.")
+    ]
+    oldest_change_at: Moment | None
+
+
+class OpenJobBody(TypedDict):
+    id: Identifier
+    state: str
+    num_items: int
+    num_done: int
+    num_failed: int
+
+
+class RunLine(TypedDict):
+    """A run in one line; `/v1/runs/{id}` has it whole."""
+
+    id: Identifier
+    kind: str
+    state: str
+    phase: str | None
+    num_seen: int
+    num_failed: int
+    error: str | None
+    created_at: Moment
+    finished_at: Moment | None
+
+
+class SourceLine(TypedDict):
+    kind: str
+    options: Options
+    split: Options
+
+
+class ScheduleLine(TypedDict):
+    """A schedule in one line; `/v1/schedules/{name}` has it whole."""
+
+    name: str
+    cron: str
+    timezone: str
+    next_due_at: Moment | None
+    is_paused: bool
+
+
+class CollectionDetail(CollectionBody):
+    """A collection whole."""
+
+    exact_rows: Annotated[
+        int | None, Meta(description="Counted one by one; null unless `exact` asked for it.")
+    ]
+    fingerprint: str
+    index_policy: str
+    index_options: Options
+    filters: Annotated[list[Any], Meta(description="Fields of the metadata that have an index.")]
+    generations: Annotated[list[GenerationBody], Meta(description="Newest first.")]
+    coverage: Annotated[CoverageBody | None, Meta(description="Null while no re-index has ended.")]
+    staleness: StalenessBody
+    open_jobs: Annotated[
+        list[OpenJobBody], Meta(description="That write into it; some of them when there are many.")
+    ]
+    runs: Annotated[list[RunLine], Meta(description="The newest.")]
+    source: SourceLine | None
+    schedules: list[ScheduleLine]
+
+
+class LiveGenerationBody(TypedDict):
+    """One generation, by what tells it from another."""
+
+    id: int
+    fingerprint: str
+    options: Annotated[Options, Meta(description="Its EncodingSpec.")]
+
+
+class RollbackAnswer(TypedDict):
+    """The changes that a rollback made."""
+
+    collection: str
+    live: LiveGenerationBody
+    retired: LiveGenerationBody
+    num_newer_rows: Annotated[
+        int | None,
+        Meta(
+            description="Rows that were put since the retired one became live, which the run carries over; null if "
+            "counting them took too long."
+        ),
+    ]
+    num_missing_rows: Annotated[
+        int | None,
+        Meta(
+            description="Rows among these without a kept text: they are missing where no job has their text any more."
+        ),
+    ]
+    run_id: Annotated[
+        Identifier,
+        Meta(description="The run that encodes newer rows for the generation that is live again."),
+    ]
+
+
+def tell_generation(generation: Generation) -> LiveGenerationBody:
+    """Return a generation as the answer to a rollback names it."""
+    spec = generation.spec
+    return {"id": generation.id, "fingerprint": spec.fingerprint(), "options": spec.describe()}
+
+
+class KeptItemQuery(Struct, forbid_unknown_fields=True):
+    """What a client wants to know of an item."""
+
+    include: Annotated[
+        Literal["vector"] | None, Meta(description="The embedding too; scores and records come always.")
+    ] = None
+
+
+class PutQuery(Struct, forbid_unknown_fields=True):
+    """How long a client waits for a put."""
+
+    wait_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_WAIT_SECONDS)] | None,
+        Meta(
+            description="So long the answer waits for the item to be searchable; counts before `Prefer: wait=…`."
+        ),
+    ] = None
+
+
+class PutRequest(Struct, forbid_unknown_fields=True):
+    """A put: what a collection is to have under the key of the path."""
+
+    text: Annotated[str, Meta(examples=["A text to encode."])]
+    text_pair: Annotated[
+        str | None, Meta(description="Text that `text` is compared with, in a collection of scores.")
+    ] = None
+    metadata: Annotated[
+        dict[str, Any] | None, Meta(description="Kept beside the result.", examples=[{"page": 1}])
+    ] = None
+
+
+class DeleteRequest(Struct, forbid_unknown_fields=True):
+    """The keys of items that are to be deleted."""
+
+    keys: Annotated[list[str], Meta(examples=[["a", "b"]])]
+
+
+class PutAnswer(TypedDict):
+    """The outcome of a put."""
+
+    key: str
+    job: Annotated[Identifier, Meta(description="Its job; of a put that was waited for it is removed soon.")]
+    is_searchable: Annotated[
+        bool, Meta(description="True if searches find it already; otherwise see its job.")
+    ]
+    searchable_at: Annotated[Moment | None, Meta(description="Since when; null while it is not.")]
+
+
+class DeleteAnswer(TypedDict):
+    """The outcome of a deletion."""
+
+    num_keys: Annotated[int, Meta(description="Keys that were named, each once.")]
+    num_deleted: Annotated[int, Meta(description="Those that the collection had.")]
+
+
+class PassageBody(TypedDict):
+    """The place of a passage in its document, in code points."""
+
+    index: int
+    start: int
+    end: int
+
+
+class ItemAnswer(TypedDict):
+    """An item of a collection, with the result fields of the collection's kind."""
+
+    key: str
+    text: Annotated[str | None, Meta(description="Null unless the collection keeps texts.")]
+    text_pair: NotRequired[Annotated[str | None, Meta(description="Second text of a pair that is kept.")]]
+    metadata: dict[str, Any] | None
+    document: Annotated[str | None, Meta(description="The key of the document that it is a passage of.")]
+    passage: PassageBody | None
+    content_hash: Annotated[
+        str, Meta(description="16 bytes that change with the text (BLAKE2b), in hexadecimal digits.")
+    ]
+    job_seq: Annotated[int, Meta(description="The place of the job that wrote it among all writers.")]
+    embedding: NotRequired[
+        Annotated[
+            list[float] | None,
+            Meta(
+                description="In the numbers of the collection's vector type; asked for by `include=vector`."
+            ),
+        ]
+    ]
+    score: NotRequired[Annotated[float | None, Meta(description="The score, in a collection of scores.")]]
+    label: NotRequired[
+        Annotated[str | None, Meta(description="The score's; null of a model with one number.")]
+    ]
+    probabilities: NotRequired[
+        Annotated[dict[str, float] | None, Meta(description="The number of each label.")]
+    ]
+    output: NotRequired[
+        Annotated[
+            dict[str, Any] | None,
+            Meta(description="Records found in the item by their first type, in a collection of records."),
+        ]
+    ]
+
+
+def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody | None]:
+    """Return the key of a row's document and its place in it, or None for each of a row that is no passage.
+
+    Clients may write whatever they like under the same name.
+    """
+    said = metadata.get(PASSAGE)
+    if not isinstance(said, dict):
+        return None, None
+    place: Any = {name: said.get(name) for name in ("index", "start", "end")}
+    if not isinstance(said.get("document"), str) or not all(type(number) is int for number in place.values()):
+        return None, None
+    return said["document"], place
+
+
+class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Index settings to change; those left out stay. All but `rebuild` and `drop` are kept."""
+
+    policy: Annotated[
+        Policy | None, Meta(description="An HNSW index from VECTORMILL_INDEX_ROWS on, always, or never.")
+    ] = None
+    m: Annotated[
+        M | None,
+        Meta(description="Neighbours of a row in the graph."),
+    ] = None
+    ef_construction: Annotated[
+        EfConstruction | None,
+        Meta(description="Candidates looked at for a row; at least twice m."),
+    ] = None
+    workers: Annotated[
+        Workers | None,
+        Meta(description="Processes that help with a build."),
+    ] = None
+    memory_bytes: Annotated[
+        MemoryBytes | None,
+        Meta(description="maintenance_work_mem of a build."),
+    ] = None
+    filters: Annotated[
+        Annotated[Sequence[str], Meta(max_length=MOST_FILTERS)] | None,
+        Meta(
+            description=f"All fields of the metadata that have an index, of at most {MOST_FIELD_CHARS} characters; a "
+            "dot leads into an object, and * is one index over everything."
+        ),
+    ] = None
+    rebuild: Annotated[bool, Meta(description="Build the vector index anew, though it serves.")] = False
+    drop: Annotated[bool, Meta(description="Drop the vector index; the policy becomes none.")] = False
+
+    def choose_policy(self) -> str | None:
+        """Return the policy that is wanted. Raises InvalidOption for what contradicts itself."""
+        if not self.drop:
+            return self.policy
+        if self.rebuild or self.policy in (AUTO, HNSW):
+            raise InvalidOption("An index cannot be dropped and wanted at once: drop means the policy none.")
+        return NO_INDEX
+
+    def shape(self) -> dict[str, int]:
+        """Return what is kept as the collection's index options."""
+        names = ("m", "ef_construction", "workers", "memory_bytes")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def fields(self) -> list[str] | None:
+        """Return the fields that are to have an index, each once. Raises InvalidOption."""
+        return None if self.filters is None else check_fields(self.filters)
+
+
+class OneIndexBody(TypedDict):
+    """An index that is there."""
+
+    name: str
+    method: str
+    operator_class: str
+    is_valid: Annotated[bool, Meta(description="False while it is being built, and when a build was ended.")]
+    is_ours: Annotated[
+        bool, Meta(description="False of one that somebody made by hand, which stays as it is.")
+    ]
+    options: dict[str, int]
+    num_bytes: int
+    last_used_at: Moment | None
+
+
+class IndexPlanBody(TypedDict):
+    """The index that would be built now, with reasons."""
+
+    method: Annotated[str | None, Meta(description="hnsw, or null for none.")]
+    operator_class: str | None
+    m: int
+    ef_construction: int
+    workers: int
+    memory_bytes: int
+    graph_bytes: int
+    reasons: list[str]
+
+
+class BuildProgressBody(TypedDict):
+    """A build that goes on, by pg_stat_progress_create_index."""
+
+    phase: str
+    share: Annotated[
+        float | None, Meta(description="Completed share of the phase, 0 to 1; null while unknown.")
+    ]
+    tuples_done: int
+    tuples_total: int
+    blocks_done: int
+    blocks_total: int
+
+
+class IndexBody(TypedDict):
+    """The indexes of a collection's live generation."""
+
+    collection: str
+    generation: int
+    policy: Annotated[str, one_of(INDEX_POLICIES)]
+    options: Annotated[dict[str, Any], Meta(description="Requested shape, kept for every build.")]
+    filters: list[str]
+    num_rows: Annotated[int, Meta(description="An estimate for a large collection.")]
+    changed_share: Annotated[
+        float, Meta(description="Rows deleted or replaced since the build, of those it was built of.")
+    ]
+    indexes: list[OneIndexBody]
+    plan: IndexPlanBody
+    built: Annotated[
+        dict[str, Any], Meta(description="Facts and reasons of the vector index's build; empty without one.")
+    ]
+    progress: BuildProgressBody | None

@@ -1,0 +1,388 @@
+"""Generation tables: one per generation, made at run time, with a table of attributes beside it.
+
+The kind of the collection says which columns a generation's table has. A chunk's rows are written by one statement:
+they travel as an array for each column, laid out in the server's binary form, and numbers with no Python per row.
+
+Attributes are what a row has beside its result: metadata, and its text where a collection keeps texts. They have a
+table of their own, so that a change of metadata alone never touches the table that carries the vector index: an update
+there inserts into every index (pgvector #875). An item without metadata, whose text is not kept, has no row there.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from operator import not_
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from psycopg import Cursor, sql
+from sqlalchemy import Connection, text
+
+from vectormill.collections.collection import Generation
+from vectormill.collections.deletions import hold_deletions
+from vectormill.collections.row_kinds import Results, choose_kind
+from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.jobs.item import PAIR_MARK, Item, Items, split_pair
+from vectormill.vectors.quantization import Ranges
+
+# Room for the next version of a row in its page: a change of metadata touches no index then.
+STORAGE: Final = (
+    "fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05"
+)
+
+
+def attributes_name(generation_id: int) -> str:
+    return f"generation_{generation_id}_attributes"
+
+
+def create_attributes_table(
+    connection: Connection, generation_id: int, text_columns: Sequence[str], language: str = "simple"
+) -> None:
+    """Create the table of attributes beside a generation's. `language` is a text search configuration of Postgres.
+
+    `text_columns` are `text` and, where items are pairs, the column of the second text. `search` is NULL where no text
+    is kept. `document` is that of a passage: docs/GLOSSARY.md.
+    """
+    name = attributes_name(generation_id)
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    statement = sql.SQL("""
+        CREATE TABLE {name} (
+            key           text PRIMARY KEY,
+            content_hash  bytea,  -- that of the vector's row: one look-up tells whether a row of a source is unchanged
+            metadata      jsonb,
+            metadata_hash bytea,
+            {texts},
+            search        tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED,
+            document      text GENERATED ALWAYS AS (metadata -> '_passage' ->> 'document') STORED,
+            job_seq       bigint NOT NULL
+        ) WITH ({storage})
+    """)
+    driver.execute(
+        statement.format(
+            name=sql.Identifier("vectormill", name),
+            language=sql.Literal(f"pg_catalog.{language}"),
+            texts=sql.SQL(", ").join(
+                sql.SQL("{} text").format(sql.Identifier(column)) for column in text_columns
+            ),
+            storage=sql.SQL(STORAGE),
+        )
+    )
+    connection.execute(
+        text(f"""
+        CREATE INDEX {name}_document ON vectormill.{name} (document) WHERE document IS NOT NULL
+    """)
+    )
+
+
+# A column whose expression changes loses its index; who keeps indexes makes it again.
+REWRITE_LANGUAGE: Final = """
+    ALTER TABLE {name}
+        DROP COLUMN search,
+        ADD COLUMN search tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED
+"""
+
+
+def rewrite_language(connection: Connection, generation_id: int, language: str) -> None:
+    """Read every kept text in another language; nobody reads or writes the table until the transaction ends."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.execute(
+        sql.SQL(REWRITE_LANGUAGE).format(
+            name=sql.Identifier("vectormill", attributes_name(generation_id)),
+            language=sql.Literal(f"pg_catalog.{language}"),
+        )
+    )
+
+
+# Only of rows that this job has just written: their own table decides which job is the newest, and has locked them.
+# Where a run has changed attributes alone, in a later place, the row was not written either.
+UPSERT_ATTRIBUTES: Final = """
+    INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, {texts}, job_seq)
+    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, {values}, item.place
+      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], %(places)s::bigint[], {arrays})
+               AS item (key, metadata, metadata_hash, place, {texts})
+      JOIN {table} AS live ON live.key = item.key AND live.job_seq = item.place
+     ORDER BY item.key
+    ON CONFLICT (key) DO UPDATE
+       SET content_hash = excluded.content_hash, metadata = excluded.metadata,
+           metadata_hash = excluded.metadata_hash, {assignments}, job_seq = excluded.job_seq
+     WHERE kept.job_seq <= excluded.job_seq
+"""
+
+DELETE_ATTRIBUTES: Final = """
+    DELETE FROM {attributes} AS kept
+     USING unnest(%(keys)s::text[], %(places)s::bigint[]) AS item (key, place)
+      JOIN {table} AS live ON live.key = item.key AND live.job_seq = item.place
+     WHERE kept.key = item.key AND kept.job_seq <= item.place
+"""
+
+
+def name_texts(text_columns: Sequence[str]) -> dict[str, sql.Composable]:
+    """Name the columns of texts for UPSERT_ATTRIBUTES; the array of each is the parameter of its name."""
+    comma = sql.SQL(", ")
+    names = [sql.Identifier(column) for column in text_columns]
+    return {
+        "texts": comma.join(names),
+        "values": comma.join(sql.Identifier("item", column) for column in text_columns),
+        "arrays": comma.join(
+            sql.SQL("{}::text[]").format(sql.Placeholder(column)) for column in text_columns
+        ),
+        "assignments": comma.join(sql.SQL("{0} = excluded.{0}").format(name) for name in names),
+    }
+
+
+def send_text(text_columns: Sequence[str], table: str) -> str:
+    """Return the SQL of a row's kept text as an Item has it: for a pair both texts, with the mark between them."""
+    first, *rest = text_columns
+    sent = f"convert_to({table}.{first}, 'UTF8')"
+    mark = PAIR_MARK.hex()
+    pairs = [f"coalesce('\\x{mark}'::bytea || convert_to({table}.{column}, 'UTF8'), '')" for column in rest]
+    return " || ".join([sent, *pairs])
+
+
+def split_texts(texts: Sequence[bytes], text_columns: Sequence[str]) -> dict[str, Sequence[bytes]]:
+    """Return the texts of each column: for a pair the first and the second, which is empty for a single text."""
+    if len(text_columns) == 1:
+        return {text_columns[0]: texts}
+    pairs = [split_pair(text) for text in texts]
+    first, second = text_columns
+    return {first: [text for text, _ in pairs], second: [text_pair or b"" for _, text_pair in pairs]}
+
+
+def write_attributes(
+    cursor: Cursor[object],
+    generation_id: int,
+    places: Sequence[int],
+    items: Items,
+    text_columns: Sequence[str],
+    *,
+    keep_text: bool,
+) -> None:
+    """Write the attributes of items whose results the caller has just written in these places, in the same
+    transaction.
+    """
+    names = {
+        "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
+        "table": sql.Identifier("vectormill", f"generation_{generation_id}"),
+    }
+    is_described = [keep_text or bool(metadata) for metadata in items.metadata]
+    described = items if all(is_described) else items.take(compress(range(len(items)), is_described))
+    if described:
+        texts = split_texts(described.texts if keep_text else [b""] * len(described), text_columns)
+        cursor.execute(
+            sql.SQL(UPSERT_ATTRIBUTES).format(**names, **name_texts(text_columns)),
+            {
+                "places": make_places_array(list(compress(places, is_described))),
+                "keys": make_bytes_array(TEXT_OID, described.encode_keys()),
+                "metadata": make_bytes_array(TEXT_OID, described.metadata, empty_is_null=True),
+                "hashes": make_bytes_array(BYTEA_OID, described.metadata_hashes(), empty_is_null=True),
+                **{
+                    column: make_bytes_array(TEXT_OID, own, empty_is_null=True)
+                    for column, own in texts.items()
+                },
+            },
+        )
+    bare = items if not described else items.take(compress(range(len(items)), map(not_, is_described)))
+    if bare:
+        keys = make_bytes_array(TEXT_OID, bare.encode_keys())
+        bare_places = make_places_array(list(compress(places, map(not_, is_described))))
+        cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**names), {"places": bare_places, "keys": keys})
+
+
+# Both ends hold a parameter in memory, the server a few times: chunks of more are written in parts.
+MAX_ARRAY_BYTES: Final = 32 << 20
+# A fifth, the default, is two million dead rows of ten, and an index over them, before anything is cleared.
+VACUUM: Final = "autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05"
+# pgvector's limit for halfvec and vector columns; their HNSW indexes end at 4,000 and 2,000.
+MAX_DIMENSIONS: Final = 16_000
+
+
+def table_name(generation_id: int) -> str:
+    return f"generation_{generation_id}"
+
+
+def create_generation_tables(
+    connection: Connection, generation_id: int, spec: EncodingSpec, language: str = "simple"
+) -> None:
+    """Create a generation's tables, for results and for attributes."""
+    kind = choose_kind(spec)
+    results = "".join(f"{column.definition},\n            " for column in kind.columns(spec))
+    connection.execute(
+        text(f"""
+        CREATE TABLE vectormill.{table_name(generation_id)} (
+            key          text PRIMARY KEY,
+            content_hash bytea NOT NULL,
+            {results}job_seq      bigint NOT NULL
+        ) WITH ({VACUUM})""")
+    )
+    create_attributes_table(connection, generation_id, kind.text_columns, language)
+
+
+CREATE_VIEW: Final = """
+    CREATE OR REPLACE VIEW {name} AS
+    SELECT live.key, {results}, attributes.metadata, live.content_hash, live.job_seq, {texts}
+      FROM {table} AS live LEFT JOIN {attributes} AS attributes ON attributes.key = live.key
+"""
+
+
+def point_view_at(connection: Connection, generation: Generation) -> None:
+    """Make the collection's view read this generation; users join it in their own SQL."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    kind = choose_kind(generation.spec)
+    driver.execute(
+        sql.SQL(CREATE_VIEW).format(
+            name=sql.Identifier("public", generation.collection),
+            results=sql.SQL(", ").join(kind.shown(generation.spec)),
+            texts=sql.SQL(", ").join(sql.Identifier("attributes", name) for name in kind.text_columns),
+            table=sql.Identifier("vectormill", generation.table_name),
+            attributes=sql.Identifier("vectormill", attributes_name(generation.id)),
+        )
+    )
+
+
+# Arrays and not a staging table: each row is read once, and no table is emptied at every COMMIT. Of 2,000 rows of
+# halfvec(384) that saves a sixth of the server's time and a third of the worker's.
+UPSERT_ROWS: Final = """
+    WITH newer AS MATERIALIZED (  -- deleted since, or described anew: a run has changed its attributes alone
+        SELECT key, seq FROM vectormill.tombstones
+         WHERE collection_id = %(collection_id)s::bigint AND key = ANY(%(keys)s::text[])
+           AND seq > %(first_place)s::bigint
+         UNION ALL
+        SELECT key, job_seq FROM {attributes}
+         WHERE key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint
+    )
+    INSERT INTO {table} AS live (key, content_hash, {columns}, job_seq)
+    SELECT item.key, item.content_hash, {values}, item.place
+      FROM unnest(%(keys)s::text[], %(hashes)s::bytea[], %(places)s::bigint[], {arrays})
+               AS item (key, content_hash, place, {columns})
+     WHERE NOT EXISTS (SELECT 1 FROM newer WHERE newer.key = item.key AND newer.seq > item.place)
+     ORDER BY item.key  -- one lock order for all chunks: no deadlocks between chunks that share keys
+    ON CONFLICT (key) DO UPDATE
+       SET content_hash = excluded.content_hash, {assignments}, job_seq = excluded.job_seq
+     WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one
+"""
+
+
+def compose_upsert(generation_id: int, spec: EncodingSpec) -> sql.Composed:
+    """Return UPSERT_ROWS for one generation; the array of a column is the parameter of its name."""
+    columns = choose_kind(spec).columns(spec)
+    comma = sql.SQL(", ")
+    return sql.SQL(UPSERT_ROWS).format(
+        table=sql.Identifier("vectormill", table_name(generation_id)),
+        attributes=sql.Identifier("vectormill", attributes_name(generation_id)),
+        columns=comma.join(sql.Identifier(column.name) for column in columns),
+        values=comma.join(sql.Identifier("item", column.name) for column in columns),
+        arrays=comma.join(
+            sql.SQL("{}::{}[]").format(sql.Placeholder(column.name), sql.Identifier(column.element))
+            for column in columns
+        ),
+        assignments=assign_columns(spec),
+    )
+
+
+def assign_columns(spec: EncodingSpec) -> sql.Composable:
+    """Assign each column of results, in an upsert, the value that would have been inserted."""
+    return sql.SQL(", ").join(
+        sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column.name))
+        for column in choose_kind(spec).columns(spec)
+    )
+
+
+# As the statement before does: by the collation of the database.
+ORDER_KEYS: Final = """
+    SELECT item.ordinal - 1 FROM unnest(%(keys)s::text[]) WITH ORDINALITY AS item (key, ordinal) ORDER BY item.key
+"""
+
+
+def upsert_rows(
+    connection: Connection,
+    generation_id: int,
+    job_seq: int,
+    items: Sequence[Item],
+    results: Results,
+    spec: EncodingSpec,
+    *,
+    keep_text: bool = False,
+) -> None:
+    """Write one row per item into the generation's table, and its attributes, inside the caller's transaction.
+
+    `results` has a row for each item, of its kind, as it is kept or as `make_column_rows` gives it: numbers that are
+    finite, or JSON that jsonb takes.
+    Keys are unique within `items`. `job_seq` is the place among the writers of items that have none of their own. What
+    was written or deleted in a later place is passed over, and until the transaction ends nothing is deleted from the
+    collection.
+    """
+    columns = Items.of(items)
+    if not columns:
+        return
+    kind = choose_kind(spec)
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    with driver.cursor() as cursor:
+        accept_arrays(cursor)
+        hold = hold_deletions(cursor, generation_id)
+        statement = compose_upsert(generation_id, spec)
+        row_bytes = kind.row_bytes(spec) or max(1, sum(map(len, results)) // len(results))
+        for places in _split(cursor, columns, MAX_ARRAY_BYTES // row_bytes):
+            part, part_results = (
+                (columns, results) if places is None else (columns.take(places), results[places])
+            )
+            own_places = part.places or [job_seq] * len(part)
+            cursor.execute(
+                statement,
+                {
+                    "collection_id": hold,
+                    "first_place": min(own_places),
+                    "places": make_places_array(own_places),
+                    "keys": make_bytes_array(TEXT_OID, part.encode_keys()),
+                    "hashes": make_bytes_array(BYTEA_OID, part.content_hashes()),
+                    **kind.make_arrays(cursor, part_results, spec),
+                },
+            )
+            write_attributes(cursor, generation_id, own_places, part, kind.text_columns, keep_text=keep_text)
+
+
+def _split(cursor: Cursor[Any], items: Items, part_items: int) -> Iterator[npt.NDArray[np.int64] | None]:
+    """Yield the places of the items of each statement, in the order of keys; None for all of them at once."""
+    if len(items) <= part_items:
+        yield None
+        return
+    keys = make_bytes_array(TEXT_OID, items.encode_keys())
+    order = [row[0] for row in cursor.execute(ORDER_KEYS, {"keys": keys})]
+    for start in range(0, len(order), max(1, part_items)):
+        yield np.array(order[start : start + max(1, part_items)], dtype=np.int64)
+
+
+ESTIMATE_ROWS: Final = text("SELECT CAST(reltuples AS bigint) FROM pg_class WHERE oid = to_regclass(:table)")
+
+
+def estimate_num_rows(connection: Connection, table: str) -> int | None:
+    """Return the estimated rows of a table of the schema vectormill; None where it is missing or not counted
+    yet.
+    """
+    estimate = connection.execute(ESTIMATE_ROWS, {"table": f"vectormill.{table}"}).scalar_one_or_none()
+    return None if estimate is None or estimate < 0 else int(estimate)
+
+
+FIND_RANGES = text("SELECT ranges FROM vectormill.calibrations WHERE fingerprint = :fingerprint")
+
+# Two workers may have measured at the same time: the first one's ranges are everybody's.
+INSERT_RANGES = text("""
+    INSERT INTO vectormill.calibrations (fingerprint, ranges) VALUES (:fingerprint, :ranges)
+    ON CONFLICT (fingerprint) DO NOTHING
+""")
+
+
+def find_ranges(connection: Connection, spec: EncodingSpec) -> Ranges | None:
+    """Return the ranges of the spec's space, or None while nobody has measured them."""
+    content = connection.execute(FIND_RANGES, {"fingerprint": spec.fingerprint()}).scalar_one_or_none()
+    return None if content is None else Ranges.from_bytes(content)
+
+
+def keep_ranges(connection: Connection, spec: EncodingSpec, ranges: Ranges) -> None:
+    """Keep these as the ranges of the spec's space, unless it has some already."""
+    values = {"fingerprint": spec.fingerprint(), "ranges": ranges.to_bytes()}
+    connection.execute(INSERT_RANGES, values)

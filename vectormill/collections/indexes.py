@@ -1,0 +1,592 @@
+"""Indexes of a generation: which there are, which are wanted, how they are built, and which may need work.
+
+A build is a statement that may take hours. It runs on a connection of its own, outside a transaction, and is watched;
+the session is closed at its end, so that no setting of it stays.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.generation_tables import attributes_name, table_name
+from vectormill.collections.index_plan import IndexPlan, IndexWishes, ServerRoom, plan_index
+from vectormill.db.parameters import to_jsonb
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.task import VECTOR
+from vectormill.jobs.job import MOVING_JOB_STATES
+from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
+from vectormill.settings import Settings
+from vectormill.vectors.vector_types import choose_vector_type
+
+# A table so small is counted; of a larger one Postgres' estimate is near enough.
+COUNTED_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FoundIndex:
+    """One index of a generation as the catalog has it; one that is not valid serves nobody.
+
+    `is_ours` tells those that Vectormill made from those that somebody made by hand, which stay as they are.
+    """
+
+    name: str
+    table: str
+    method: str
+    operator_class: str
+    is_valid: bool
+    is_ours: bool
+    options: Mapping[str, int]
+    num_bytes: int
+    last_used_at: datetime | None
+
+    @property
+    def is_vector_index(self) -> bool:
+        return self.method == "hnsw"
+
+
+# indclass counts from 0, unlike an array.
+LIST_INDEXES: Final = text("""
+    SELECT class.relname AS name, home.relname AS table_name, method.amname AS method,
+           operator_class.opcname AS operator_class, entry.indisvalid AND entry.indisready AS is_valid,
+           coalesce(class.reloptions, '{}') AS options, pg_relation_size(class.oid) AS num_bytes,
+           pg_stat_get_lastscan(class.oid) AS last_used_at
+      FROM pg_index AS entry
+      JOIN pg_class AS class ON class.oid = entry.indexrelid
+      JOIN pg_class AS home ON home.oid = entry.indrelid
+      JOIN pg_am AS method ON method.oid = class.relam
+      JOIN pg_opclass AS operator_class ON operator_class.oid = entry.indclass[0]
+     WHERE entry.indrelid IN (to_regclass(:vectors), to_regclass(:attributes)) AND NOT entry.indisprimary
+     ORDER BY class.relname
+""")
+
+
+def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]:
+    """Return the indexes of a generation, except primary keys and that of passages' documents, which belongs to its
+    table.
+    """
+    vectors, attributes = table_name(generation_id), attributes_name(generation_id)
+    ours = (hnsw_prefix(generation_id), f"{attributes}_on_", f"{attributes}_search")
+    rows = connection.execute(
+        LIST_INDEXES, {"vectors": f"vectormill.{vectors}", "attributes": f"vectormill.{attributes}"}
+    )
+    return [
+        FoundIndex(
+            row.name,
+            row.table_name,
+            row.method,
+            row.operator_class,
+            row.is_valid,
+            row.name.startswith(ours),
+            {name: int(value) for name, value in (option.split("=", 1) for option in row.options)}
+            if row.method == "hnsw"
+            else {},
+            row.num_bytes,
+            row.last_used_at,
+        )
+        for row in rows
+        if row.name != f"{attributes}_document"
+    ]
+
+
+def hnsw_prefix(generation_id: int) -> str:
+    return f"{table_name(generation_id)}_hnsw_"
+
+
+def name_next_hnsw(generation_id: int, found: list[FoundIndex]) -> str:
+    """Return a free name: a new index is built while the one before it still serves."""
+    taken = {index.name for index in found}
+    names = (f"{hnsw_prefix(generation_id)}{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWishes:
+    """The wishes of a collection's owner for the indexes of its generations, as they are kept."""
+
+    policy: str
+    options: Mapping[str, Any]
+    filters: tuple[str, ...]
+    keep_text: bool
+
+
+FIND_WISHES: Final = text("""
+    SELECT collections.index_policy, collections.index_options, collections.filters, collections.keep_text
+      FROM vectormill.collections
+      JOIN vectormill.generations ON generations.collection_id = collections.id
+     WHERE generations.id = :generation_id
+""")
+
+
+def find_wishes(connection: Connection, generation_id: int) -> KeptWishes:
+    row = connection.execute(FIND_WISHES, {"generation_id": generation_id}).one()
+    return KeptWishes(row.index_policy, row.index_options, tuple(row.filters), row.keep_text)
+
+
+SET_WISHES: Final = text("""
+    UPDATE vectormill.collections
+       SET index_policy = coalesce(:policy, index_policy),
+           index_options = coalesce(CAST(:options AS jsonb), index_options),
+           filters = coalesce(CAST(:filters AS jsonb), filters)
+     WHERE name = :name
+""")
+
+
+def set_wishes(
+    connection: Connection,
+    collection: str,
+    *,
+    policy: str | None,
+    options: Mapping[str, Any] | None,
+    filters: list[str] | None,
+) -> None:
+    """Keep what was asked for; None leaves it as it is."""
+    values = {
+        "name": collection,
+        "policy": policy,
+        "options": None if options is None else to_jsonb(dict(options)),
+        "filters": None if filters is None else to_jsonb(filters),
+    }
+    connection.execute(SET_WISHES, values)
+
+
+MEASURE_TABLE: Final = text("""
+    SELECT pg_relation_size(to_regclass(:table)) AS num_bytes,
+           pg_stat_get_tuples_deleted(to_regclass(:table)) + pg_stat_get_tuples_updated(to_regclass(:table))
+               AS num_removed
+""")
+
+
+COUNT_ROWS: Final = "SELECT count(*) FROM vectormill.{table}"
+ESTIMATE_ROWS: Final = "EXPLAIN (FORMAT JSON) SELECT 1 FROM vectormill.{table}"
+
+
+def count_rows(connection: Connection, table: str) -> int:
+    """Count the rows of a small table exactly; of a large one return the planner's estimate."""
+    measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{table}"}).one()
+    if measured.num_bytes <= COUNTED_BYTES:
+        return int(connection.execute(text(COUNT_ROWS.format(table=table))).scalar_one())
+    (plan,) = connection.execute(text(ESTIMATE_ROWS.format(table=table))).scalar_one()
+    return int(plan["Plan"]["Plan Rows"])
+
+
+def count_removed(connection: Connection, table: str) -> int:
+    """Count the row versions that were deleted or replaced in a table since Postgres began to count."""
+    measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{table}"}).one()
+    return int(measured.num_removed or 0)
+
+
+# Beside what others keep in the report.
+RECORD_INDEX: Final = text("""
+    UPDATE vectormill.generations
+       SET report = report || jsonb_build_object('index', CAST(:index AS jsonb))
+     WHERE id = :generation_id
+""")
+
+
+def record_index(connection: Connection, generation_id: int, index: Mapping[str, Any] | None) -> None:
+    """Keep with the generation what its index was built of; None when it has none any more."""
+    connection.execute(RECORD_INDEX, {"generation_id": generation_id, "index": to_jsonb(index)})
+
+
+FIND_RECORD: Final = text(
+    "SELECT report -> 'index' AS record FROM vectormill.generations WHERE id = :generation_id"
+)
+
+
+def find_record(connection: Connection, generation_id: int) -> Mapping[str, Any]:
+    """Return the record that record_index kept; empty when there is none."""
+    return connection.execute(FIND_RECORD, {"generation_id": generation_id}).scalar_one_or_none() or {}
+
+
+def share_removed(record: Mapping[str, Any], num_removed: int) -> float:
+    """Return the share of the rows an index was built of that were deleted or replaced since; 0 when unknown.
+
+    Postgres forgets its counts when it crashes; then counting begins anew.
+    """
+    since = num_removed - int(record.get("num_removed", num_removed))
+    num_rows = int(record.get("num_rows", 0))
+    return since / num_rows if num_rows and since > 0 else 0.0
+
+
+COUNT_RECENTLY_USED: Final = text("""
+    SELECT count(*)
+      FROM pg_index AS entry
+     WHERE entry.indrelid = to_regclass(:vectors) AND NOT entry.indisprimary
+       AND pg_stat_get_lastscan(entry.indexrelid) > now() - make_interval(secs => CAST(:seconds AS double precision))
+""")
+
+
+def count_recently_used(connection: Connection, generation_id: int, seconds: float) -> int:
+    """Count the vector indexes that a search used within so many seconds."""
+    values = {"vectors": f"vectormill.{table_name(generation_id)}", "seconds": seconds}
+    return int(connection.execute(COUNT_RECENTLY_USED, values).scalar_one())
+
+
+def analyze_table(connection: Connection, table: str) -> None:
+    """Have Postgres gather statistics of the table's columns and of the expressions of its indexes."""
+    connection.execute(text(f"ANALYZE vectormill.{table}"))
+
+
+logger = logging.getLogger(__name__)
+
+# By which a build that outlived its indexer is known.
+APPLICATION_NAME: Final = "vectormill index build"
+PAUSE_SECONDS: Final = 1.0
+CANCEL_SECONDS: Final = 10.0
+
+POOLED: Final = (
+    "Built with the server's own maintenance_work_mem and workers, for a pooler lets no session set them."
+)
+
+# CREATE INDEX CONCURRENTLY waits for transactions that may last, such as an export, without being in anybody's way. The
+# server ends a build whose indexer is gone, and not hours later when it would tell it the end.
+SESSION: Final[Mapping[str, str]] = {
+    "application_name": APPLICATION_NAME,
+    "lock_timeout": "0",
+    "statement_timeout": "0",
+    "client_connection_check_interval": "5s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """The progress of a build. `num_waiting` sessions wait for locks that it holds."""
+
+    phase: str
+    tuples_done: int
+    tuples_total: int
+    blocks_done: int
+    blocks_total: int
+    num_waiting: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of the phase that is done, 0 to 1; None while it cannot be told."""
+        done, total = self.blocks_done, self.blocks_total
+        if not total:
+            done, total = self.tuples_done, self.tuples_total
+        return min(1.0, done / total) if total else None
+
+
+# By its table and not by its backend, whose number a pooler does not tell.
+READ_PROGRESS: Final = text("""
+    SELECT build.phase, build.tuples_done, build.tuples_total, build.blocks_done, build.blocks_total,
+           (SELECT count(*) FROM pg_locks
+             WHERE NOT granted AND build.pid = ANY (pg_blocking_pids(pg_locks.pid))) AS num_waiting
+      FROM pg_stat_progress_create_index AS build
+     WHERE build.relid IN (to_regclass(:vectors), to_regclass(:attributes))
+     LIMIT 1
+""")
+
+
+def find_progress(connection: Connection, generation_id: int) -> BuildProgress | None:
+    """Find the progress of a build on one of the generation's tables, whoever began it; None when none is
+    under way.
+    """
+    row = connection.execute(READ_PROGRESS, _tables(generation_id)).one_or_none()
+    return BuildProgress(**row._mapping) if row else None
+
+
+def run_build(
+    engine: Engine,
+    generation_id: int,
+    statement: sql.Composed,
+    settings: Mapping[str, str],
+    watch: Callable[[BuildProgress | None], None],
+) -> list[str]:
+    """Run the statement to its end and return the server's notices. `watch` is called every second; an error of it ends
+    the build.
+
+    Raises psycopg.Error. A concurrent build that ends early leaves an invalid index behind.
+    """
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        connection.detach()  # its place in the pool is free again, and its session ends with the block
+        # A pooler in transaction mode would set it for others, and not for us.
+        chosen = {} if driver.prepare_threshold is None else {**SESSION, **settings}
+        notices = [] if chosen else [POOLED]
+        driver.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+        failures: list[BaseException] = []
+
+        def execute() -> None:
+            try:
+                for name, value in chosen.items():
+                    driver.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
+                driver.execute(statement)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+                failures.append(error)
+
+        thread = threading.Thread(target=execute, name="index build", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(PAUSE_SECONDS)
+                if thread.is_alive():
+                    with engine.connect() as watching:
+                        progress = find_progress(watching, generation_id)
+                    watch(progress)
+        except BaseException:
+            _cancel(driver)
+            thread.join()
+            raise
+        if failures:
+            raise failures[0]
+        return notices
+
+
+def _cancel(driver: "psycopg.Connection[Any]") -> None:
+    """Cancel what the session does, as pg_cancel_backend would; a server also ends a build whose client is gone."""
+    try:
+        driver.cancel_safe(timeout=CANCEL_SECONDS)
+    except psycopg.Error as error:
+        logger.warning("The build of an index could not be cancelled; its connection is closed: %s", error)
+        driver.close()
+
+
+# With a time-out: terminating is asynchronous, and what it held must be free before it is built anew.
+END_FORMER_BUILDS: Final = text("""
+    SELECT count(*) FILTER (WHERE pg_terminate_backend(activity.pid, 10000))
+      FROM pg_stat_progress_create_index AS build
+      JOIN pg_stat_activity AS activity ON activity.pid = build.pid
+      LEFT JOIN pg_class AS class ON class.oid = build.index_relid
+     WHERE build.relid IN (to_regclass(:vectors), to_regclass(:attributes))
+       AND (activity.application_name = :application_name OR starts_with(class.relname, :prefix))
+""")
+
+
+def end_former_builds(engine: Engine, generation_id: int) -> int:
+    """End builds whose indexer is gone or lost the run: one run at a time works on a collection. Return how many."""
+    with engine.begin() as connection:
+        values = {
+            **_tables(generation_id),
+            "application_name": APPLICATION_NAME,
+            "prefix": hnsw_prefix(generation_id),
+        }
+        return int(connection.execute(END_FORMER_BUILDS, values).scalar_one())
+
+
+def drop_index(
+    engine: Engine, generation_id: int, name: str, *, is_live: bool, watch: Callable[[], None]
+) -> None:
+    """Drop an index, concurrently where searches would wait otherwise; it need not exist any more."""
+    statement = sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}" if is_live else "DROP INDEX IF EXISTS {}")
+    run_build(
+        engine,
+        generation_id,
+        statement.format(sql.Identifier("vectormill", name)),
+        {} if is_live else {"lock_timeout": "20s"},
+        lambda _: watch(),
+    )
+
+
+def _tables(generation_id: int) -> dict[str, str]:
+    return {
+        "vectors": f"vectormill.{table_name(generation_id)}",
+        "attributes": f"vectormill.{attributes_name(generation_id)}",
+    }
+
+
+# Options of a run of kind `index` beside what the collection keeps, for this one build.
+SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A plan, and what it was made of. `worn` is the share of rows deleted or replaced since the last build."""
+
+    kept: KeptWishes
+    wishes: IndexWishes
+    plan: IndexPlan
+    vector_type: str
+    num_rows: int
+    num_removed: int
+    worn: float
+    record: Mapping[str, Any]
+
+
+def plan_for(
+    connection: Connection, generation: Generation, settings: Settings, options: Mapping[str, Any]
+) -> Outlook:
+    """Return what indexes a generation has and should have; `options` may name SHAPE_OPTIONS. Raise InvalidOption for
+    values that pgvector refuses.
+    """
+    kept = find_wishes(connection, generation.id)
+    asked = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
+    wishes = IndexWishes.from_options(kept.policy, {**kept.options, **asked})
+    vector_type = choose_vector_type(generation.spec, in_collection=True).name
+    num_rows = count_rows(connection, generation.table_name)
+    num_removed = count_removed(connection, generation.table_name)
+    record = find_record(connection, generation.id)
+    plan = plan_index(
+        num_rows,
+        generation.spec.dimensions,
+        vector_type,
+        wishes,
+        read_server_room(connection),
+        kind=generation.kind,
+        is_live=generation.state == LIVE,
+        least_rows=settings.index_rows,
+        memory_share=settings.index_memory_share,
+    )
+    worn = share_removed(record, num_removed)
+    return Outlook(kept, wishes, plan, vector_type, num_rows, num_removed, worn, record)
+
+
+READ_SETTINGS: Final = text("""
+    SELECT pg_size_bytes(current_setting('maintenance_work_mem')) AS maintenance_bytes,
+           pg_size_bytes(current_setting('effective_cache_size')) AS cache_bytes,
+           CAST(current_setting('max_parallel_maintenance_workers') AS integer) AS num_workers,
+           least(CAST(current_setting('max_parallel_workers') AS integer),
+                 CAST(current_setting('max_worker_processes') AS integer)) AS most_workers,
+           pg_has_role(current_user, 'pg_read_server_files', 'MEMBER')
+               AND has_function_privilege('pg_read_file(text, bigint, bigint, boolean)', 'EXECUTE') AS can_read
+""")
+
+# Files of Linux, and of the control group of a container; NULL where there is none.
+READ_MACHINE: Final = text("""
+    SELECT pg_read_file('/proc/meminfo', 0, 65536, true) AS memory,
+           pg_read_file('/proc/stat', 0, 65536, true) AS processors,
+           pg_read_file('/sys/fs/cgroup/memory.max', 0, 100, true) AS most_memory,
+           pg_read_file('/sys/fs/cgroup/memory.current', 0, 100, true) AS used_memory,
+           pg_read_file('/sys/fs/cgroup/memory.stat', 0, 65536, true) AS memory_use,
+           pg_read_file('/sys/fs/cgroup/cpu.max', 0, 100, true) AS quota
+""")
+
+
+def read_server_room(connection: Connection) -> ServerRoom:
+    """Return free memory and cores of the server, from its files if our role may read them, else from its settings."""
+    settings = connection.execute(READ_SETTINGS).one()
+    free_bytes, source, num_cores = settings.cache_bytes, "the server's effective_cache_size", None
+    if settings.can_read:
+        machine = connection.execute(READ_MACHINE).one()
+        files = {name: value or "" for name, value in machine._mapping.items()}
+        num_cores = count_cores(files["processors"], files["quota"])
+        found = find_free_bytes(
+            files["memory"], files["most_memory"], files["used_memory"], files["memory_use"]
+        )
+        if found is not None:
+            free_bytes, source = found, "free on the server"
+    return ServerRoom(
+        free_bytes,
+        source,
+        num_cores,
+        settings.maintenance_bytes,
+        settings.num_workers,
+        settings.most_workers,
+    )
+
+
+def find_free_bytes(meminfo: str, most: str, used: str, use: str) -> int | None:
+    """Return the bytes that a process may still take, by /proc/meminfo and its control group; None when neither tells.
+
+    What a group has of cached files is given back before it runs out of memory.
+    """
+    available = re.search(r"^MemAvailable: +(\d+) kB", meminfo, re.MULTILINE)
+    free = [int(available[1]) * 1024] if available else []
+    if most.strip().isdigit() and used.strip().isdigit():
+        cached = re.search(r"^inactive_file (\d+)", use, re.MULTILINE)
+        free.append(max(0, int(most) - int(used) + (int(cached[1]) if cached else 0)))
+    return min(free, default=None)
+
+
+def count_cores(stat: str, quota: str) -> int | None:
+    """Return the processors by /proc/stat, or the control group's quota if that is less; None when neither tells."""
+    num = len(re.findall(r"^cpu\d+ ", stat, re.MULTILINE))
+    limit = re.fullmatch(r"(\d+) (\d+)", quota.strip())
+    if limit:
+        num = min(num or 1 << 10, max(1, int(limit[1]) // int(limit[2])))
+    return num or None
+
+
+@dataclass(frozen=True, slots=True)
+class TendedCollection:
+    """A live generation with neither a run nor a failed build lately. `num_waiting` are items on their way into it.
+
+    `num_removed` counts rows that were deleted or replaced, `record` is what the index was built of, and `is_in_use`
+    whether a search has used it lately.
+    """
+
+    collection: str
+    generation_id: int
+    policy: str
+    spec: EncodingSpec
+    record: Mapping[str, Any]
+    num_rows: int
+    num_removed: int
+    num_waiting: int
+    has_index: bool
+    has_own_index: bool
+    is_in_use: bool
+
+
+# After a build that failed, or that somebody cancelled, nobody asks for another for so long.
+HELD_BACK_SECONDS: Final = 3600.0
+
+LIST_TENDED: Final = text(f"""
+    WITH loads AS (
+        SELECT generation_id, sum(num_items - num_done - num_failed) AS num_waiting
+          FROM vectormill.jobs
+         WHERE state IN {MOVING_JOB_STATES} AND generation_id IS NOT NULL
+         GROUP BY generation_id
+    )
+    SELECT collections.name AS collection, generations.id AS generation_id, collections.index_policy AS policy,
+           generations.spec, coalesce(nullif(generations.report -> 'index', 'null'), '{{}}') AS record,
+           counted.num_rows,
+           pg_stat_get_tuples_deleted(class.oid) + pg_stat_get_tuples_updated(class.oid) AS num_removed,
+           CAST(coalesce(loads.num_waiting, 0) AS bigint) AS num_waiting,
+           coalesce(present.has_index, false) AS has_index, coalesce(present.has_own_index, false) AS has_own_index,
+           coalesce(present.is_in_use, false) AS is_in_use
+      FROM vectormill.generations
+      JOIN vectormill.collections ON collections.id = generations.collection_id
+      JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || generations.id)
+     CROSS JOIN LATERAL (
+        SELECT CASE WHEN pg_stat_get_live_tuples(class.oid) > 0 THEN pg_stat_get_live_tuples(class.oid)
+                    ELSE greatest(CAST(class.reltuples AS bigint), 0) END AS num_rows
+     ) AS counted
+      LEFT JOIN loads ON loads.generation_id = generations.id
+      LEFT JOIN LATERAL (
+        SELECT bool_or(true) AS has_index,
+               bool_or(starts_with(home.relname, 'generation_' || generations.id || '_hnsw_')) AS has_own_index,
+               bool_or(pg_stat_get_lastscan(home.oid)
+                       > now() - make_interval(secs => CAST(:in_use_seconds AS double precision))) AS is_in_use
+          FROM pg_index AS entry
+          JOIN pg_class AS home ON home.oid = entry.indexrelid
+          JOIN pg_am AS method ON method.oid = home.relam AND method.amname = 'hnsw'
+         WHERE entry.indrelid = class.oid AND entry.indisvalid
+     ) AS present ON true
+     WHERE generations.state = 'live' AND collections.index_policy <> 'none'
+       AND counted.num_rows >= CASE collections.index_policy WHEN 'auto' THEN CAST(:least_rows AS bigint) ELSE 1 END
+       AND NOT EXISTS (
+            SELECT 1 FROM vectormill.runs
+             WHERE runs.collection_id = collections.id
+               AND (runs.state IN {OPEN_RUN_STATES}
+                    OR runs.kind = 'index' AND runs.state IN {BROKEN_RUN_STATES}
+                       AND runs.finished_at
+                           > now() - make_interval(secs => CAST(:held_back_seconds AS double precision))))
+     ORDER BY collections.name
+""")
+
+
+def list_tended(connection: Connection, *, least_rows: int, in_use_seconds: float) -> list[TendedCollection]:
+    """Return collections of vectors whose policy is `hnsw`, or `auto` with at least so many rows."""
+    values = {
+        "least_rows": least_rows,
+        "in_use_seconds": in_use_seconds,
+        "held_back_seconds": HELD_BACK_SECONDS,
+    }
+    rows = connection.execute(LIST_TENDED, values).mappings()
+    found = [TendedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
+    return [each for each in found if each.spec.result == VECTOR]

@@ -1,1 +1,0 @@
-"""Indexes of a generation: planned, built, tended."""

@@ -1,0 +1,81 @@
+"""Operations on collections, their generations, indexes and items."""
+
+from typing import Any, Final
+
+from vectormill.collections.bodies import (
+    CollectionChange,
+    CollectionDetail,
+    CollectionExportQuery,
+    CollectionPage,
+    CollectionRequest,
+    CollectionsQuery,
+    DeleteAnswer,
+    DeleteRequest,
+    DeletionQuery,
+    DescriptionQuery,
+    IndexBody,
+    IndexRequest,
+    ItemAnswer,
+    KeptItemQuery,
+    PutAnswer,
+    PutQuery,
+    PutRequest,
+    RollbackAnswer,
+    RollbackQuery,
+)
+from vectormill.files.formats import OUTPUT_FORMATS
+from vectormill.keys.api_key import READ, WRITE
+from vectormill.operation import NO_CONTENT, Nothing, Operation
+from vectormill.runs.bodies import RunBody
+
+ALL: Final = "/v1/collections"
+ONE: Final = "/v1/collections/{name}"
+INDEX: Final = ONE + "/index"
+# The server's router reads a key by the convertor `item_key`: it may have any characters.
+ITEM: Final = ONE + "/items/{key:item_key}"
+
+LIST: Final = Operation("GET", ALL, READ, CollectionPage, query=CollectionsQuery)
+SHOW: Final = Operation("GET", ONE, READ, CollectionDetail, query=DescriptionQuery)
+# Not repeated: the second attempt would be refused for the name that the first has taken.
+CREATE: Final = Operation(
+    "POST", ALL, WRITE, CollectionDetail, CollectionRequest, status=201, is_repeatable=False,
+    example={"name": "docs", "keep_text": True, "language": "english"},
+)  # fmt: skip
+CHANGE: Final = Operation(
+    "PATCH", ONE, WRITE, CollectionDetail, CollectionChange, example={"keep_text": True}
+)
+DELETE: Final = Operation("DELETE", ONE, WRITE, Nothing, query=DeletionQuery, status=NO_CONTENT)
+EXPORT: Final = Operation(
+    "GET", ONE + "/export", READ, Nothing, query=CollectionExportQuery,
+    media_types=tuple(each.media_type for each in OUTPUT_FORMATS.values() if each.has_keys),
+)  # fmt: skip
+
+# Not repeated: a second rollback would undo the first.
+ROLL_BACK: Final = Operation(
+    "POST", ONE + "/rollback", WRITE, RollbackAnswer, query=RollbackQuery, is_repeatable=False
+)
+DISCARD: Final = Operation(
+    "DELETE", ONE + "/generations/{generation_id}", WRITE, Nothing, status=NO_CONTENT, is_repeatable=False
+)
+
+SHOW_INDEX: Final = Operation("GET", INDEX, READ, IndexBody)
+# Not repeated: the second attempt would make a second run.
+CHANGE_INDEX: Final = Operation(
+    "PUT", INDEX, WRITE, RunBody, IndexRequest, status=202, location="/v1/runs/{id}", is_repeatable=False,
+    example={"policy": "auto", "filters": ["lang", "year"]},
+)  # fmt: skip
+
+SHOW_ITEM: Final = Operation("GET", ITEM, READ, ItemAnswer, query=KeptItemQuery)
+PUT_ITEM: Final = Operation(
+    "PUT", ITEM, WRITE, PutAnswer, PutRequest, query=PutQuery, other_status=202,
+    example={"text": "A text to encode.", "metadata": {"page": 1}},
+)  # fmt: skip
+DELETE_ITEM: Final = Operation("DELETE", ITEM, WRITE, Nothing, status=NO_CONTENT)
+DELETE_ITEMS: Final = Operation(
+    "POST", ONE + "/items:delete", WRITE, DeleteAnswer, DeleteRequest, example={"keys": ["a", "b"]}
+)
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (
+    LIST, SHOW, CREATE, CHANGE, DELETE, EXPORT, ROLL_BACK, DISCARD, SHOW_INDEX, CHANGE_INDEX,
+    SHOW_ITEM, PUT_ITEM, DELETE_ITEM, DELETE_ITEMS,
+)  # fmt: skip

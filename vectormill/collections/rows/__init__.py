@@ -1,1 +1,0 @@
-"""Rows of a generation: written, read, exported, deleted."""
