@@ -17,7 +17,7 @@ from benchmarks.ours import OwnStack
 from benchmarks.peers import prepare_environment
 from benchmarks.texts import list_distinct_lines
 from vectormill.client import Client
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.logs import open_log, tail_of
 
 TABLE: Final = "articles"
 COLLECTION: Final = "docs"

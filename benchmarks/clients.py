@@ -31,7 +31,7 @@ from benchmarks.tables import (
     find_percentile,
 )
 from vectormill.processes.lifetimes import free_port
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import process_environment
 
 NUM_CLIENTS: Final = (1, 8, 64)

@@ -25,12 +25,12 @@ from benchmarks.turns import Child, Missing, Processes, System
 from vectormill.cli.stack import COMMAND, Stack, stop
 from vectormill.client import Client
 from vectormill.db.migrations import upgrade
+from vectormill.embedded.data_dir import RunningStack, find_running
 from vectormill.embedded.postgres import EmbeddedPostgres
-from vectormill.embedded.running import RunningStack, find_running
 from vectormill.files.ndjson import ItemJson
 from vectormill.jobs.job import COMPLETED
 from vectormill.processes.lifetimes import free_port, spawn
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import process_environment
 from vectormill.up import Endpoint
 from worker.devices.device import CPU, Device, device_environment

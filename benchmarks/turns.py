@@ -21,7 +21,7 @@ from benchmarks.harness import BenchmarkFailed, Harness
 from benchmarks.processes import MODEL_PROCESS, find_named, list_tree, sample_memory
 from benchmarks.tables import NOT_MEASURED, Spread, Table
 from vectormill.domain.errors import VectormillError
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.logs import open_log, tail_of
 
 # A pass takes seconds, and its memory changes with batches of a tenth of one.
 SAMPLE_SECONDS: Final = 0.02

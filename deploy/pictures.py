@@ -94,7 +94,7 @@ def wait_for_share(client: httpx.Client, job_ids: Sequence[str], share: float) -
 
 
 def submit_work(client: httpx.Client, docstrings: Sequence[Docstring]) -> str:
-    """Jobs in most states there are; the id of the one that is to be shown at work."""
+    """Submit jobs in most states there are, and return the id of the one that is to be shown at work."""
     pairs = [(docstring.key, docstring.text) for docstring in docstrings]
     count = len(pairs)
     titles = [(key, split_first_sentence(text)[0] or text) for key, text in take_evenly(pairs, count // 10)]

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """The clients, imported only when asked for: every process imports this package, few need httpx."""
+    """Import the clients only when asked for: every process imports this package, few need httpx."""
     if name in ("AsyncClient", "Client"):
         from vectormill import client
 

@@ -13,7 +13,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that is written here, with or without the brackets of a URL; None for a name."""
+    """Return the address that is written here, with or without the brackets of a URL; None for a name."""
     try:
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -30,12 +30,12 @@ class Docstring:
 
 
 def standard_library() -> Path:
-    """The directory of the running Python's standard library."""
+    """Return the directory of the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def read_docstrings(directory: Path | None = None) -> Iterator[Docstring]:
-    """Every docstring below the directory, folder by folder in alphabetical order, each from top to bottom.
+    """Yield every docstring below the directory, folder by folder in alphabetical order, from top to bottom.
 
     A name that is defined again (under another condition, or as a property's setter) gets `#2`, `#3`, … Files that
     this Python cannot parse (some packages carry such) are passed over. Empty docstrings are none.
@@ -46,14 +46,14 @@ def read_docstrings(directory: Path | None = None) -> Iterator[Docstring]:
 
 
 def split_first_sentence(text: str) -> tuple[str, str]:
-    """The first sentence in one line, without its full stop, and what follows it, which may be empty."""
+    """Return the first sentence in one line, without its full stop, and the rest, which may be empty."""
     paragraph, _, paragraphs = text.strip().partition("\n\n")
     sentence, _, sentences = " ".join(paragraph.split()).partition(". ")
     return sentence.removesuffix("."), f"{sentences}\n\n{paragraphs}".strip()
 
 
 def take_evenly(values: Sequence[T], count: int) -> list[T]:
-    """`count` values in their order, equally far apart; all of them when there are no more."""
+    """Return `count` values in their order, equally far apart; all of them when there are no more."""
     if count >= len(values):
         return list(values)
     return [values[number * len(values) // count] for number in range(count)]
@@ -88,7 +88,7 @@ def _read_module(path: Path, module: str) -> Iterator[Docstring]:
 
 
 def _walk(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """Qualified names and docstrings below a node, in the order of the source."""
+    """Yield qualified names and docstrings below a node, in the order of the source."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node)
         if text and text.strip():

@@ -49,7 +49,7 @@ class WaitTimeout(Unavailable):
 def read_problem(
     status: int, reason: str, body: bytes, *, headers: Mapping[str, str] | None = None, now: datetime
 ) -> ApiError:
-    """The error that an answer other than 2xx tells of, whether or not it carries problem details."""
+    """Return the error for an answer other than 2xx, whether or not it carries problem details."""
     try:
         problem = json.loads(body)
     except ValueError:
@@ -68,7 +68,7 @@ def read_problem(
 
 
 def read_retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds that a server asks to be left alone for: RFC 9110, section 10.2.3, as seconds or as a date."""
+    """Return how many seconds the server asks to wait, given in seconds or as a date (RFC 9110, 10.2.3)."""
     written = headers.get("Retry-After", "").strip()
     if not written:
         return None
@@ -84,7 +84,7 @@ def read_retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def _describe_place(error: Any) -> str:
-    """One entry of a problem's `errors` in words: the place, and what is wrong there."""
+    """Describe an entry of a problem's `errors`: the place, and what is wrong there."""
     if not isinstance(error, Mapping):
         return f"[{error}]"
     places = ("line", "pointer", "field", "loc", "parameter")

@@ -23,14 +23,14 @@ class Ragged:
 
     @classmethod
     def from_lengths(cls, values: Values, lengths: "NDArray[Any]") -> "Ragged":
-        """Rows of these lengths, which cover `values` [total]."""
+        """Return rows of these lengths, which cover `values` [total]."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return cls(values, offsets)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Values], dtype: "np.dtype[Any] | type[Any]") -> "Ragged":
-        """A copy of the rows; their type is `dtype`, also when there are none."""
+        """Copy the rows; their type is `dtype`, also when there are none."""
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         return cls.from_lengths(
             np.concatenate([np.zeros(0, dtype), *rows]).astype(dtype, copy=False), lengths
@@ -38,18 +38,18 @@ class Ragged:
 
     @classmethod
     def from_matrix(cls, matrix: Values) -> "Ragged":
-        """The rows of `matrix` [n, width]; a view where that is contiguous."""
+        """Return the rows of `matrix` [n, width]; a view where that is contiguous."""
         num_rows, width = matrix.shape
         return cls(matrix.reshape(-1), np.arange(num_rows + 1, dtype=np.int64) * width)
 
     @classmethod
     def from_scalars(cls, values: Values) -> "Ragged":
-        """Rows of one value each."""
+        """Return rows of one value each."""
         return cls(values, np.arange(len(values) + 1, dtype=np.int64))
 
     @classmethod
     def join(cls, parts: "Sequence[Ragged]") -> "Ragged":
-        """All rows of all parts, of which there is at least one, in order; a copy unless there is only one."""
+        """Return all rows of all parts, of which there is at least one, in order; a copy unless there is only one."""
         if len(parts) == 1:
             return parts[0]
         lengths = np.concatenate([part.lengths for part in parts])
@@ -59,7 +59,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by its arrays alone: what dataclasses do for those with slots takes longer than a small batch."""
+        """Pickle the arrays alone: what dataclasses do for those with slots takes longer than a small batch."""
         return Ragged, (self.values, self.offsets)
 
     @property
@@ -68,12 +68,12 @@ class Ragged:
 
     @property
     def covered(self) -> Values:
-        """A view of the values that belong to rows."""
+        """Return a view of the values that belong to rows."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
     @property
     def matrix(self) -> Values:
-        """A view [n, width] of rows that are all equally long. Raises ValueError when they are not."""
+        """Return a view [n, width] of rows that are all equally long. Raise ValueError when they are not."""
         lengths = self.lengths
         width = int(lengths[0]) if len(lengths) else 0
         if not (lengths == width).all():
@@ -81,15 +81,15 @@ class Ragged:
         return self.covered.reshape(len(self), width)
 
     def row(self, index: int) -> Values:
-        """A view of one row."""
+        """Return a view of one row."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     def part(self, start: int, end: int) -> "Ragged":
-        """The rows from `start` up to `end`; a view."""
+        """Return a view of the rows from `start` up to `end`."""
         return Ragged(self.values, self.offsets[start : end + 1])
 
     def take(self, rows: NDArray[np.int64]) -> "Ragged":
-        """A copy of these rows, in this order; a row may be taken twice."""
+        """Copy these rows, in this order; a row may be taken twice."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         ends = np.cumsum(lengths)

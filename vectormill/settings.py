@@ -233,7 +233,7 @@ WORKER_PREFIX = PREFIX + "WORKER_"
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings of the environment, with flags given on the command line on top (None means not given).
+    """Return the settings of the environment, overridden by flags of the command line that are not None.
 
     Raises ConfigurationError for a value that does not fit and for a misspelt variable, with the nearest right name.
     """
@@ -247,7 +247,7 @@ def load_settings(**overrides: Any) -> Settings:
 def refuse_unknown_variables(
     environment: Mapping[str, str], prefix: str, settings: type[BaseSettings], ignored_prefix: str = "-"
 ) -> None:
-    """Raises ConfigurationError when a variable with the prefix belongs to no setting."""
+    """Raise ConfigurationError when a variable with the prefix belongs to no setting."""
     known = [prefix + name.upper() for name in settings.model_fields]
     for variable in environment:
         if variable.startswith(prefix) and not variable.startswith(ignored_prefix) and variable not in known:
@@ -256,7 +256,7 @@ def refuse_unknown_variables(
 
 
 def describe_validation_error(error: ValidationError, prefix: str) -> str:
-    """One sentence per wrong setting, each naming the variable."""
+    """Return one sentence per wrong setting, each naming the variable."""
     return " ".join(
         f"{prefix}{'.'.join(str(part) for part in entry['loc']).upper()}: {entry['msg']}."
         for entry in error.errors()
@@ -264,12 +264,12 @@ def describe_validation_error(error: ValidationError, prefix: str) -> str:
 
 
 def process_environment() -> dict[str, str]:
-    """A copy of this process's environment, to build that of a child from."""
+    """Copy this process's environment, to build that of a child from."""
     return dict(os.environ)
 
 
 def read_api_key() -> str | None:
-    """The key of the environment, for a client that was given none. Nothing else of the environment is looked at."""
+    """Return the key of the environment, for a client that was given none; look at nothing else in it."""
     return os.environ.get(API_KEY_VARIABLE, "").strip() or None
 
 

@@ -144,7 +144,7 @@ def _recorded(
 
 
 def note_past(name: str, began: float, ended: float | None = None) -> None:
-    """A span that is over, within the one that is open here. Times are of time.time()."""
+    """Record a span that is over, within the one that is open here. Times are of time.time()."""
     if _tracer is None:
         return
     over = _tracer.start_span(name, start_time=int(began * 1e9))

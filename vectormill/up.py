@@ -17,11 +17,11 @@ from typing import Any, TextIO
 
 from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import Conflict, Unavailable
-from vectormill.embedded.ending import end_child
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.lifetimes import end_child
+from vectormill.processes.logs import open_log, tail_of
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildNotReady, ChildSpec, Supervisor
 
@@ -67,9 +67,9 @@ class UpOptions:
 
 
 def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
-    """Runs everything until SIGINT, SIGTERM or SIGHUP; 0 after such a stop. Call it in the main thread.
+    """Run everything until SIGINT, SIGTERM or SIGHUP, and return 0 after such a stop. Call it in the main thread.
 
-    Writes one line that starts with "ready" to out when all is healthy. Raises a VectormillError when that cannot be
+    Write one line that starts with "ready" to out when all is healthy. Raise a VectormillError when that cannot be
     reached: AlreadyRunning, PortTaken, EmbeddedServerFailed, MigrationFailed, ChildNotReady. Nothing is left running
     either way.
     """
@@ -126,16 +126,16 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """For people and programs on this machine."""
+        """Return the URL for people and programs on this machine."""
         host = self._reachable_host()
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def _reachable_host(self) -> str:
-        """A server that listens everywhere is asked on the loopback."""
+        """Return the host to ask: the loopback for a server that listens everywhere."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - read, not bound
 
     def answer(self, path: str) -> bytes | None:
-        """The body of a GET, if the answer is 200. No proxy of the environment is asked."""
+        """Return the body of a GET if the answer is 200, else None. No proxy of the environment is asked."""
         connection = http.client.HTTPConnection(
             self._reachable_host(), self.port, timeout=PROBE_TIMEOUT_SECONDS
         )
@@ -159,7 +159,7 @@ class Endpoint:
 
 
 def refuse_to_open_without_key(host: str, stack: EmbeddedStack) -> None:
-    """Raises ConfigurationError before the API does so in a log that nobody reads."""
+    """Raise ConfigurationError before the API does so in a log that nobody reads."""
     if is_loopback_host(host):
         return
     # Only now: on the loopback this process does without SQLAlchemy and its 20 MiB.
@@ -169,7 +169,7 @@ def refuse_to_open_without_key(host: str, stack: EmbeddedStack) -> None:
 
 
 def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
-    """Choose where a child listens; port 0 means any free one. Raises PortTaken.
+    """Choose where a child listens; port 0 means any free one. Raise PortTaken.
 
     Looked at before the child is started: a stack of another data directory that listens there would answer for it.
     """
@@ -184,7 +184,7 @@ def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
 def plan_children(
     options: UpOptions, api: Endpoint, flower: Endpoint, environ: Mapping[str, str], logs: Path
 ) -> list[ChildSpec]:
-    """The children in the order in which they are named in messages. Starts nothing."""
+    """Return the children in the order in which they are named in messages. Start nothing."""
 
     def child(name: str, ready: Callable[[], bool], *arguments: str) -> ChildSpec:
         return ChildSpec(name, (*options.command, *arguments), environ, ready, logs / f"{name}.log")
@@ -216,7 +216,7 @@ def _listen(endpoint: Endpoint) -> tuple[str, ...]:
 
 
 def _worker_name(model: str, num_models: int) -> str:
-    """A name that can be a file's: a model may be a path or a hub name."""
+    """Return a name that can be a file's: a model may be a path or a hub name."""
     if num_models == 1:
         return "worker"
     return "worker-" + "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)

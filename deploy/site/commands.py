@@ -11,7 +11,7 @@ WIDTH = 100
 
 
 def describe_commands() -> str:
-    """Markdown, a section for each command, groups before theirs."""
+    """Return Markdown with a section for each command, groups before their own."""
     command = get_command(app)
     parts = ["# Command line", "Made of the commands themselves; each says the same with `--help`."]
     return "\n\n".join(

@@ -54,7 +54,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Pages that lie elsewhere, and those that are made."""
+    """Add pages that lie elsewhere, and those that are made."""
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for notebook in sorted((ROOT / "docs").glob("*.ipynb")):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def render_notebook(path: Path) -> str:
-    """Markdown, a cell after the other."""
+    """Return the notebook as Markdown, one cell after the other."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     return "\n\n".join(part for cell in notebook["cells"] for part in render_cell(cell))
 

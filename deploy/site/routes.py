@@ -16,7 +16,7 @@ NOWHERE: Final = "postgresql+psycopg://localhost/none"
 
 
 def describe_routes() -> str:
-    """Markdown, a section for each path."""
+    """Return Markdown with a section for each path."""
     document = create_app(Settings.model_construct(), create_engine(NOWHERE)).openapi()
     return "\n".join(describe_document(document))
 
@@ -60,7 +60,7 @@ def describe_parameter(parameter: Json) -> str:
 
 
 def name_type(schema: Json) -> str:
-    """`integer`, `Job`, `string or null`."""
+    """Return the name of a type, such as `integer`, `Job` or `string or null`."""
     if reference := schema.get("$ref"):
         return f"`{reference.rpartition('/')[2]}`"
     several = schema.get("anyOf") or schema.get("oneOf")
@@ -72,6 +72,6 @@ def name_type(schema: Json) -> str:
 
 
 def plain(text: str, *, joined: bool = True) -> str:
-    """Text of a docstring that holds no markup of ours; in a cell of a table all on one line."""
+    """Return the text of a docstring without markup of ours; in a cell of a table all on one line."""
     safe = text.replace("<", "&lt;").replace("[", "\\[")
     return " ".join(safe.split()).replace("|", "\\|") if joined else safe

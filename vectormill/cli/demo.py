@@ -133,7 +133,7 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
     from vectormill.client import Client
     from vectormill.client.progress import Progress
     from vectormill.corpus import read_docstrings
-    from vectormill.embedded.running import find_running
+    from vectormill.embedded.data_dir import find_running
 
     with _workplace(place, DEMOS[EMBED]) as (directory, weights, wait_until_ready), ExitStack() as exits:
         client = exits.enter_context(Client(wait_until_ready()))

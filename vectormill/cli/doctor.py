@@ -139,7 +139,7 @@ def check_memory(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_postgres(settings: "Settings") -> Iterator[Finding]:
-    from vectormill.embedded.running import find_running
+    from vectormill.embedded.data_dir import find_running
 
     running = find_running(settings.data_dir)
     url = settings.database_url or (running.database_url if running else None)
@@ -155,7 +155,7 @@ def check_postgres(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_redis(settings: "Settings") -> Iterator[Finding]:
-    from vectormill.embedded.running import find_running
+    from vectormill.embedded.data_dir import find_running
 
     running = find_running(settings.data_dir)
     url = settings.redis_url or (running.redis_url if running else None)

@@ -9,8 +9,7 @@ from typing import Final
 
 from vectormill.client import Client
 from vectormill.domain.errors import Unavailable
-from vectormill.embedded.lock import LOCK_NAME, read_holder
-from vectormill.embedded.running import find_running
+from vectormill.embedded.data_dir import LOCK_NAME, find_running, read_holder
 from vectormill.settings import Settings, load_settings
 
 # As long as `up` may take.

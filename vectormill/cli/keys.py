@@ -146,7 +146,7 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
 @contextmanager
 def find_database(settings: "Settings") -> Iterator[str]:
     from vectormill.db.migrations import upgrade
-    from vectormill.embedded.running import find_running
+    from vectormill.embedded.data_dir import find_running
     from vectormill.embedded.stack import EmbeddedStack
 
     directory = settings.data_dir.expanduser()

@@ -19,7 +19,7 @@ from vectormill.domain.errors import Unavailable
 from vectormill.embedded.account import make_directory
 from vectormill.embedded.cluster import remove_cluster
 from vectormill.processes.lifetimes import free_port, spawn
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import PREFIX, process_environment
 
 COMMAND: Final = (sys.executable, "-m", "vectormill.cli")

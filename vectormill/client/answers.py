@@ -74,7 +74,7 @@ def split_texts(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def read_embeddings(answer: EmbeddingsAnswer) -> "np.ndarray[Any, Any]":
-    """float32 [inputs, dimensions], in the order of the inputs."""
+    """Return the vectors as float32 [inputs, dimensions], in the order of the inputs."""
     import numpy as np
 
     rows = sorted(answer["data"], key=lambda each: each["index"])

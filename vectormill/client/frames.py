@@ -120,7 +120,7 @@ class PandasRows(ReadSlices):
 
 
 class PolarsRows(ReadSlices):
-    """A lazy frame is collected first: polars streams to files, not to Python."""
+    """Reads rows of polars. A lazy frame is collected first: polars streams to files, not to Python."""
 
     def names(self, table: Any) -> list[str]:
         return list(table.collect_schema().names())
@@ -132,7 +132,7 @@ class PolarsRows(ReadSlices):
 
 
 class ArrowRows(ReadSlices):
-    """Batches in a row; of a reader, which can be read once only, one is in memory at a time."""
+    """Reads rows of pyarrow; of a reader, which can be read once only, one batch is in memory at a time."""
 
     def can_repeat(self, table: Any) -> bool:
         return not hasattr(table, "read_next_batch")

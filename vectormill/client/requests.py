@@ -78,7 +78,10 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 
 def write_json(value: Any) -> bytes:
-    """Half of a surrogate pair travels escaped, so that the server can say where it is. Raise InvalidOption."""
+    """Encode a value as JSON. Raise InvalidOption for one that JSON cannot express.
+
+    Half of a surrogate pair travels escaped, so that the server can say where it is.
+    """
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return written.encode() if is_unicode(written) else json.dumps(value).encode()
@@ -118,7 +121,7 @@ def fill_path(path: str, *places: object) -> str:
 
 
 def _quote(part: str) -> str:
-    """Percent-encoded; dots alone too, which would mean the place above."""
+    """Percent-encode a part of a path; dots alone too, which would mean the folder above."""
     return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
 
 
@@ -144,7 +147,7 @@ class Retries:
 
 
 class Pauses:
-    """Each twice as long as the one before, and none shorter than the server asked for in `Retry-After`."""
+    """The pauses of a call: each twice as long as the one before, none shorter than `Retry-After` asks for."""
 
     def __init__(self, retries: Retries) -> None:
         self._retries = retries

@@ -54,7 +54,7 @@ def describe_counts(job: Mapping[str, Any]) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """12 s, 3:25 min, 4:05 h."""
+    """Format a duration, such as 12 s, 3:25 min or 4:05 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

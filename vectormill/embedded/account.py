@@ -96,7 +96,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def make_directory(directory: Path, mode: int, account: Account | None = None) -> None:
-    """A new directory with exactly this mode, whatever the umask, owned by the account if there is one."""
+    """Make a directory with exactly this mode, whatever the umask, owned by the account if there is one."""
     directory.mkdir()
     directory.chmod(mode)
     if account is not None:

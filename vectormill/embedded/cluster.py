@@ -34,7 +34,7 @@ from vectormill.embedded.account import (
 from vectormill.embedded.binaries import PostgresBinaries
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.logs import open_log, tail_of
 
 logger = logging.getLogger(__name__)
 

@@ -34,11 +34,11 @@ from vectormill.embedded.cluster import (
     open_cluster,
     remove_cluster,
 )
-from vectormill.embedded.ending import end_child, end_leftovers
+from vectormill.embedded.data_dir import DirectoryLock
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
-from vectormill.embedded.lock import DirectoryLock
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.lifetimes import end_child, end_leftovers
+from vectormill.processes.logs import open_log, tail_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class EmbeddedPostgres:
     def __init__(
         self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
     ) -> None:
-        """cancelled, once set, makes a start that is under way raise StartCancelled."""
+        """Make a start that is under way raise StartCancelled once `cancelled` is set."""
         self._home = home
         self._log_path = log_path or home / "logs" / "postgres.log"
         self._cancelled = cancelled or threading.Event()
@@ -72,7 +72,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """The server's process, while there is one."""
+        """Return the pid of the server while it runs."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:

@@ -18,10 +18,9 @@ from typing import Self
 
 from vectormill.domain.errors import VectormillError
 from vectormill.embedded.account import make_directory
+from vectormill.embedded.data_dir import LOCK_NAME, DirectoryLock, RunningStack, remove_note, write_note
 from vectormill.embedded.errors import StartCancelled
-from vectormill.embedded.lock import LOCK_NAME, DirectoryLock
 from vectormill.embedded.postgres import EmbeddedPostgres
-from vectormill.embedded.running import RunningStack, remove_note, write_note
 from vectormill.embedded.valkey import EmbeddedValkey
 from vectormill.processes import lifetimes as processes
 from vectormill.processes.supervisor import Backoff
@@ -46,7 +45,7 @@ class EmbeddedStack:
         redis_url: str | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
-        """stopping, once set, gives up a start that is under way, and every restart."""
+        """Give up a start that is under way, and every restart, once `stopping` is set."""
         self.data_dir = data_dir.expanduser().absolute()
         self._stopping = stopping or threading.Event()
         self._lock = DirectoryLock(self.data_dir / LOCK_NAME)
@@ -61,12 +60,12 @@ class EmbeddedStack:
 
     @property
     def database_url(self) -> str:
-        """A SQLAlchemy URL; known once the stack has started."""
+        """Return the SQLAlchemy URL, which is known once the stack has started."""
         return self._url("postgres")
 
     @property
     def redis_url(self) -> str:
-        """The broker's URL; known once the stack has started."""
+        """Return the broker's URL, which is known once the stack has started."""
         return self._url("valkey")
 
     def _url(self, name: str) -> str:
@@ -88,9 +87,9 @@ class EmbeddedStack:
         self.stop()
 
     def start(self) -> None:
-        """Hold the directory and starts what is to be started, both at once.
+        """Hold the directory and start the servers that are not given, both at once.
 
-        Raises AlreadyRunning, EmbeddedServerFailed or StartCancelled; then nothing is left running.
+        Raise AlreadyRunning, EmbeddedServerFailed or StartCancelled; then nothing is left running.
         """
         if not self.data_dir.exists():
             # As root: others may pass through (Postgres's user must), but not look around.
@@ -133,7 +132,7 @@ class EmbeddedStack:
         )
 
     def _keep_alive(self, server: Server) -> None:
-        """Wait for the server to end, and starts it again unless that was asked for. Sleeps all the while."""
+        """Wait for the server to end, and start it again unless that was asked for. Sleeps all the while."""
         backoff = Backoff()
         while True:
             began = time.monotonic()

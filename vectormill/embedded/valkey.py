@@ -20,11 +20,11 @@ from redis.retry import Retry
 
 from vectormill.embedded.account import write_private
 from vectormill.embedded.binaries import find_valkey_server
-from vectormill.embedded.ending import end_child, end_leftovers
+from vectormill.embedded.data_dir import DirectoryLock
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
-from vectormill.embedded.lock import DirectoryLock
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.lifetimes import end_child, end_leftovers
+from vectormill.processes.logs import open_log, tail_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class EmbeddedValkey:
     def __init__(
         self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
     ) -> None:
-        """cancelled, once set, makes a start that is under way raise StartCancelled."""
+        """Make a start that is under way raise StartCancelled once `cancelled` is set."""
         self._directory = home / "valkey"
         self._home = home
         self._log_path = log_path or home / "logs" / "valkey.log"
@@ -77,13 +77,13 @@ class EmbeddedValkey:
 
     @property
     def pid(self) -> int | None:
-        """The server's process, while there is one."""
+        """Return the pid of the server while it runs."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
         """Start the server and return its URL.
 
-        Raises EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
+        Raise EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
         """
         self.stop()
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -97,7 +97,7 @@ class EmbeddedValkey:
             raise
 
     def _start_on_a_port(self) -> str:
-        """Others may take a free port before the server binds it; a port that was handed out in a URL is kept."""
+        """Start on a free port; another one if it was taken meanwhile, unless it was handed out in a URL."""
         for _ in range(BIND_ATTEMPTS):
             port = self._port or processes.free_port()
             if self._runs_on(port):

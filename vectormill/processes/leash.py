@@ -1,4 +1,4 @@
-"""Becomes another program on a leash: gives up root if told to, asks to die with its parent, then execs.
+"""Become another program that dies with its parent: give up root if told to, ask for the signal, then exec.
 
 Run as a script by `vectormill.processes.lifetimes.spawn`, between fork and the real program, because code there must
 not run as a preexec_fn (not safe in a parent with threads). Knows nothing of Vectormill and imports the standard

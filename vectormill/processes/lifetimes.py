@@ -15,6 +15,7 @@ programs outlive a killed parent until the next start finds them with `running_i
 """
 
 import contextlib
+import logging
 import os
 import random
 import shutil
@@ -35,16 +36,18 @@ import psutil
 from vectormill.processes import leash
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # Wall-clock start times are derived from the boot time, which moves by a little when the clock is set.
 START_TIME_TOLERANCE_SECONDS = 2.0
 PARENT_WATCH_SECONDS = 1.0
 END_POLL_SECONDS = 0.02
+KILL_SECONDS = 5.0
 _SERVER_PORTS = (20_000, 32_000)
 
 
 def die_with_parent(death_signal: int = signal.SIGTERM, parent_pid: int | None = None) -> None:
-    """Called early in a Python child: the child gets the signal when its parent dies, however that happens.
+    """Send this process the signal when its parent dies, however that happens; call it early in a Python child.
 
     parent_pid is the parent's os.getpid(), handed down by it; without it a parent that died before the call
     is not noticed. See the module's text for the thread that must outlive the child.
@@ -140,7 +143,7 @@ def _lasting_thread() -> _LastingThread:
 
 
 def _forget_lasting_thread() -> None:
-    """A forked child has no threads but the one that forked."""
+    """Forget the thread in a forked child, which has none but the one that forked."""
     global _thread, _thread_lock
     _thread, _thread_lock = None, threading.Lock()
 
@@ -195,7 +198,7 @@ def is_alive(pid: int, since: float | None = None) -> bool:
 
 
 def running_in(directory: Path, name: str) -> list[psutil.Process]:
-    """Living processes whose program's name begins with name and whose working directory is this one.
+    """List living processes with this working directory whose program's name begins with `name`.
 
     A server that changes into its data directory is found by that surely, where a pid file may be stale or
     its pid be another program's by now. Only processes of this user are seen (as root, of all users).
@@ -236,7 +239,7 @@ def wait_until_ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool
 
 
 def wait_for_group(process: "subprocess.Popen[bytes]") -> int:
-    """Block until the child has ended, kills what is left of its process group, and return its exit status."""
+    """Block until the child has ended, kill what is left of its process group, and return its exit status."""
     if hasattr(os, "waitid"):
         # While the child is a zombie its group's number stays taken: the kill reaches that group and no other.
         with contextlib.suppress(ChildProcessError):  # somebody has waited for it already
@@ -246,3 +249,53 @@ def wait_for_group(process: "subprocess.Popen[bytes]") -> int:
     status = process.wait()  # macOS before Python 3.13
     kill_group(process.pid)
     return status
+
+
+# Each step: a signal, and the seconds to wait after it. SIGKILL comes after the last.
+Ladder = Sequence[tuple[signal.Signals, float]]
+
+
+def end_child(process: "subprocess.Popen[bytes]", ladder: Ladder) -> None:
+    """End our child and every process of its group, and reap it. One that somebody has reaped is left alone."""
+    if process.returncode is not None:
+        return  # its pid may be another program's by now
+    is_over = has_ended(process)
+    for step, seconds in ladder:
+        if is_over:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, step)  # not send_signal, which reaps a child that has just ended
+        is_over = wait_until_ended(process, seconds)
+    if not is_over:
+        kill_group(process.pid)
+    wait_for_group(process)
+
+
+def end_leftovers(directory: Path, name: str, ladder: Ladder) -> None:
+    """End every process of that name that works in the directory."""
+    found = running_in(directory, name)
+    if not found:
+        return
+    pids = ", ".join(str(process.pid) for process in found)
+    logger.info("ending %s left over from an earlier run (pid %s)", name, pids)
+    for step, seconds in ladder:
+        # To all: where the server itself is dead already, its children must be told one by one.
+        _send(found, step)
+        _wait_until_gone(found, seconds)
+        found = running_in(directory, name)
+        if not found:
+            return
+    _send(found, signal.SIGKILL)
+    _wait_until_gone(found, KILL_SECONDS)
+
+
+def _send(targets: list[psutil.Process], number: int) -> None:
+    for process in targets:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)  # psutil checks that the pid is still the same process
+
+
+def _wait_until_gone(targets: list[psutil.Process], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(is_alive(each.pid, each.create_time()) for each in targets) and time.monotonic() < deadline:
+        time.sleep(END_POLL_SECONDS)  # they are nobody's children: there is no event to wait for

@@ -1,19 +1,23 @@
-"""Logs: how a process writes its lines, as text for people or as a JSON object each for programs.
+"""Logs: how a process writes its lines, as text or as a JSON object each, and the log files of its children.
 
 What is known of the work at hand (a job, a chunk, a request, a trace) is set once, by whoever begins it, and stands in
-each line that its thread or task writes meanwhile. Imports the standard library only: model processes log too.
+each line that its thread or task writes meanwhile. A child has its log file itself as stdout and stderr, not a pipe: it
+never blocks on a slow reader, and its last words are there when its parent was killed. Files are opened for appending,
+so they can be shortened while they are written. Imports the standard library only: model processes log too.
 """
 
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
 TEXT: Final = "text"
 JSON: Final = "json"
@@ -97,3 +101,36 @@ def _log_last_error(kind: type[BaseException], error: BaseException, traceback: 
     logging.getLogger(__name__).critical(
         "Process %d ends with an error.", os.getpid(), exc_info=(kind, error, traceback)
     )
+
+
+MAX_LOG_BYTES = 20 * 1024 * 1024
+TAIL_BYTES = 8192
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Return the file opened for appending, made with its directory if need be, readable by its owner only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600, exist_ok=True)
+    rotate_log(path)
+    return path.open("ab", buffering=0)
+
+
+def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Move the content of a file that grew too large to PATH.1, replacing the last such.
+
+    The writer keeps its open file, so content is copied and then cut off; lines written in between are lost.
+    """
+    if path.exists() and path.stat().st_size > max_bytes:
+        shutil.copyfile(path, path.with_name(path.name + ".1"))
+        with path.open("r+b") as log:
+            log.truncate(0)
+
+
+def tail_of(path: Path | None, lines: int = 20) -> str:
+    """Return the last lines of the file for an error message, indented; empty when there is nothing to show."""
+    if path is None or not path.exists():
+        return ""
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        text = log.read().decode(errors="replace")
+    return "".join(f"\n    {line}" for line in text.splitlines()[-lines:])

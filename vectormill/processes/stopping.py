@@ -1,4 +1,4 @@
-"""Turns SIGINT, SIGTERM and SIGHUP into an event that threads can wait for."""
+"""Stopping: SIGINT, SIGTERM and SIGHUP as an event that threads can wait for."""
 
 import signal
 import threading

@@ -19,7 +19,7 @@ import psutil
 
 from vectormill.domain.errors import Unavailable
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.logfile import open_log, rotate_log, tail_of
+from vectormill.processes.logs import open_log, rotate_log, tail_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Supervisor:
     """Starts children, restarts those that die, stops them all. One object is one run."""
 
     def __init__(self, children: Sequence[ChildSpec], *, stopping: threading.Event | None = None) -> None:
-        """stopping, once set, ends every restart and a start that is under way; `stop` must still be called."""
+        """End every restart, and a start that is under way, once `stopping` is set; `stop` must still be called."""
         self._stopping = stopping or threading.Event()
         self._keepers = [_Keeper(spec, self._stopping) for spec in children]
 
@@ -85,7 +85,7 @@ class Supervisor:
     def start(self, timeout: float = 120.0) -> bool:
         """Start all children at once and wait until all are ready; False when a stop was asked for meanwhile.
 
-        Raises ChildNotReady, which names the child and shows the end of its log, when one is not ready after the
+        Raise ChildNotReady, which names the child and shows the end of its log, when one is not ready after the
         time-out (seconds) or ends again and again. Children are then still running: `stop` ends them.
         """
         for keeper in self._keepers:
@@ -123,7 +123,7 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """The children that run now, by name."""
+        """Return the pids of the children by name; None for one that does not run now."""
         return {keeper.spec.name: keeper.pid for keeper in self._keepers}
 
 

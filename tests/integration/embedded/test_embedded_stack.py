@@ -15,8 +15,8 @@ import redis
 
 from tests.clusters import connect, new_directory, servers_of, value
 from tests.waiting import wait_for
+from vectormill.embedded.data_dir import find_running
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed, StartCancelled
-from vectormill.embedded.running import find_running
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import lifetimes as processes
 

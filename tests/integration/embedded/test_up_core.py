@@ -17,7 +17,7 @@ import pytest
 
 from tests.clusters import connect, new_directory, value
 from tests.waiting import wait_for
-from vectormill.embedded.running import RunningStack, find_running
+from vectormill.embedded.data_dir import RunningStack, find_running
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import lifetimes as processes
 

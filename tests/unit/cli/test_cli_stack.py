@@ -13,8 +13,7 @@ from vectormill.cli import stack as stacks
 from vectormill.cli.app import main
 from vectormill.cli.stack import Stack, StackFailed, workplace
 from vectormill.domain.errors import Unavailable
-from vectormill.embedded.lock import LOCK_NAME, DirectoryLock
-from vectormill.embedded.running import RunningStack, write_note
+from vectormill.embedded.data_dir import LOCK_NAME, DirectoryLock, RunningStack, write_note
 from vectormill.processes.lifetimes import is_alive, started_at
 from vectormill.settings import load_settings
 

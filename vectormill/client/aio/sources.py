@@ -49,7 +49,7 @@ class SourceCalls(Transport):
         return await self.ask(source_operations.CHECK, collection, timeout=self.long_timeout)
 
     async def delete_source(self, collection: str) -> None:
-        """The collection follows nothing any more; its rows stay."""
+        """Remove the collection's source; its rows stay."""
         await self.ask(source_operations.DELETE, collection)
 
     async def push(
@@ -61,7 +61,7 @@ class SourceCalls(Transport):
         gzip: bool = False,
         idempotency_key: str | None = None,
     ) -> PushBody:
-        """Streams rows to a collection whose source is a push, and answers `{"run", "num_items", …}`.
+        """Stream rows to a collection whose source is a push, and return `{"run", "num_items", …}`.
 
         `complete` says that these are all rows: those of the collection that are not among them are deleted. When
         `items` can be iterated again, a lost connection is survived, as by `submit`.

@@ -40,7 +40,7 @@ GENERATION_HEADER = "Vectormill-Generation"
 
 @dataclass(slots=True)
 class Export:
-    """One body: where it is, how it is asked for, and what is said when it breaks off for good."""
+    """A body to fetch: where it is, how it is asked for, and the error when it breaks off for good."""
 
     path: str
     parameters: Mapping[str, Any]
@@ -113,7 +113,7 @@ Describe = Callable[[str], Export]
 
 
 class Results(Iterator[Row], Generic[Row]):
-    """Iterated once, in constant memory and in the order of the export; nothing is asked for before that.
+    """Rows of an export, iterated once, in constant memory and in order; nothing is asked for before that.
 
     Each `to_…` fetches all of it, by Parquet, whatever was iterated before.
     """

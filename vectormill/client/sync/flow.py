@@ -23,17 +23,17 @@ def pause(seconds: float) -> None:
 
 
 def prepare_items(items: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
-    """Rows as items."""
+    """Return rows as items."""
     return read_items(items, columns)
 
 
 def can_repeat(items: Iterable[ItemJson]) -> bool:
-    """Whether a second reading gives the same items."""
+    """Return whether a second reading gives the same items."""
     return iter(items) is not items
 
 
 def encode_body(items: Iterable[ItemJson], *, gzip: bool) -> Iterator[bytes]:
-    """Items as NDJSON, in parts fit for a stream."""
+    """Return items as NDJSON, in parts fit for a stream."""
     parts = encode_parts(items)
     return compress_parts(parts) if gzip else parts
 

@@ -44,7 +44,7 @@ class JobCalls(ExportTransport):
         progress: bool = False,
         **options: Unpack[RequestedArguments],
     ) -> JobBody:
-        """Streams the items as NDJSON and returns the new job. What `options` are and do: docs/CONFIGURATION.md.
+        """Stream the items as NDJSON and return the new job. What `options` are and do: docs/CONFIGURATION.md.
 
         Items are `{"key", "text"}` dictionaries, texts alone, or the rows of a table: a DataFrame of pandas or polars,
         a table or stream of batches of pyarrow. `text`, `key` and `pair` name columns, else `text`, and `key` or `id`;
@@ -179,7 +179,7 @@ class JobCalls(ExportTransport):
     def export(
         self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
     ) -> int:
-        """Streams the job's vectors into a file, or its other results, and returns the number of bytes.
+        """Stream the job's results into a file, and return the number of bytes.
 
         A path gets the whole export or is left as it was; a file object gets what came until an error. A lost
         connection is made again: NDJSON goes on behind the last line, another format begins anew, in a path alone.

@@ -50,7 +50,7 @@ class SourceCalls(Transport):
         return self.ask(source_operations.CHECK, collection, timeout=self.long_timeout)
 
     def delete_source(self, collection: str) -> None:
-        """The collection follows nothing any more; its rows stay."""
+        """Remove the collection's source; its rows stay."""
         self.ask(source_operations.DELETE, collection)
 
     def push(
@@ -62,7 +62,7 @@ class SourceCalls(Transport):
         gzip: bool = False,
         idempotency_key: str | None = None,
     ) -> PushBody:
-        """Streams rows to a collection whose source is a push, and answers `{"run", "num_items", …}`.
+        """Stream rows to a collection whose source is a push, and return `{"run", "num_items", …}`.
 
         `complete` says that these are all rows: those of the collection that are not among them are deleted. When
         `items` can be iterated again, a lost connection is survived, as by `submit`.

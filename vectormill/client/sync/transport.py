@@ -138,7 +138,7 @@ class Transport:
                 return
 
     def resumed_parts(self, open_parts: OpenParts, after: str | None = None) -> Iterator[bytes]:
-        """Parts of whole lines. A lost connection is made again behind the last line, as long as each brings more."""
+        """Yield parts of whole lines. Go on behind the last line of a lost connection, as long as each brings more."""
         pauses = self.retries.begin()
         while True:
             rest = b""

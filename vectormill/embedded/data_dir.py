@@ -1,10 +1,17 @@
-"""Holds a directory for one process, by flock: the kernel lets go when the holder dies, however it dies."""
+"""DataDir: the lock that one process holds on a directory, and the note of the stack that runs there.
 
+The lock is a flock: the kernel lets go when the holder dies, however it dies.
+"""
+
+import contextlib
 import fcntl
+import json
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from vectormill.embedded.account import write_private
 from vectormill.embedded.errors import AlreadyRunning
 from vectormill.processes import lifetimes as processes
 
@@ -24,7 +31,7 @@ class DirectoryLock:
     """A lock file that names its holder's pid. The file stays when it is released: to remove it would be a race."""
 
     def __init__(self, path: Path, directory: Path | None = None) -> None:
-        """directory is what the error calls the thing that is held; by default the lock file's own."""
+        """Name `directory` in errors as the thing that is held; by default the lock file's own."""
         self._path = path
         self._directory = directory or path.parent
         self._descriptor: int | None = None
@@ -56,3 +63,42 @@ class DirectoryLock:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
+
+
+FILE_NAME = "stack.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStack:
+    """The URLs of the servers of one running stack. They carry passwords, so only the owner may read the note."""
+
+    pid: int
+    started_at: float
+    database_url: str
+    redis_url: str
+    api_url: str | None = None
+    flower_url: str | None = None
+
+
+def write_note(data_dir: Path, stack: RunningStack) -> None:
+    """Leave the note, in place of an earlier one."""
+    write_private(data_dir / FILE_NAME, json.dumps(asdict(stack), indent=2) + "\n")
+
+
+def remove_note(data_dir: Path) -> None:
+    """Take the note away; its absence is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        (data_dir / FILE_NAME).unlink()
+
+
+def find_running(data_dir: Path) -> RunningStack | None:
+    """Return the stack that runs on this directory; None when there is none, or only the note of one that was killed.
+
+    Raise PermissionError when the stack is another user's.
+    """
+    try:
+        note = json.loads((data_dir.expanduser() / FILE_NAME).read_text(encoding="utf-8"))
+        stack = RunningStack(**note)
+    except (FileNotFoundError, ValueError, TypeError):
+        return None  # none, or one of another version
+    return stack if processes.is_alive(stack.pid, stack.started_at) else None
