@@ -82,7 +82,7 @@ def process_batch(held: HeldBatch) -> None:
 
 
 def give_up(held: HeldBatch) -> None:
-    """Fail a batch that was claimed so often and did not come through. Raises LeaseLost."""
+    """Fail a batch that was claimed so often and did not come through. Raise LeaseLost."""
     reason = f"{held.lease.describe_attempts()} VECTORMILL_MAX_ATTEMPTS is {held.settings.max_attempts}."
     with held.engine.begin() as connection:
         fail_batch(connection, held.lease, [BatchFault("not_processed", reason)], held.batch.num_lines)

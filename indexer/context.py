@@ -60,7 +60,7 @@ class ClaimProgress:
         job_id: UUID | None = None,
         generation_id: int | None = None,
     ) -> None:
-        """Record the counts, which become those of this object when the caller has committed. Raises LeaseLost."""
+        """Record the counts, which become those of this object when the caller has committed. Raise LeaseLost."""
         save_run(
             connection,
             self.lease,

@@ -126,7 +126,7 @@ class Follower(Loop):
 def follow_collection(engine: Engine, settings: Settings, registry: Registry, collection_id: int) -> bool:
     """Bring some changed keys of a collection up to date; whether there may be more to do at once.
 
-    Raises SourceFailed, and what a submission raises; the changes wait then.
+    Raise SourceFailed, and what a submission raises; the changes wait then.
     """
     with engine.connect() as holding, holding.begin():
         if not try_to_follow(holding, collection_id):

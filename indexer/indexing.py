@@ -86,7 +86,7 @@ class PhaseProgress:
 
 
 def index(context: RunContext) -> None:
-    """The phase: of the generation that the run writes, or the collection's live one."""
+    """Bring the indexes of the generation that the run writes, or of the live one, to what is wanted."""
     build_indexes(context, load_generation(context))
 
 
@@ -94,7 +94,7 @@ def build_indexes(context: RunContext, generation: Generation) -> None:
     """Build what is wanted and not there, and drop what is there and not wanted.
 
     A run of kind `index` may ask for more by its options: `rebuild`, `drop`, m, ef_construction, workers, memory_bytes.
-    Raises RunCancelled and LeaseLost as `context.check` does, and psycopg.Error.
+    Raise RunCancelled and LeaseLost as `context.check` does, and psycopg.Error.
     """
     progress = PhaseProgress(context)
     options = context.run.options if context.run.kind == INDEX else {}
@@ -270,7 +270,7 @@ def _build_once(
 
 
 def _leave_nothing(context: RunContext, generation: Generation) -> None:
-    """After a build that failed or was cancelled. What cannot be removed now, the next attempt removes."""
+    """Drop what a failed or cancelled build left. What cannot be dropped now, the next attempt drops."""
     try:
         for index in load_indexes(context, generation):
             if index.is_ours and not index.is_valid:
@@ -280,7 +280,7 @@ def _leave_nothing(context: RunContext, generation: Generation) -> None:
 
 
 def drop_vector_indexes(progress: PhaseProgress, generation: Generation, because: str) -> None:
-    """Ours; one that somebody made by hand stays."""
+    """Drop Vectormill's own vector indexes; one that somebody made by hand stays."""
     context = progress.context
     for index in load_indexes(context, generation):
         if index.is_vector_index and index.is_ours:

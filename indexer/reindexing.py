@@ -195,7 +195,7 @@ _OPEN_JOBS_ONLY: Final = 2**63 - 1
 
 
 def open_run_source(context: RunContext) -> RunSource:
-    """Open the collection's source, or the texts that it keeps. Raises SourceNotFound and InvalidOption."""
+    """Open the collection's source, or the texts that it keeps. Raise SourceNotFound and InvalidOption."""
     run = context.run
     if "carry_from" in run.options:
         return open_carried(context)
@@ -310,7 +310,7 @@ def max_change_share(options: Any) -> float:
 
 
 def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
-    """A renamed row, and a passage that only moved, get the vector that their text has in the generation."""
+    """Give a renamed row, and a passage that only moved, the vector that their text has in the generation."""
     run = context.run
     if run.counts.num_new + run.counts.num_changed == 0:
         return
@@ -353,7 +353,7 @@ class EncodingEnded(RunError):
 
 
 def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
-    """`wait` sleeps for the pause between two looks at the job."""
+    """Write what differs: metadata at once, new and changed texts by a job. `wait` sleeps between two looks at it."""
     run = context.run
     job_id = find_own_job(context, progress, run.job_id)
     num_refused = update_metadata(
@@ -384,7 +384,7 @@ def find_own_job(context: RunContext, progress: ClaimProgress, job_id: UUID | No
 
 
 def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
-    """Everything that is staged and has no vector yet, as one job; None if that is nothing.
+    """Submit everything that is staged and has no vector yet as one job; return None if that is nothing.
 
     The run is held while anything is written: an indexer that lost it leaves no job in the run's place.
     """
@@ -432,7 +432,7 @@ def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
 def update_metadata(context: RunContext, progress: ClaimProgress) -> int:
     """Give rows whose text is unchanged their metadata, without touching the table that has the vectors.
 
-    Answers how many texts Postgres refused to keep.
+    Return how many texts Postgres refused to keep.
     """
     run = context.run
     if progress.counts.num_metadata_only == 0:
@@ -487,13 +487,13 @@ def await_job(context: RunContext, progress: ClaimProgress, job_id: UUID, wait: 
 
 
 def _pause_of(job: Job) -> float:
-    """Short for a job that may be over in a moment, long for one that has hours to go."""
+    """Return a short pause for a job that may be over in a moment, a long one for a job that takes hours."""
     eta = job.eta_seconds
     return 0.1 if eta is None else min(2.0, max(0.05, 0.1 * eta))
 
 
 def delete_failed(context: RunContext, progress: ClaimProgress, job: Job) -> None:
-    """A text that cannot be encoded has no vector; the one of its former text would be found for what it is not."""
+    """Delete the rows whose text could not be encoded: the vector of their former text would be found for it."""
     run = context.run
     after, num_deleted, num_failed = -1, 0, 0
     while True:

@@ -64,7 +64,7 @@ def row(key: str, content: str, **metadata: Any) -> Item:
 
 
 def make_collection(engine: Engine, name: str = "docs") -> None:
-    """An empty collection of vectors as the stand-in worker makes them."""
+    """Make an empty collection of vectors as the stand-in worker makes them."""
     submit(engine, [Item("seed", b"seed")], collection=name)
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM vectormill.jobs"))
@@ -77,7 +77,7 @@ def indexing(
     on_open: Callable[[RunContext], object] = lambda context: None,
     **settings: Any,
 ) -> Iterator[threading.Event]:
-    """An indexer while the block runs; the event ends it."""
+    """Run an indexer during the block; the event ends it."""
 
     def open_source(context: RunContext) -> Any:
         on_open(context)
@@ -112,7 +112,7 @@ def look(engine: Engine, run_id: UUID) -> Run:
 
 
 def await_run(engine: Engine, run_id: UUID) -> Run:
-    """The run when it has ended or is held."""
+    """Return the run when it has ended or is held."""
 
     def is_over() -> Run | None:
         run = look(engine, run_id)
@@ -122,7 +122,7 @@ def await_run(engine: Engine, run_id: UUID) -> Run:
 
 
 def contents(engine: Engine, name: str = "docs") -> dict[str, tuple[bytes, Mapping[str, Any] | None]]:
-    """What the collection has: by key the hash of the text and the metadata."""
+    """Return the rows of the collection: by key the hash of the text and the metadata."""
     with engine.connect() as connection:
         rows = connection.execute(text(f"SELECT key, content_hash, metadata FROM public.{name}"))
         return {row.key: (bytes(row.content_hash), row.metadata) for row in rows}
@@ -139,6 +139,6 @@ COUNT_ENCODED = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.jobs WH
 
 
 def count_encoded(engine: Engine) -> int:
-    """Items of all jobs that runs have submitted."""
+    """Count the items of all jobs that runs have submitted."""
     with engine.connect() as connection:
         return int(connection.execute(COUNT_ENCODED).scalar_one())

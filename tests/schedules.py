@@ -26,7 +26,7 @@ LIST_RUNS = text("""
 
 
 def make_collection(engine: Engine, name: str, kind: str = "sql") -> None:
-    """A collection with a source that nobody reads."""
+    """Make a collection with a source that nobody reads."""
     submit(engine, make_items(1), collection=name)
     add_source(engine, name, kind)
 
@@ -37,14 +37,14 @@ def add_source(engine: Engine, name: str, kind: str = "sql") -> None:
 
 
 def make_schedule(engine: Engine, name: str, cron: str = "0 2 * * *", **given: Any) -> Schedule:
-    """A schedule of the collection that is named as it is, unless another is given."""
+    """Make a schedule of the collection of its name, unless another is given."""
     collection = given.pop("collection", name)
     with engine.begin() as connection:
         return create_schedule(connection, NewSchedule(name, collection, cron, **given))
 
 
 def make_due(engine: Engine, name: str, ago: timedelta = timedelta()) -> datetime:
-    """As if the schedule had been due so long ago, and nobody had looked since."""
+    """Let the schedule have been due so long ago, with nobody looking since."""
     with engine.begin() as connection:
         moment: datetime = connection.execute(SET_DUE, {"name": name, "ago": ago}).scalar_one()
         return moment

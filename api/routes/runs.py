@@ -89,13 +89,13 @@ def choose_spec(
 def get_runs_of_collection(
     resources: ResourcesDependency, name: CollectionName, wanted: Annotated[PageFilter, Query()]
 ) -> RunPage:
-    """Runs of a collection, newest first."""
+    """List the runs of a collection, newest first."""
     return read_page(resources, name, wanted)
 
 
 @serve(router, operations.LIST)
 def get_runs(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> RunPage:
-    """Runs of all collections, newest first."""
+    """List the runs of all collections, newest first."""
     return read_page(resources, None, wanted)
 
 
@@ -112,14 +112,14 @@ def read_page(resources: Resources, collection: str | None, wanted: PageFilter) 
 
 @serve(router, operations.SHOW)
 def get_run(resources: ResourcesDependency, run_id: RunId) -> RunBody:
-    """The run as it stands now."""
+    """Show a run as it stands now."""
     with resources.engine.connect() as connection:
         run = find_run(connection, run_id)
         return describe_run(run, find_encoding_job(connection, run))
 
 
 def find_encoding_job(connection: Connection, run: Run) -> Job | None:
-    """The job that a run waits for at this moment."""
+    """Return the job that a run waits for at this moment, if any."""
     if run.job_id is None or run.phase != ENCODING or run.is_terminal:
         return None
     try:

@@ -47,7 +47,7 @@ LAST_MICROSECOND: Final = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelt
 def parse_schedule_name(name: Annotated[str, Path(description="The schedule's name.")]) -> str:
     """Return the name if a schedule can have it.
 
-    Raises ScheduleNotFound.
+    Raise ScheduleNotFound.
     """
     if not SCHEDULE_NAME.fullmatch(name):
         raise ScheduleNotFound
@@ -69,7 +69,7 @@ def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> Sche
 
 @serve(router, operations.LIST)
 def get_schedules(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> SchedulePage:
-    """Schedules, the oldest first."""
+    """List all schedules, the oldest first."""
     with resources.engine.connect() as connection:
         found = list_schedules(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
     page = found[: wanted.limit]
@@ -81,7 +81,7 @@ def get_schedules(resources: ResourcesDependency, wanted: Annotated[PageFilter, 
 
 @serve(router, operations.SHOW)
 def get_schedule(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
-    """One schedule: when it is due next, and what its runs came to."""
+    """Show a schedule: when it is due next, and what its runs came to."""
     with resources.engine.connect() as connection:
         return describe_schedule(find_schedule(connection, name))
 
@@ -98,7 +98,7 @@ def patch_schedule(resources: ResourcesDependency, name: ScheduleName, body: Sch
 
 @serve(router, operations.DELETE)
 def remove_schedule(resources: ResourcesDependency, name: ScheduleName) -> None:
-    """Nothing is due any more. Runs that it made stay, and one that goes on does."""
+    """Delete a schedule. Runs that it made stay, and one that is carried out goes on."""
     with resources.engine.begin() as connection:
         delete_schedule(connection, name)
 
@@ -121,7 +121,7 @@ def post_resume(resources: ResourcesDependency, name: ScheduleName) -> ScheduleB
 def post_run(
     resources: ResourcesDependency, name: ScheduleName, idempotency_key: IdempotencyKey
 ) -> ScheduledRunBody:
-    """A run now, beside the due times; it waits for one of the collection that goes on."""
+    """Start a run now, beside the due times; it waits while another run of the collection is carried out."""
 
     def make() -> str:
         return str(run_schedule_now(connection, name))

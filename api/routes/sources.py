@@ -78,7 +78,7 @@ async def put_source(
     body: SourceRequest,
     wanted: Annotated[SourceParameters, Query()],
 ) -> SourceBody:
-    """Sets where the texts of a collection come from, after a look at the first rows. Nothing is read into it yet."""
+    """Set where the texts of a collection come from, after a look at the first rows. Nothing is read into it yet."""
     source = make_source(body, resources.settings)
 
     def save() -> SourceBody:
@@ -137,14 +137,14 @@ def get_source(name: CollectionName, resources: ResourcesDependency) -> SourceBo
 
 @serve(router, operations.DELETE)
 def remove_source(name: CollectionName, resources: ResourcesDependency) -> None:
-    """The collection follows nothing any more; its rows stay."""
+    """Delete the source of a collection; its rows stay."""
     with resources.engine.begin() as connection:
         delete_source(connection, name)
 
 
 @serve(router, operations.CHECK)
 def post_check(name: CollectionName, resources: ResourcesDependency) -> SourceCheckBody:
-    """Reads the first rows of the source as it is kept; changes nothing."""
+    """Read the first rows of the source as it is kept; nothing is changed."""
     with resources.engine.connect() as connection:
         saved = find_source(connection, name)
     return describe_check(look(saved.source, name, resources))
@@ -152,7 +152,7 @@ def post_check(name: CollectionName, resources: ResourcesDependency) -> SourceCh
 
 @serve(router, operations.FOLLOWING)
 def get_following(name: CollectionName, resources: ResourcesDependency) -> FollowingBody:
-    """The table that the collection follows, and what of it waits."""
+    """Show the table that the collection follows, and how many of its changes wait."""
     with resources.engine.connect() as connection:
         return describe_following(name, find_following(connection, name))
 
@@ -193,7 +193,7 @@ async def post_push(
     wanted: Annotated[PushParameters, Query()],
     idempotency_key: IdempotencyKey,
 ) -> PushBody:
-    """Takes rows as a stream of NDJSON (gzip accepted) for a run that follows them. All of them, or none.
+    """Take rows as a stream of NDJSON (gzip accepted) for a run that follows them. All of them, or none.
 
     They are parsed and written in threads, block by block. Leaving early, for an error or because the client left,
     fails the run and removes what was written.

@@ -142,7 +142,7 @@ FIND_INDEX: Final = text("""
 
 
 def find_vector_index(connection: Connection, generation: Generation) -> str | None:
-    """The name of an index on the generation's vectors that is ready; None when there is none."""
+    """Return the name of a valid index on the generation's vectors; None when there is none."""
     table = f"vectormill.{generation.table_name}"
     name: str | None = connection.execute(FIND_INDEX, {"table": table}).scalar_one_or_none()
     return name
@@ -156,7 +156,7 @@ SAMPLE_ROWS: Final = """
 
 
 def sample_rows(connection: Connection, generation: Generation, size: int) -> list[tuple[str, str]]:
-    """(key, embedding as SQL writes it) of so many rows by chance, or of all when there are fewer.
+    """Return key and embedding, as SQL writes it, of so many random rows, or of all when there are fewer.
 
     From blocks by chance, so that rows which lie together are met together; cheap whatever the table's size.
     """
@@ -184,7 +184,7 @@ READ_THE_INDEX: Final = text("SET LOCAL enable_seqscan = off")
 def find_nearest(
     connection: Connection, generation: Generation, row: tuple[str, str], limit: int, *, is_exact: bool
 ) -> list[tuple[str, float]]:
-    """(key, distance) of the nearest to a sampled row, without itself. The index is asked as a search asks it."""
+    """Return key and distance of the rows nearest to a sampled one, itself left out, as a search finds them."""
     kind = choose_vector_type(generation.spec, in_collection=True)
     column = f"bit({int(generation.spec.dimensions)})" if kind.name == BINARY else kind.column
     statement = FIND_NEAREST.format(

@@ -161,7 +161,7 @@ def state_at_end(counts: RunCounts) -> str:
 
 
 def state_after_cancel(state: str) -> str:
-    """Return `cancelling` while an indexer holds the run, which ends it; else `cancelled`. Raises WrongRunState."""
+    """Return `cancelling` while an indexer holds the run, which ends it; else `cancelled`. Raise WrongRunState."""
     if state in (CANCELLING, CANCELLED):
         return state
     if state == RUNNING:
@@ -172,7 +172,7 @@ def state_after_cancel(state: str) -> str:
 
 
 def state_after_confirm(state: str) -> str:
-    """Return the state in which a held run waits for an indexer again. Raises WrongRunState."""
+    """Return the state in which a held run waits for an indexer again. Raise WrongRunState."""
     if state == HELD:
         return QUEUED
     raise WrongRunState(f"The run is {state}; only a held one can be confirmed.")

@@ -87,7 +87,7 @@ def create_run(
     """Make a run that an indexer claims after COMMIT; return None if its schedule has one of this due time.
 
     `spec` is that asked for, None for the live generation's; an `error` is that of one made `skipped` or `failed`.
-    Raises CollectionNotFound.
+    Raise CollectionNotFound.
     """
     values = {
         "id": uuid4(),
@@ -124,7 +124,7 @@ def refuse_without_texts(connection: Connection, collection: str) -> None:
 
 
 def find_run(connection: Connection, run_id: UUID) -> Run:
-    """Return the run as it stands now. Raises RunNotFound."""
+    """Return the run as it stands now. Raise RunNotFound."""
     row = connection.execute(FIND_RUN, {"run_id": run_id}).one_or_none()
     if row is None:
         raise RunNotFound
@@ -168,7 +168,7 @@ def list_runs(
 ) -> list[Run]:
     """List runs, newest first, of one collection or of all; `before` is position_of the last one that is known.
 
-    Raises CollectionNotFound.
+    Raise CollectionNotFound.
     """
     last = position_of_last()
     values: dict[str, Any] = {
@@ -224,7 +224,7 @@ CONFIRM_RUN = text("""
 def confirm_run(connection: Connection, run_id: UUID) -> Run:
     """Let a held run read again and change as much as it was held for; more is held again.
 
-    Raises RunNotFound, and WrongRunState unless it is held.
+    Raise RunNotFound, and WrongRunState unless it is held.
     """
     run = _lock(connection, run_id)
     connection.execute(CONFIRM_RUN, {"run_id": run_id, "state": state_after_confirm(run.state)})
@@ -232,7 +232,7 @@ def confirm_run(connection: Connection, run_id: UUID) -> Run:
 
 
 def _lock(connection: Connection, run_id: UUID) -> Run:
-    """Lock the run until the transaction ends, and return it. Raises RunNotFound."""
+    """Lock the run until the transaction ends, and return it. Raise RunNotFound."""
     connection.execute(LOCK_RUN, {"run_id": run_id})
     return find_run(connection, run_id)
 
@@ -348,13 +348,13 @@ def save_run(
     job_id: UUID | None = None,
     generation_id: int | None = None,
 ) -> None:
-    """Record how far the run is; None leaves a value as it is. Raises LeaseLost."""
+    """Record how far the run is; None leaves a value as it is. Raise LeaseLost."""
     values = {"seq": seq, "job_id": job_id, "generation_id": generation_id, **asdict(counts)}
     lease.keep(connection, SAVE_RUN, phase=phase, **values)
 
 
 def hold_run(connection: Connection, lease: Lease) -> None:
-    """Lock the run until the transaction ends: nobody cancels or claims it. Raises LeaseLost and RunCancelled."""
+    """Lock the run until the transaction ends: nobody cancels or claims it. Raise LeaseLost and RunCancelled."""
     if lease.keep(connection) == CANCELLING:
         raise RunCancelled
 
@@ -365,7 +365,7 @@ REPORT_RUN = RUNS.compose_keeping(
 
 
 def report_run(connection: Connection, lease: Lease, phase: str, found: Mapping[str, Any]) -> None:
-    """Record what a phase found, in place of what it had found before. Raises LeaseLost."""
+    """Record what a phase found, in place of what it had found before. Raise LeaseLost."""
     lease.keep(connection, REPORT_RUN, phase=phase, found=to_jsonb(dict(found)))
 
 
@@ -373,7 +373,7 @@ FORGET_ATTEMPTS = RUNS.compose_keeping("attempt = 1")
 
 
 def forget_attempts(connection: Connection, lease: Lease) -> None:
-    """Count the present attempt as the first, because the run has advanced in it. Raises LeaseLost."""
+    """Count the present attempt as the first, because the run has advanced in it. Raise LeaseLost."""
     lease.keep(connection, FORGET_ATTEMPTS)
 
 
@@ -386,11 +386,11 @@ END_RUN = RUNS.compose_release("""
 
 
 def end_run(connection: Connection, lease: Lease, state: str, error: str | None = None) -> None:
-    """End the run in this state, or hold it. Raises LeaseLost."""
+    """End the run in this state, or hold it. Raise LeaseLost."""
     lease.release(connection, END_RUN, state=state, error=error)
 
 
 def abandon_run(connection: Connection, lease: Lease, state: str, reason: str | None = None) -> None:
-    """End the run in this state, and cancel the job that encodes for it. Raises LeaseLost."""
+    """End the run in this state, and cancel the job that encodes for it. Raise LeaseLost."""
     end_run(connection, lease, state, reason)
     cancel_encoding(connection, find_run(connection, lease.key))

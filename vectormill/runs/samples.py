@@ -39,7 +39,7 @@ SAMPLE_KEPT_TEXTS: Final = """
 
 
 def sample_kept_texts(connection: Connection, generation: Generation, size: int) -> list[Item]:
-    """So many items by chance whose texts are kept, or fewer."""
+    """Return up to `size` random items whose texts are kept."""
     table = generation.table_name
     content = send_text(choose_kind(generation.spec).text_columns, "kept")
     attributes = attributes_name(generation.id)
@@ -63,7 +63,7 @@ SAMPLE_PAYLOADS: Final = text("""
 
 
 def sample_chunks(connection: Connection, generation: Generation, num_chunks: int) -> Iterator[Items]:
-    """The items of chunks by chance whose results the generation got."""
+    """Yield the items of random chunks whose results the generation got."""
     values = {"generation_id": generation.id, "limit": num_chunks}
     for payload in connection.execute(SAMPLE_PAYLOADS, values).scalars():
         yield decode_payload(payload)
@@ -231,8 +231,9 @@ def encode_again(
     check: Callable[[], None],
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[Results, npt.NDArray[np.bool_]]:
-    """Results in the order of the items, and whether each could be encoded: float32 [n, dimensions], or the records as
-    a collection keeps them. Raise EncodingTimeout.
+    """Return results in the order of the items, and whether each could be encoded.
+
+    Results are float32 [n, dimensions], or the records as a collection keeps them. Raise EncodingTimeout.
     """
     spec = generation.spec
     if generation.kind == VECTORS:

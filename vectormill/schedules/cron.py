@@ -35,7 +35,7 @@ _DAY: Final = timedelta(days=1)
 
 
 def check_cron(cron: str) -> str:
-    """The expression in plain fields with one space between them, nicknames spelled out. Raises InvalidOption."""
+    """Return the expression in plain fields with one space between them, nicknames spelled out. Raise InvalidOption."""
     written = NICKNAMES.get(cron.strip().lower(), cron)
     fields = written.split()
     said = f"The cron expression {cron[:MAX_CRON_CHARS]!r} cannot be used: "
@@ -61,7 +61,7 @@ def check_cron(cron: str) -> str:
 
 
 def find_timezone(name: str) -> ZoneInfo:
-    """The zone of the tz database. Raises InvalidOption for a name that it does not have."""
+    """Return the zone of the tz database. Raise InvalidOption for a name that it does not have."""
     try:
         if len(name) <= MAX_TIMEZONE_CHARS and name.isascii() and name.isprintable():
             return ZoneInfo(name)
@@ -74,15 +74,15 @@ def find_timezone(name: str) -> ZoneInfo:
 
 
 def next_due(cron: str, timezone: str, after: datetime) -> datetime:
-    """The first time later than `after` at which the expression is due, in UTC; `after` is of any zone.
+    """Return the first time later than `after` at which the expression is due, in UTC; `after` is of any zone.
 
-    Raises InvalidOption when the expression or the zone cannot be used.
+    Raise InvalidOption when the expression or the zone cannot be used.
     """
     return _next(check_cron(cron), find_timezone(timezone), after)
 
 
 def newest_due(cron: str, timezone: str, first: datetime, now: datetime) -> datetime:
-    """The last due time that is not after `now`, in UTC; `first` is one, however long ago.
+    """Return the last due time that is not after `now`, in UTC; `first` is a due time, however long ago.
 
     Looks back in windows that double, so that three missed years of an expression that is due every minute cost no more
     than one missed day.
@@ -118,7 +118,7 @@ def _next_at_a_time(expression: str, zone: tzinfo, start: datetime) -> datetime:
 
 
 def _next_by_the_clock(expression: str, zone: ZoneInfo, start: datetime) -> datetime:
-    """Due times of one offset after the other: between two changes of the clocks there is nothing to treat.
+    """Return the next due time, one offset from UTC after the other: between two changes it is plain arithmetic.
 
     cronsim 2.8 itself goes in steps of whole hours, and on Lord Howe Island, whose clocks change by half an hour,
     misses what is due after a change.
@@ -134,7 +134,7 @@ def _next_by_the_clock(expression: str, zone: ZoneInfo, start: datetime) -> date
 
 
 def _find_change(zone: ZoneInfo, start: datetime, end: datetime, offset: timedelta) -> datetime | None:
-    """The first second from `start` to `end` with another offset. No zone leaves an offset for less than a day."""
+    """Return the first second from `start` to `end` with another offset. No offset lasts less than a day."""
     before = start
     if _offset(zone, before) != offset:
         return before

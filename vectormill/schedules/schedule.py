@@ -96,7 +96,7 @@ class ScheduledRun:
 
 
 def check_schedule_name(name: str) -> str:
-    """The name itself. Raises InvalidOption with the rule."""
+    """Return the name if a schedule may have it. Raise InvalidOption with the rule."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise InvalidOption(
             f"The schedule name {name[:80]!r} cannot be used: it has letters, digits, '.', '_' and '-', at most 63, "
@@ -106,7 +106,7 @@ def check_schedule_name(name: str) -> str:
 
 
 def check_overlap(overlap: str) -> str:
-    """The choice itself. Raises InvalidOption."""
+    """Return the overlap if it is one of OVERLAPS. Raise InvalidOption."""
     if overlap not in OVERLAPS:
         raise InvalidOption(f"The overlap {overlap[:80]!r} is none of {' and '.join(OVERLAPS)}.")
     return overlap

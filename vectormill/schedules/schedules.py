@@ -81,7 +81,7 @@ LIST_SCHEDULES = text(f"""{SCHEDULES_WITH_RUNS}
 
 
 def find_schedule(connection: Connection, name: str) -> Schedule:
-    """Raises ScheduleNotFound."""
+    """Return a schedule with what its runs came to. Raise ScheduleNotFound."""
     row = connection.execute(FIND_SCHEDULE, {"name": name}).one_or_none()
     if row is None:
         raise _not_found(name)
@@ -91,7 +91,7 @@ def find_schedule(connection: Connection, name: str) -> Schedule:
 def list_schedules(
     connection: Connection, *, collection: str | None = None, after: int | None = None, limit: int = 200
 ) -> Sequence[Schedule]:
-    """The oldest first; `after` is the id of the last one that is known already."""
+    """List schedules, the oldest first; `after` is the id of the last one that is known already."""
     values = {"collection": collection, "after": after, "limit": limit}
     return [_schedule(row) for row in connection.execute(LIST_SCHEDULES, values)]
 
@@ -114,9 +114,9 @@ INSERT_SCHEDULE = text("""
 
 
 def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
-    """The schedule, first due after now on the database's clock.
+    """Create a schedule, which is first due after now on the database's clock.
 
-    Raises InvalidOption, CollectionNotFound, SourceNotFound, and Conflict when the name is taken.
+    Raise InvalidOption, CollectionNotFound, SourceNotFound, and Conflict when the name is taken.
     """
     check_schedule_name(new.name)
     cron = check_cron(new.cron)
@@ -196,7 +196,10 @@ PAUSE_SCHEDULE = text("""
 
 
 def pause_schedule(connection: Connection, name: str) -> Schedule:
-    """No due time makes a run until it is resumed; a run that goes on is left alone. Raises ScheduleNotFound."""
+    """Pause a schedule: no due time makes a run until it is resumed; a run goes on.
+
+    Raise ScheduleNotFound.
+    """
     if connection.execute(PAUSE_SCHEDULE, {"name": name}).one_or_none() is None:
         raise _not_found(name)
     return find_schedule(connection, name)
@@ -208,7 +211,10 @@ RESUME_SCHEDULE = text("""
 
 
 def resume_schedule(connection: Connection, name: str) -> Schedule:
-    """It is due again after now: what was missed in the pause stays missed. Raises ScheduleNotFound."""
+    """Resume a schedule, which is due again after now: what was missed in the pause stays missed.
+
+    Raise ScheduleNotFound.
+    """
     row = lock_schedule(connection, name)
     # One that was not paused may be due this very moment, and that time is not to be lost.
     if row.paused_at is not None:
@@ -228,7 +234,7 @@ FIND_SCHEDULED_RUN = text(f"{SCHEDULED_RUNS} WHERE runs.id = :id")
 
 
 def find_scheduled_run(connection: Connection, run_id: UUID) -> ScheduledRun:
-    """Return a run as the history of its schedule has it. Raises RunNotFound."""
+    """Return a run as the history of its schedule has it. Raise RunNotFound."""
     row = connection.execute(FIND_SCHEDULED_RUN, {"id": run_id}).one_or_none()
     if row is None:
         raise RunNotFound
@@ -249,7 +255,7 @@ LIST_RUNS_OF_SCHEDULE = text(f"""{SCHEDULED_RUNS}
 def list_scheduled_runs(
     connection: Connection, name: str, *, before: datetime | None = None, limit: int = 50
 ) -> Sequence[ScheduledRun]:
-    """The history of a schedule, newest first, skipped runs with it. Raises ScheduleNotFound."""
+    """List the runs of a schedule, newest first, with those that were skipped. Raise ScheduleNotFound."""
     schedule_id = connection.execute(FIND_SCHEDULE_ID, {"name": name}).scalar_one_or_none()
     if schedule_id is None:
         raise _not_found(name)
@@ -270,13 +276,13 @@ DELETE_SCHEDULE = text("DELETE FROM vectormill.schedules WHERE name = :name RETU
 
 
 def delete_schedule(connection: Connection, name: str) -> None:
-    """Its runs stay, without it. Raises ScheduleNotFound."""
+    """Delete a schedule; its runs stay, without it. Raise ScheduleNotFound."""
     if connection.execute(DELETE_SCHEDULE, {"name": name}).one_or_none() is None:
         raise _not_found(name)
 
 
 def lock_schedule(connection: Connection, name: str) -> Row[Any]:
-    """The row, and the database's time. Raises ScheduleNotFound."""
+    """Lock a schedule until the transaction ends; return its row and the database's time. Raise ScheduleNotFound."""
     row = connection.execute(LOCK_SCHEDULE, {"name": name}).one_or_none()
     if row is None:
         raise _not_found(name)
@@ -321,7 +327,7 @@ LIST_DUE_SCHEDULES = text("""
 
 
 def list_due_schedules(connection: Connection) -> Sequence[int]:
-    """Ids, the longest due first."""
+    """List the ids of schedules that are due, the longest due first."""
     return list(connection.execute(LIST_DUE_SCHEDULES).scalars())
 
 
@@ -368,7 +374,7 @@ MOVE_DUE_TIME = text("""
 
 
 def fire_schedule(connection: Connection, schedule_id: int) -> Firing | None:
-    """Makes the run of a schedule that is due, in the caller's transaction; None when somebody else did or does.
+    """Make the run of a schedule that is due, in the caller's transaction; None if another scheduler did or does.
 
     Of several due times that nobody was there for the newest makes a run, and the others none: each would read the
     same source.
@@ -389,7 +395,7 @@ def fire_schedule(connection: Connection, schedule_id: int) -> Firing | None:
 
 
 def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
-    """The state of the new run, and the reason when it is not to be carried out."""
+    """Return the state of the new run, and the reason when it is not to be carried out."""
     if row.overlap == SKIP:
         other = connection.execute(FIND_OPEN_RUN, {"collection_id": row.collection_id}).one_or_none()
         if other is None:
@@ -408,7 +414,7 @@ def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
 
 
 def run_schedule_now(connection: Connection, name: str) -> UUID:
-    """A run beside the due times; it waits for one that is going on. Raises ScheduleNotFound."""
+    """Make a run beside the due times; it waits for one that is carried out. Raise ScheduleNotFound."""
     run = _create_run(connection, lock_schedule(connection, name), None, QUEUED, None)
     assert run is not None  # without a due time it collides with none
     return run.id

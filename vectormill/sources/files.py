@@ -28,7 +28,7 @@ from vectormill.webhooks.targets import refuse_address
 
 
 def check_local(path: Path, root: Path | None) -> Path:
-    """The path, if it lies below the root, links followed. A relative one begins there. Raises SourceFailed."""
+    """Return the path if it lies below the root, links followed; a relative one begins there. Raise SourceFailed."""
     if root is None:
         if not path.is_absolute():
             raise SourceFailed(
@@ -114,7 +114,7 @@ class FileReader:
         return num_rows
 
     def _find_files(self) -> Iterator[tuple[Any, str]]:
-        """Raises SourceFailed when a pattern fits no file: what vanished is not the same as what is empty."""
+        """Yield the files of all patterns. Raise SourceFailed for a pattern without files: vanished is not empty."""
         known: set[str] = set()
         for pattern in self._options.files:
             store, name = open_store(pattern, self._place.settings.source_root)
@@ -162,7 +162,7 @@ class FileReader:
 
 
 def open_store(name: str, root: Path | None) -> tuple[Any, str]:
-    """The file system that a path, glob or URL belongs to, and the name there. Raises SourceFailed."""
+    """Return the file system that a path, glob or URL belongs to, and the name there. Raise SourceFailed."""
     protocol = name.partition("://")[0] if "://" in name else "file"
     if "::" in name or protocol not in STORES:
         raise SourceFailed(
@@ -226,7 +226,7 @@ def read_stamp(store: Any, path: str) -> dict[str, Any]:
 
 
 def open_bytes(store: Any, path: str) -> BinaryIO:
-    """Local files as they are: fsspec's own opener leaves them open behind a reader of text."""
+    """Open a file for reading, a local one directly: fsspec's opener leaves it open behind a reader of text."""
     if not isinstance(store, LocalFileSystem):
         return cast("BinaryIO", store.open(path, "rb"))
     if not Path(path).is_file():
@@ -245,7 +245,7 @@ def unpacked(raw: Any, path: str) -> BinaryIO:
 
 
 def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) -> Iterator[PickedColumns]:
-    """Every cell is text. Bytes that are not UTF-8 make their own row fail, as half of a surrogate pair."""
+    """Yield columns of texts. Bytes that are not UTF-8 become halves of surrogate pairs, whose row fails alone."""
     csv.field_size_limit(MAX_FIELD_CHARS)
     with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as content:
         rows = csv.reader(content, delimiter=delimiter, strict=True)
@@ -278,7 +278,7 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
 
 
 def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: int) -> None:
-    """Check the number of cells of rows, the first of which begins at `line`. Raises SourceFailed."""
+    """Check the number of cells of rows, the first of which begins at `line`. Raise SourceFailed."""
     for number, row in enumerate(batch):
         if row and len(row) != width:
             at = line + count_lines(batch[:number])
@@ -293,7 +293,7 @@ def count_lines(rows: Sequence[Sequence[str]]) -> int:
 
 
 def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[PickedColumns]:
-    """Row group by row group; of one its compressed columns are in memory too."""
+    """Yield columns row group by row group; the compressed columns of one are in memory too."""
     import pyarrow.parquet  # here: it takes a tenth of a second
 
     with pyarrow.parquet.ParquetFile(file) as table:
@@ -331,7 +331,7 @@ def no_column(path: str, name: str, names: Sequence[str]) -> SourceFailed:
 
 
 def show(names: Sequence[str]) -> str:
-    """Columns by name. What looks like no name may be the content of a file that is no table, and is only counted."""
+    """List columns for a message; what looks like no name may be a file's content, and is only counted."""
     known = [repr(name) for name in names if COLUMN.fullmatch(name)][:20]
     if len(known) < len(names):
         known.append(f"{len(names) - len(known)} more")
@@ -349,7 +349,7 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_json_lines(file: BinaryIO, name: str, max_line_bytes: int) -> Iterator[list[dict[str, Any]]]:
-    """The objects of the lines, never an empty list. Raises SourceFailed naming the line that is none.
+    """Yield the objects of the lines, never an empty list. Raise SourceFailed naming a line that is no object.
 
     Such a line is not passed over: which row it was nobody knows, and it would count as vanished.
     """
@@ -376,7 +376,7 @@ def read_json_lines(file: BinaryIO, name: str, max_line_bytes: int) -> Iterator[
 
 
 def decode_lines(lines: bytes, name: str, num_before: int) -> list[dict[str, Any]]:
-    """`num_before` lines stand before these."""
+    """Return the objects of these lines, before which `num_before` others stand."""
     try:
         return ROW_DECODER.decode_lines(lines)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -385,7 +385,7 @@ def decode_lines(lines: bytes, name: str, num_before: int) -> list[dict[str, Any
 
 
 def decode_line(line: bytes, place: str) -> dict[str, Any]:
-    """Bytes that are not UTF-8, and halves of surrogate pairs, stay in the text, which fails alone."""
+    """Decode one line. Bytes that are not UTF-8, and halves of surrogate pairs, stay in the text, which fails alone."""
     try:
         row = json.loads(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
@@ -414,7 +414,7 @@ class TreeReader:
         self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
-        """Raises SourceFailed also when no file fits: a folder that is not mounted is no empty source."""
+        """Yield the documents. Raise SourceFailed also when no file fits: the folder may not be mounted."""
         tree = TextTree(self._find_folder())
         assembler = Assembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)
         keys: list[str] = []

@@ -129,7 +129,7 @@ REMOVE_CHANGES = text("DELETE FROM vectormill.source_changes WHERE id = ANY(CAST
 
 
 def remove_changes(connection: Connection, ids: Sequence[int]) -> None:
-    """Remove changes in the transaction that makes their effect durable. Raises Conflict if one is gone."""
+    """Remove changes in the transaction that makes their effect durable. Raise Conflict if one is gone."""
     if connection.execute(REMOVE_CHANGES, {"ids": list(ids)}).rowcount != len(ids):
         raise Conflict("Another follower was faster.")
 
@@ -314,7 +314,7 @@ def trigger_name(collection_id: int, event: str) -> str:
 def unfollow_table(connection: Connection, collection: str) -> Sequence[FollowedTable]:
     """Remove the triggers and what they noted; return the tables that had them. Call it in short locks.
 
-    Raises CollectionNotFound, and Conflict when only the table's owner can.
+    Raise CollectionNotFound, and Conflict when only the table's owner can.
     """
     row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
     if row is None:
@@ -379,7 +379,7 @@ COUNT_WAITING = text("""
 
 
 def find_following(connection: Connection, collection: str) -> Following:
-    """Return what a collection follows. Raises CollectionNotFound."""
+    """Return what a collection follows. Raise CollectionNotFound."""
     row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
     if row is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
@@ -416,7 +416,7 @@ TABLES: Final = ("r", "p")  # a plain or a partitioned one
 def find_key_table(
     connection: Connection, source: Source, table: str | None, key_column: str | None
 ) -> FollowedTable:
-    """Return the table and column of the query's keys: named, or told by Postgres. Raises InvalidOption."""
+    """Return the table and column of the query's keys: named, or told by Postgres. Raise InvalidOption."""
     origin, number, relations = _read_query(connection, source)
     key = source.key_column
     if table is not None:
@@ -485,7 +485,7 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
 
 
 def _ask(connection: Connection, query: str) -> PGresult:
-    """Execute the user's query by the protocol that takes one statement at a time. Raises InvalidOption."""
+    """Execute the user's query by the protocol that takes one statement at a time. Raise InvalidOption."""
     result = _driver_of(connection).pgconn.exec_params(query.encode(), [])
     if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         words = (result.error_message or b"").decode("utf-8", "replace").strip()

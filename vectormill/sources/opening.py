@@ -17,7 +17,7 @@ from vectormill.sources.source import NONE, PUSH, Source, parse_options, parse_s
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:
     """Return a reader of the source's rows: its documents, or their passages where it is split.
 
-    Nothing is read yet. `patience_seconds` bounds statements of a source that is only looked at. Raises InvalidOption,
+    Nothing is read yet. `patience_seconds` bounds statements of a source that is only looked at. Raise InvalidOption,
     also for rows that the collection's task cannot read.
     """
     refuse_unfit(source, place.find_spec())
@@ -59,7 +59,7 @@ class SourceReport:
 
 
 def check_source(source: Source, place: SourcePlace) -> SourceReport:
-    """Reads the first rows. Raises SourceFailed when they cannot be read, or share a key, and InvalidOption."""
+    """Read the first rows. Raise SourceFailed if they cannot be read, or share a key, and InvalidOption."""
     reader = open_source(source, place, patience_seconds=PATIENCE_SECONDS)
     if source.kind == PUSH and place.run_id is None:
         return SourceReport(0, False, None, (), reader.complaints.to_json())

@@ -129,7 +129,7 @@ def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
 
 
 def read_page(assembler: Assembler, page: RowPage) -> Iterator[list[Item]]:
-    """The page's texts and, of a collection that keeps two, its pairs, in this order."""
+    """Yield the page's texts and then, of a collection that keeps pairs, its pairs."""
     pairs = page.texts.get("text_pair")
     if pairs is None:
         yield assembler.assemble(page.keys, page.texts["text"], page.metadata)

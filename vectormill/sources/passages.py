@@ -80,7 +80,7 @@ class PassageReader:
 
 
 def decode(text: bytes) -> str | None:
-    """None for what no passage can be cut from: what is no Unicode, and what is too long to be a document."""
+    """Return the text; None for what is no Unicode or too long to be a document, which no passage can be cut from."""
     try:
         return text.decode() if len(text) < MOST_BYTES else None
     except UnicodeDecodeError:
@@ -88,7 +88,7 @@ def decode(text: bytes) -> str | None:
 
 
 def name_passages(document: Item, cuts: list[tuple[int, str]]) -> Iterator[Item]:
-    """The rows of one document; it is one itself where nothing was cut, as it has no text."""
+    """Yield the rows of one document; it is one row itself where nothing was cut, as it has no text."""
     metadata: dict[str, Any] = msgspec.json.decode(document.metadata) if document.metadata else {}
     if not cuts:
         yield name_passage(document, metadata, 0, 0, document.text.decode("utf-8", "replace"), document.text)
@@ -109,7 +109,7 @@ def name_passage(
 
 
 def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
-    """Return the splitters of plain text and of Markdown. Raises InvalidOption and SourceFailed."""
+    """Return the splitters of plain text and of Markdown. Raise InvalidOption and SourceFailed."""
     from semantic_text_splitter import MarkdownSplitter, TextSplitter  # here: the API imports this module too
 
     if split.by != TOKENS:
@@ -122,7 +122,10 @@ def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
 
 
 def load_tokenizer(split: Split, place: SourcePlace) -> str:
-    """The model's tokenizer as JSON, counting all of a text. Raises InvalidOption for passages that it would cut."""
+    """Return the model's tokenizer as JSON, which counts all of a text.
+
+    Raise InvalidOption for passages that the model would cut.
+    """
     spec = place.find_spec()
     if spec is None:
         raise InvalidOption(

@@ -184,7 +184,7 @@ class PushWriter:
     def finish(self) -> UUID:
         """Hand the run to the indexers and return its id, or that of an earlier push with the same key and content.
 
-        Raises EmptyJob, DuplicateKey, UploadRemoved or IdempotencyMismatch.
+        Raise EmptyJob, DuplicateKey, UploadRemoved or IdempotencyMismatch.
         """
         if self.num_items == 0:
             raise EmptyJob("The push has no rows; to empty a collection, delete it or its items.")

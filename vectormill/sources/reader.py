@@ -107,7 +107,7 @@ class Reader(Protocol):
     def complaints(self) -> Complaints: ...
 
     def read(self) -> Iterator[list[Item]]:
-        """The rows in batches of at most MOST_ROWS, in an order that is the same every time where the source has one.
+        """Yield the rows in batches of at most MOST_ROWS, in the same order every time where the source has one.
 
         Memory does not grow with the source. A text that is missing is an empty one, so that it fails alone. Raises
         SourceFailed with the source's own words, without secrets, for whatever ends the reading, and for a row without
@@ -116,7 +116,7 @@ class Reader(Protocol):
         ...
 
     def count_rows(self) -> int | None:
-        """About how many rows there are, where that is cheaply known."""
+        """Return about how many rows there are; None where that is not cheaply known."""
         ...
 
 
@@ -151,7 +151,7 @@ NO_TEXT: Final = b"\xfe"
 
 
 def encode_metadata(metadata: Any) -> bytes:
-    """A JSON object, given as one or as text, with its keys in order and no white space. Raises ValueError."""
+    """Encode a JSON object, given as one or as text, with its keys in order and no white space. Raise ValueError."""
     if isinstance(metadata, str | bytes | bytearray | memoryview):
         try:
             metadata = OBJECT_DECODER.decode(metadata)
@@ -215,8 +215,9 @@ class Assembler:
         metadata: Sequence[Any] | None = None,
         pairs: Sequence[Any] | None = None,
     ) -> list[Item]:
-        """One item a row; `metadata` holds objects, JSON text, or None; `pairs`, where items are pairs, their second
-        texts, of which a missing one is empty. Raises SourceFailed for a key that is missing or there twice.
+        """Return one item a row. `metadata` holds objects, JSON text, or None.
+
+        `pairs` are second texts, where items are pairs; a missing one is empty. Raise SourceFailed for a key that is missing or there twice.
         """
         names: Sequence[Any] = keys
         if set(map(type, keys)) != {str}:
@@ -305,7 +306,7 @@ class Assembler:
             seen.add(name)
 
     def _encode_text(self, text: Any, name: str) -> bytes:
-        """Half of a surrogate pair is kept, and bytes are taken as they are, so that a broken text fails alone.
+        """Encode one text. Halves of surrogate pairs and bytes are kept as they are, so that a broken text fails alone.
 
         But for the mark of a pair: a byte that is no text either stands for it.
         """

@@ -12,7 +12,7 @@ MOST_CHARS: Final = 1 << 16
 
 
 def read_secret(variable: str) -> str:
-    """The value of the named variable. Raises SourceFailed when it is not set in this process."""
+    """Return the value of the named variable. Raise SourceFailed when it is not set in this process."""
     value = os.environ.get(variable, "").strip()
     if not value:
         raise SourceFailed(
@@ -23,7 +23,7 @@ def read_secret(variable: str) -> str:
 
 
 def read_secret_file(path: str) -> str:
-    """Return the content of the named file. Raises SourceFailed, never with the content."""
+    """Return the content of the named file. Raise SourceFailed, never with the content."""
     try:
         if not Path(path).is_file():
             raise FileNotFoundError(errno.ENOENT, "there is no such file")

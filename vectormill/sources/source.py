@@ -283,7 +283,7 @@ def parse_options(source: Source) -> Options:
 
 
 def parse_split(source: Source) -> Split:
-    """Return how the source's documents are split into rows. Raises InvalidOption."""
+    """Return how the source's documents are split into rows. Raise InvalidOption."""
     split: Split = _convert(source.split, Split, "The split")
     if split.by != NONE and source.options.get("text_pair") is not None:
         raise InvalidOption("A pair is judged whole: leave out the split, or text_pair.")

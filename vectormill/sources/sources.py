@@ -38,7 +38,7 @@ DELETE_SOURCE = text("""
 
 
 def save_source(connection: Connection, collection: str, source: Source) -> SavedSource:
-    """Save a source in place of the one that the collection had. Raises CollectionNotFound."""
+    """Save a source in place of the one that the collection had. Raise CollectionNotFound."""
     values = {
         "collection": collection,
         "kind": source.kind,
@@ -52,7 +52,7 @@ def save_source(connection: Connection, collection: str, source: Source) -> Save
 
 
 def find_source(connection: Connection, collection: str) -> SavedSource:
-    """Return the source of a collection. Raises CollectionNotFound and SourceNotFound."""
+    """Return the source of a collection. Raise CollectionNotFound and SourceNotFound."""
     row = connection.execute(FIND_SOURCE, {"collection": collection}).one_or_none()
     if row is None:
         raise _no_collection(collection)
@@ -70,7 +70,7 @@ def find_source_of_run(connection: Connection, collection_id: int) -> Source | N
 
 
 def delete_source(connection: Connection, collection: str) -> None:
-    """Delete the source; rows of the collection stay. Raises CollectionNotFound and SourceNotFound."""
+    """Delete the source; rows of the collection stay. Raise CollectionNotFound and SourceNotFound."""
     find_source(connection, collection)
     connection.execute(DELETE_SOURCE, {"collection": collection})
 

@@ -93,7 +93,7 @@ class SqlReader:
 
     @contextmanager
     def _speaking(self) -> Iterator[Connection]:
-        """A connection for reading alone. Whatever is raised meanwhile becomes a SourceFailed without secrets."""
+        """Yield a connection for reading alone. Whatever is raised meanwhile becomes a SourceFailed without secrets."""
         secrets: list[str] = []
         engine: Engine | None = None
         try:
@@ -141,7 +141,7 @@ class SqlReader:
 
 @contextmanager
 def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], Fetch]]:
-    """The names of the query's columns, and what fetches so many more of its rows from a cursor on the server.
+    """Yield the names of the query's columns, and what fetches more of its rows from a cursor on the server.
 
     psycopg's own cursor, where it is the driver: to make rows of SQLAlchemy takes as long as to fetch them. No
     parameters are given, so that a percent sign or a colon is what it is.
@@ -169,7 +169,7 @@ def find_columns(there: list[str], options: SqlOptions) -> list[int]:
 
 
 def strip(query: str) -> str:
-    """The query as a cursor takes it, which ends without a semicolon."""
+    """Return the query as a cursor takes it, without a semicolon at its end."""
     return query.strip().rstrip("; \n\t")
 
 
@@ -180,7 +180,7 @@ def find_secrets(url: URL) -> list[str]:
 
 
 def describe_failure(error: Exception, secrets: list[str]) -> str:
-    """The database's own words, without what opens it."""
+    """Describe an error in the database's own words, without the secrets that open it."""
     if isinstance(error, ModuleNotFoundError):
         return f"The driver of the database is not installed: there is no Python package {error.name!r}."
     origin = getattr(error, "orig", None) or error

@@ -21,7 +21,7 @@ from tests.indexers import (
 from vectormill.client import Client
 from vectormill.jobs.item import Item
 from vectormill.runs.run import Run, RunCounts
-from vectormill.sources.source import FILES, PUSH, SQL, TREE, Source
+from vectormill.sources.source import PUSH, SQL, TREE, Source
 from vectormill.sources.sources import save_source
 
 PARAGRAPHS = {"by": "paragraphs", "min_chars": 20, "max_chars": 200}
@@ -118,19 +118,6 @@ def test_a_query_is_followed_and_one_that_fails_midway_deletes_nothing(
     assert failed.state == "failed"
     assert "integer overflow" in str(failed.error)
     assert contents(followed) == before
-
-
-def test_a_file_that_was_cut_off_or_is_gone_deletes_nothing(followed: Engine, tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("key,text\n" + "".join(f"k{number},text {number}\n" for number in range(50)))
-    set_source(followed, Source(FILES, {"files": [str(path)]}))
-    assert follow(followed).counts.num_new == 50
-    path.write_text(path.read_text()[:100] + '"')
-    assert follow(followed).state == "failed"
-    path.unlink()
-    gone = follow(followed)
-    assert (gone.state, len(contents(followed))) == ("failed", 50)
-    assert "No file fits" in str(gone.error)
 
 
 def test_only_a_push_of_all_rows_deletes_the_others(followed: Engine) -> None:

@@ -62,15 +62,6 @@ def test_a_changed_key_is_its_row_under_the_new_one_and_none_under_the_old(
     assert content(engine) == {"7": {"lang": "de"}}
 
 
-def test_what_is_rolled_back_was_never_there(engine: Engine, followed: str) -> None:
-    with engine.connect() as connection:
-        connection.execute(text("INSERT INTO papers VALUES (1, 'one', 'de')"))
-        connection.rollback()
-    assert count_changes(engine) == 0
-    settle(engine)
-    assert content(engine) == {}
-
-
 def test_a_table_that_is_emptied_empties_the_collection_and_filled_again_fills_it(
     engine: Engine, followed: str
 ) -> None:

@@ -87,19 +87,6 @@ def test_codes_have_no_index_that_serves(engine: Engine) -> None:
     assert measure_recall(engine, generation, check=nothing) is None
 
 
-def test_a_row_without_direction_and_one_of_another_length_are_found(
-    engine: Engine, docs: Generation
-) -> None:
-    assert not scan_vectors(engine, docs, check=nothing).list_problems()
-    change(engine, "UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k3'")
-    change(engine, "UPDATE {table} SET embedding = '[3,0,0,0,0,0,0,0]' WHERE key = 'k4'")
-    found = scan_vectors(engine, docs, check=nothing)
-    assert (found.num_rows, found.num_zero, found.num_odd_norms, found.num_not_finite) == (40, 1, 1, 0)
-    assert found.broken_keys == ("k3",)
-    assert found.largest_norm == 3
-    assert len(found.list_problems()) == 2
-
-
 def test_every_block_is_scanned_once(
     engine: Engine, docs: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

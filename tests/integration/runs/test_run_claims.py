@@ -103,21 +103,16 @@ def test_a_run_whose_indexer_fails_again_and_again_is_given_up_with_the_last_err
     assert "the disk is full" in run.error
 
 
-@pytest.mark.parametrize(
-    "refusal", [psycopg.errors.DiskFull, psycopg.errors.OutOfMemory, psycopg.errors.QueryCanceled]
-)
-def test_a_shortage_that_lasts_ends_the_run_with_the_reason(
-    engine: Engine, refusal: type[psycopg.Error]
-) -> None:
+def test_a_shortage_that_lasts_ends_the_run_with_the_reason(engine: Engine) -> None:
     make_collection(engine)
 
     def refuse(position: int) -> None:
-        raise refusal("nothing left")
+        raise psycopg.errors.DiskFull("nothing left")
 
     with indexing(engine, ListedSource(ROWS, before=refuse), max_attempts=1):
         run = await_run(engine, start_run(engine))
     assert run.state == "failed"
-    assert f"{refusal.__name__}: nothing left" in (run.error or "")
+    assert "DiskFull: nothing left" in (run.error or "")
 
 
 def test_a_phase_that_loses_postgres_each_time_it_begins_is_given_up(engine: Engine) -> None:
@@ -191,14 +186,11 @@ FIND_SLEEPERS = text("""
 """)
 
 
-@pytest.mark.parametrize("split", [{}, {"by": "paragraphs"}])
-def test_a_query_that_hangs_is_ended_on_its_server_when_its_run_is_cancelled(
-    engine: Engine, split: dict[str, Any]
-) -> None:
+def test_a_query_that_hangs_is_ended_on_its_server_when_its_run_is_cancelled(engine: Engine) -> None:
     make_collection(engine)
     options = {"query": "SELECT 1 AS id, pg_sleep(900)::text AS body", "key": "id", "text": "body"}
     place = SourcePlace(engine, Settings(), Registry({}), collection="docs")
-    with indexing(engine, open_source(Source(SQL, options, split), place)):
+    with indexing(engine, open_source(Source(SQL, options, {"by": "paragraphs"}), place)):
         run_id = start_run(engine)
         wait_for(lambda: count(engine, FIND_SLEEPERS) == 1, 20, "the query hangs")
         with engine.begin() as connection:

@@ -159,7 +159,6 @@ def test_a_key_that_the_source_has_twice_changes_nothing(engine: Engine) -> None
 @pytest.mark.parametrize(
     ("items", "said"),
     [
-        (ROWS[:6], "4 are in the source no more"),
         ([row(f"k{number}", f"other {number}", page=number) for number in range(10)], "10 have another text"),
         ([], "10 are in the source no more"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from tests.protocol import make_items, submit
-from vectormill.domain.errors import DuplicateKey, EmptyJob, SourceFailed
+from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.runs.runs import claim_run
@@ -107,30 +107,6 @@ def find_runs(engine: Engine) -> list[tuple[object, ...]]:
     """)
     with engine.connect() as connection:
         return [tuple(row) for row in connection.execute(statement)]
-
-
-@pytest.mark.parametrize(
-    ("keys", "error"),
-    [([f"k{n}" for n in range(5000)], KeyboardInterrupt), (["a", "a"], DuplicateKey), ([], EmptyJob)],
-)
-def test_a_push_that_is_broken_off_leaves_a_failed_run_and_no_parts(
-    engine: Engine, keys: list[str], error: type[BaseException]
-) -> None:
-    make_collection(engine)
-
-    def push() -> None:
-        with PushWriter(engine, "docs", {}) as writer:
-            for key in keys:
-                writer.add(Item(key, b"text"))
-            if error is KeyboardInterrupt:
-                raise KeyboardInterrupt
-            writer.finish()
-
-    with pytest.raises(error):
-        push()
-    ((state, _, told, parts),) = find_runs(engine)
-    assert (state, parts) == ("failed", 0)
-    assert "broken off" in str(told)
 
 
 def test_a_run_that_nothing_was_pushed_to_reads_nothing_rather_than_an_empty_source(

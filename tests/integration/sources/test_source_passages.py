@@ -130,17 +130,15 @@ def test_two_documents_never_share_the_name_of_a_passage(documents: dict[str, in
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(
-    ("split", "said"),
-    [
+def test_a_split_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"by": "tokens", "tokens": 255}, "would be cut: 'all-MiniLM-L6-v2' reads 256 at once"),
         ({"by": "tokens", "tokens": 64, "overlap": 32}, "from 0 to 31, not 32"),
         ({"by": "paragraphs", "min_chars": 300, "max_chars": 200}, "min_chars"),
         ({"by": "sentences"}, "by: Invalid enum value"),
         ({"by": "tokens", "token": 3}, "unknown field `token`"),
-    ],
-)
-def test_a_split_that_cannot_be_is_refused(tmp_path: Path, split: dict[str, Any], said: str) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(InvalidOption, match=said):
-        read_tree(tmp_path, split)
+    ]
+    for split, said in cases:
+        (tmp_path / "a.txt").write_text("text")
+        with pytest.raises(InvalidOption, match=said):
+            read_tree(tmp_path, split)

@@ -15,7 +15,7 @@ from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.reader import MOST_ROWS, Reader, SourcePlace
+from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.sources.sources import save_source
 
@@ -80,22 +80,6 @@ def test_a_number_that_json_has_no_word_for_is_null_in_the_metadata(place: Sourc
     assert item.metadata == b'{"heat":null,"price":null,"range":[1.5,null],"word":"NaN"}'
 
 
-def test_a_million_rows_are_never_in_memory_together(place: SourcePlace) -> None:
-    query = "SELECT n AS id, repeat('x', 100) AS body FROM generate_series(1, 1000000) AS n"
-    batches = open_query(place, query).read()
-    first = [next(batches) for _ in range(6)]
-    assert [batch[0].key for batch in first] == ["1", "257", "1281", "5377", "13569", "21761"]
-    assert {len(batch) for batch in first} <= {256, 1024, 4096, MOST_ROWS}
-    batches.close()  # type: ignore[attr-defined]
-
-
-def test_rows_of_long_texts_come_in_smaller_batches(place: SourcePlace) -> None:
-    query = "SELECT n AS id, repeat('x', 1000000) AS body FROM generate_series(1, 400) AS n"
-    sizes = [len(batch) for batch in open_query(place, query).read()]
-    assert sum(sizes) == 400
-    assert max(sizes[1:]) <= 8
-
-
 def test_a_query_that_fails_midway_says_so_in_the_words_of_the_database(place: SourcePlace) -> None:
     query = "SELECT n AS id, (1 / (5000 - n))::text AS body FROM generate_series(1, 10000) AS n"
     batches = open_query(place, query).read()
@@ -104,9 +88,8 @@ def test_a_query_that_fails_midway_says_so_in_the_words_of_the_database(place: S
         list(batches)
 
 
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
+def test_what_cannot_be_read_is_refused_with_its_reason(place: SourcePlace) -> None:
+    cases: list[tuple[str, str]] = [
         ("SELECT 1 AS id", "no column 'body'; its columns are 'id'"),
         ("SELECT NULL AS id, 'x' AS body", "row 1: the key is null"),
         ("SELECT 1.5::float8 AS id, 'x' AS body", "a key is text or a whole number"),
@@ -117,13 +100,12 @@ def test_a_query_that_fails_midway_says_so_in_the_words_of_the_database(place: S
             "SELECT 1 AS id, 'x' AS body; COMMIT; DROP TABLE vectormill.jobs",
             "cannot insert multiple commands",
         ),
-    ],
-)
-def test_what_cannot_be_read_is_refused_with_its_reason(place: SourcePlace, query: str, said: str) -> None:
-    with pytest.raises(SourceFailed, match=said):
-        read_all(open_query(place, query))
-    with place.engine.connect() as connection:
-        assert connection.execute(text("SELECT to_regclass('vectormill.jobs')")).scalar_one() is not None
+    ]
+    for query, said in cases:
+        with pytest.raises(SourceFailed, match=said):
+            read_all(open_query(place, query))
+        with place.engine.connect() as connection:
+            assert connection.execute(text("SELECT to_regclass('vectormill.jobs')")).scalar_one() is not None
 
 
 def test_a_row_with_a_fault_does_not_end_the_reading(place: SourcePlace) -> None:
@@ -174,9 +156,8 @@ def test_another_database_is_reached_by_the_name_of_a_variable_or_file(
     assert len(items) == 3000
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
+def test_no_error_shows_what_opens_a_database(place: SourcePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[str | None, str]] = [
         (None, "ARTICLES_URL is not set"),
         ("pass word secret", "the variable ARTICLES_URL is not a database URL"),
         ("postgresql://u:s3cr%40t@127.0.0.1:1/x?password=s3cr%40t", "refused"),
@@ -184,36 +165,29 @@ def test_another_database_is_reached_by_the_name_of_a_variable_or_file(
         ("mysql://u:s3cr%40t@h/x", "'MySQLdb'"),
         ("postgresql+asyncpg://u:s3cr%40t@h/x", "."),
         ("sqlite:////nowhere/secret.db", "unable to open"),
-    ],
-)
-def test_no_error_shows_what_opens_a_database(
-    place: SourcePlace, monkeypatch: pytest.MonkeyPatch, url: str | None, said: str
-) -> None:
-    monkeypatch.delenv("ARTICLES_URL", raising=False)
-    if url is not None:
-        monkeypatch.setenv("ARTICLES_URL", url)
-    with pytest.raises(SourceFailed, match=said) as failure:
-        read_all(open_query(place, "SELECT 1 AS id, 'x' AS body", url_env="ARTICLES_URL"))
-    assert "s3cr" not in str(failure.value)
-    assert "pass word" not in str(failure.value)
-    assert failure.value.__cause__ is None
+    ]
+    for url, said in cases:
+        monkeypatch.delenv("ARTICLES_URL", raising=False)
+        if url is not None:
+            monkeypatch.setenv("ARTICLES_URL", url)
+        with pytest.raises(SourceFailed, match=said) as failure:
+            read_all(open_query(place, "SELECT 1 AS id, 'x' AS body", url_env="ARTICLES_URL"))
+        assert "s3cr" not in str(failure.value)
+        assert "pass word" not in str(failure.value)
+        assert failure.value.__cause__ is None
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_options_that_do_not_fit_are_refused_before_anything_is_read(place: SourcePlace) -> None:
+    cases: list[dict[str, object]] = [
         {"query": ""},
         {"query": "SELECT 1", **QUERY, "url": "postgresql://u:p@h/d"},
         {"query": "SELECT 1", **QUERY, "url_env": "A", "url_file": "b"},
         {"query": "SELECT 1", **QUERY, "metadata": ["a"], "metadata_json": "b"},
         {"query": "SELECT 1", **QUERY, "url_env": "postgresql://u:p@h/d"},
-    ],
-)
-def test_options_that_do_not_fit_are_refused_before_anything_is_read(
-    place: SourcePlace, options: dict[str, object]
-) -> None:
-    with pytest.raises(InvalidOption):
-        open_source(Source(SQL, options), place)
+    ]
+    for options in cases:
+        with pytest.raises(InvalidOption):
+            open_source(Source(SQL, options), place)
 
 
 def make_collection(engine: Engine) -> None:

@@ -74,22 +74,18 @@ def test_the_limits_of_a_canary_are_options_of_the_run(client: Client) -> None:
     assert run["options"] == {"priority": 5} | limits
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
+def test_what_a_run_cannot_be_asked_for_is_refused(http: httpx.Client) -> None:
+    cases: list[tuple[dict[str, object], int, str]] = [
         ({"options": {"max_change_share": 2}}, 422, "invalid-request"),
         ({"options": {"model": "none"}}, 422, "unknown-model"),
         ({"options": {"prompt": "\0"}}, 422, "invalid-request"),
         ({"options": {"colour": "red"}}, 422, "invalid-request"),
         ({"kind": "index", "options": {"dimensions": 8}}, 422, "invalid-option"),
         ({"kind": "other"}, 422, "invalid-request"),
-    ],
-)
-def test_what_a_run_cannot_be_asked_for_is_refused(
-    http: httpx.Client, body: dict[str, object], status: int, code: str
-) -> None:
-    assert_problem(http.post("/v1/collections/docs/runs", json=body), status, code)
-    assert http.get("/v1/runs").json()["data"] == []
+    ]
+    for body, status, code in cases:
+        assert_problem(http.post("/v1/collections/docs/runs", json=body), status, code)
+        assert http.get("/v1/runs").json()["data"] == []
 
 
 def test_a_collection_without_source_or_texts_has_nothing_to_read(engine: Engine, client: Client) -> None:

@@ -91,9 +91,8 @@ def test_the_history_has_runs_and_skips_by_page(engine: Engine, http: httpx.Clie
     assert rest["next"] is None
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "said"),
-    [
+def test_a_request_that_cannot_be_met_is_refused_with_its_reason(http: httpx.Client) -> None:
+    cases: list[tuple[dict[str, str], int, str, str]] = [
         ({"collection": "docs", "cron": "0 2 * *"}, 422, "invalid-option", "4 fields, not 5"),
         ({"collection": "docs", "cron": "0 25 * * *"}, 422, "invalid-option", "wrong with the hour"),
         (
@@ -117,12 +116,9 @@ def test_the_history_has_runs_and_skips_by_page(engine: Engine, http: httpx.Clie
             "invalid-request",
             "unknown field `zone`",
         ),
-    ],
-)
-def test_a_request_that_cannot_be_met_is_refused_with_its_reason(
-    http: httpx.Client, body: dict[str, str], status: int, code: str, said: str
-) -> None:
-    assert_problem(http.post("/v1/schedules", json=body), status, code, said)
+    ]
+    for body, status, code, said in cases:
+        assert_problem(http.post("/v1/schedules", json=body), status, code, said)
 
 
 def test_a_name_is_taken_once_and_one_that_is_none_is_not_found(http: httpx.Client) -> None:
