@@ -17,7 +17,7 @@ from indexer.batches import BatchKeeper
 from indexer.context import RunContext
 from indexer.follower import Follower
 from indexer.phases import Tools, carry_out
-from indexer.reindexing import RunSource, open_run_source
+from indexer.reindexing import open_run_source
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, LeaseLost, RunCancelled
@@ -27,6 +27,7 @@ from vectormill.runs.differences import drop_left_stages
 from vectormill.runs.run import CANCELLING, Run
 from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
+from vectormill.sources.reader import Reader
 from vectormill.work.loop import Stopping, name_owner
 from vectormill.work.work import Lease
 from vectormill.workers.workers import beat_indexer
@@ -149,7 +150,7 @@ def serve(
     database_url: str,
     registry: Registry,
     stop: threading.Event,
-    open_source: Callable[[RunContext], RunSource],
+    open_source: Callable[[RunContext], Reader],
 ) -> None:
     """Carry out runs until `stop`; then hand back what it has."""
     most = settings.indexer_runs

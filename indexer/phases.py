@@ -16,7 +16,6 @@ from indexer.context import ClaimProgress, RunContext
 from indexer.indexing import drop_before_bulk, index
 from indexer.reindexing import (
     RunHeld,
-    RunSource,
     Wait,
     begin_reading,
     compare,
@@ -49,6 +48,7 @@ from vectormill.runs.run import (
 )
 from vectormill.runs.runs import abandon_run, end_run, find_run, hold_run, report_run
 from vectormill.settings import Settings
+from vectormill.sources.reader import Reader
 from vectormill.tracing import span
 from vectormill.work.loop import handing_back
 from vectormill.work.work import Lease
@@ -65,7 +65,7 @@ class Tools:
     engine: Engine
     settings: Settings
     registry: Registry
-    open_source: Callable[[RunContext], RunSource]
+    open_source: Callable[[RunContext], Reader]
     wait: Wait
 
 

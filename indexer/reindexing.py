@@ -11,8 +11,8 @@ the job: it waits for one that is complete, and removes an upload that broke off
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
@@ -24,7 +24,6 @@ from vectormill.collections.items import remove_items
 from vectormill.collections.swaps import open_target_generation
 from vectormill.domain.errors import JobNotFound, RunError, SourceFailed
 from vectormill.jobs.deletion import discard_upload
-from vectormill.jobs.item import Item
 from vectormill.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import draw_seq, find_job
 from vectormill.jobs.key_ledger import KeyLedger
@@ -61,7 +60,7 @@ from vectormill.runs.run import (
 from vectormill.runs.runs import forget_attempts, refuse_without_texts
 from vectormill.sources.opening import open_source
 from vectormill.sources.own_texts import CarriedTextReader
-from vectormill.sources.reader import SourcePlace
+from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import OWN_TEXTS, Source
 from vectormill.sources.sources import find_source_of_run
 
@@ -71,16 +70,10 @@ _AHEAD: Final = 2
 _LOOK_SECONDS: Final = 0.5
 
 
-class RunSource(Protocol):
-    """The source that a run reads: see vectormill/sources/reader.py."""
-
-    def read(self) -> Iterator[list[Item]]: ...
-
-
 class _Ahead:
     """Reads in a thread of its own; `batches` gives what came, and raises what ended it."""
 
-    def __init__(self, source: RunSource) -> None:
+    def __init__(self, source: Reader) -> None:
         self._source = source
         self._queue: queue.Queue[Rows | BaseException | None] = queue.Queue(_AHEAD)
         self._is_over = threading.Event()
@@ -137,14 +130,12 @@ class _Ahead:
     def close(self) -> None:
         """End the reading, also on the server where the source can tell it: nobody waits for a query that hangs."""
         self._is_over.set()
-        cancel = getattr(self._source, "cancel", None)
-        if cancel is not None:
-            cancel()
+        self._source.cancel()
         self._keys.close()
 
 
 def read_source(
-    context: RunContext, progress: ClaimProgress, source: RunSource, target: Target, seq: int
+    context: RunContext, progress: ClaimProgress, source: Reader, target: Target, seq: int
 ) -> None:
     """Read all of the source. Raise SourceFailed when it did not come to its end."""
     ahead = _Ahead(source)
@@ -183,18 +174,17 @@ def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target,
     return target, seq
 
 
-def describe_reading(source: RunSource) -> dict[str, Any]:
-    """Return the errors in single rows, if the source tells them, and whether rows that it lacks are gone."""
-    complaints = getattr(source, "complaints", None)
-    found = dict(complaints.to_json()) if complaints else {}
-    return found | {"tells_what_vanished": getattr(source, "tells_what_vanished", True)}
+def describe_reading(source: Reader) -> dict[str, Any]:
+    """Return the faults of single rows, and whether rows that the source lacks are gone."""
+    complaints = source.complaints.to_json() if source.complaints else {}
+    return {**complaints, "tells_what_vanished": source.tells_what_vanished}
 
 
 # Behind every place: only jobs that have not ended.
 _OPEN_JOBS_ONLY: Final = 2**63 - 1
 
 
-def open_run_source(context: RunContext) -> RunSource:
+def open_run_source(context: RunContext) -> Reader:
     """Open the collection's source, or the texts that it keeps. Raise SourceNotFound and InvalidOption."""
     run = context.run
     if "carry_from" in run.options:

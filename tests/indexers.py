@@ -21,12 +21,13 @@ from vectormill.models.registry import Registry
 from vectormill.runs.run import HELD, REINDEX, Run
 from vectormill.runs.runs import create_run, find_run
 from vectormill.settings import Settings
+from vectormill.sources.reader import Complaints, Reader
 
 QUICK = {"heartbeat_seconds": 0.2}
 
 
 @dataclass
-class ListedSource:
+class ListedSource(Reader):
     """Rows in memory. With `fails_at` the source breaks before that row; `before` is called before each batch."""
 
     items: list[Item] = field(default_factory=list)
@@ -34,6 +35,7 @@ class ListedSource:
     fails_at: int | None = None
     before: Callable[[int], object] = lambda position: None
     tells_what_vanished: bool = True
+    complaints: Complaints = field(default_factory=Complaints)
 
     def read(self) -> Iterator[list[Item]]:
         for start in range(0, len(self.items), self.batch):
@@ -46,16 +48,11 @@ class ListedSource:
 class KeptSource:
     """The source that the collection has when a run opens it."""
 
-    complaints: Any = None
-
     def open(self, context: RunContext) -> None:
         self._reader = open_run_source(context)
-        self.complaints = getattr(self._reader, "complaints", None)
 
-        self.cancel = getattr(self._reader, "cancel", lambda: None)
-
-    def read(self) -> Iterator[list[Item]]:
-        return self._reader.read()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
 
 
 def row(key: str, content: str, **metadata: Any) -> Item:

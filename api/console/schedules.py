@@ -15,10 +15,10 @@ from api.dependencies import Resources, ResourcesDependency
 from api.routes.runs import RunId
 from api.routes.schedules import ScheduleName
 from vectormill.domain.errors import InvalidOption
-from vectormill.runs.run import HELD, QUEUED, RUNNING
+from vectormill.runs.run import HELD, QUEUED, RUNNING, Run
 from vectormill.runs.runs import cancel_run, confirm_run
 from vectormill.schedules.cron import find_timezone
-from vectormill.schedules.schedule import Schedule, ScheduleCounts, ScheduledRun
+from vectormill.schedules.schedule import Schedule, ScheduleCounts
 from vectormill.schedules.schedules import (
     count_schedules,
     find_schedule,
@@ -75,7 +75,7 @@ class SchedulesView:
 class HistoryRow:
     """A run of a schedule: its changes as text, and the seconds since an indexer took it, until its end or now."""
 
-    run: ScheduledRun
+    run: Run
     changes: str
     seconds: float | None
 
@@ -211,7 +211,7 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
     return found
 
 
-def count_changes(run: ScheduledRun) -> str:
+def count_changes(run: Run) -> str:
     """Return `1,200 seen, 3 new, 1 failed`, without unchanged rows; empty for a run that read nothing."""
     names = (
         ("seen", run.counts.num_seen),
@@ -225,7 +225,7 @@ def count_changes(run: ScheduledRun) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in names if number)
 
 
-def measure_run(run: ScheduledRun, now: datetime) -> float | None:
+def measure_run(run: Run, now: datetime) -> float | None:
     return None if run.started_at is None else ((run.finished_at or now) - run.started_at).total_seconds()
 
 

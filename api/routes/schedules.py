@@ -12,6 +12,7 @@ from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import ScheduleNotFound
+from vectormill.runs.runs import find_run
 from vectormill.schedules import operations
 from vectormill.schedules.bodies import (
     ScheduleBody,
@@ -29,7 +30,6 @@ from vectormill.schedules.schedules import (
     create_schedule,
     delete_schedule,
     find_schedule,
-    find_scheduled_run,
     list_scheduled_runs,
     list_schedules,
     pause_schedule,
@@ -128,7 +128,7 @@ def post_run(
 
     with resources.engine.begin() as connection:
         made = make_once(connection, "run of a schedule", idempotency_key, name.encode(), make)
-        run = find_scheduled_run(connection, UUID(made))
+        run = find_run(connection, UUID(made))
     return describe_scheduled_run(run)
 
 

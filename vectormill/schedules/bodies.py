@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from vectormill.domain.errors import InvalidOption
 from vectormill.moments import Moment, tell_moment
 from vectormill.operation import Identifier, NextCursor, describe, one_of
-from vectormill.runs.run import RUN_PHASES, RUN_STATES
+from vectormill.runs.run import RUN_PHASES, RUN_STATES, Run
 from vectormill.schedules.schedule import (
     MAX_CRON_CHARS,
     MAX_TIMEZONE_CHARS,
@@ -18,7 +18,6 @@ from vectormill.schedules.schedule import (
     SKIP,
     Overlap,
     Schedule,
-    ScheduledRun,
 )
 
 Cron = Annotated[
@@ -142,6 +141,6 @@ def in_zone(moment: datetime | None, timezone: str) -> str | None:
         return None
 
 
-def describe_scheduled_run(run: ScheduledRun) -> ScheduledRunBody:
+def describe_scheduled_run(run: Run) -> ScheduledRunBody:
     """Return a run of a history as it is answered."""
     return describe(ScheduledRunBody, run, counts=asdict(run.counts))

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
-from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.runs.run import RunCounts
 
 SKIP: Final = "skip"  # the due time passes; the history says why
 QUEUE: Final = "queue"  # its run waits until the other has ended
@@ -78,21 +76,6 @@ class ScheduleCounts:
     num_paused: int
     num_failing: int
     num_overdue: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRun:
-    """A run in the history of its schedule; `due_at` is None for one that a client asked for."""
-
-    id: UUID
-    state: str
-    phase: str | None
-    due_at: datetime | None
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    counts: RunCounts
-    error: str | None
 
 
 def check_schedule_name(name: str) -> str:

@@ -6,7 +6,7 @@ lose none.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -18,7 +18,6 @@ from vectormill.domain.errors import (
     CollectionNotFound,
     Conflict,
     InvalidOption,
-    RunNotFound,
     ScheduleNotFound,
     SourceNotFound,
 )
@@ -33,16 +32,14 @@ from vectormill.runs.run import (
     REINDEX,
     SKIPPED,
     Run,
-    RunCounts,
 )
-from vectormill.runs.runs import create_run
+from vectormill.runs.runs import FROM_RUNS, RUN_COLUMNS, create_run, read_run
 from vectormill.schedules.cron import check_cron, find_timezone, newest_due, next_due
 from vectormill.schedules.schedule import (
     SKIP,
     NewSchedule,
     Schedule,
     ScheduleCounts,
-    ScheduledRun,
     check_overlap,
     check_schedule_name,
 )
@@ -223,28 +220,11 @@ def resume_schedule(connection: Connection, name: str) -> Schedule:
     return find_schedule(connection, name)
 
 
-SCHEDULED_RUNS = """
-    SELECT runs.id, runs.state, runs.phase, runs.due_at, runs.created_at, runs.started_at, runs.finished_at, runs.error,
-           runs.num_seen, runs.num_unchanged, runs.num_metadata_only, runs.num_new, runs.num_changed, runs.num_moved,
-           runs.num_deleted, runs.num_failed
-      FROM vectormill.runs
-"""
-
-FIND_SCHEDULED_RUN = text(f"{SCHEDULED_RUNS} WHERE runs.id = :id")
-
-
-def find_scheduled_run(connection: Connection, run_id: UUID) -> ScheduledRun:
-    """Return a run as the history of its schedule has it. Raise RunNotFound."""
-    row = connection.execute(FIND_SCHEDULED_RUN, {"id": run_id}).one_or_none()
-    if row is None:
-        raise RunNotFound
-    return _scheduled_run(row)
-
-
 FIND_SCHEDULE_ID = text("SELECT id FROM vectormill.schedules WHERE name = :name")
 
 # A schedule's runs are found by the index of (schedule_id, due_at) and sorted.
-LIST_RUNS_OF_SCHEDULE = text(f"""{SCHEDULED_RUNS}
+LIST_RUNS_OF_SCHEDULE = text(f"""
+    SELECT {RUN_COLUMNS} {FROM_RUNS}
      WHERE runs.schedule_id = CAST(:schedule_id AS bigint)
        AND runs.created_at < coalesce(CAST(:before AS timestamptz), 'infinity')
      ORDER BY runs.created_at DESC
@@ -254,22 +234,13 @@ LIST_RUNS_OF_SCHEDULE = text(f"""{SCHEDULED_RUNS}
 
 def list_scheduled_runs(
     connection: Connection, name: str, *, before: datetime | None = None, limit: int = 50
-) -> Sequence[ScheduledRun]:
+) -> Sequence[Run]:
     """List the runs of a schedule, newest first, with those that were skipped. Raise ScheduleNotFound."""
     schedule_id = connection.execute(FIND_SCHEDULE_ID, {"name": name}).scalar_one_or_none()
     if schedule_id is None:
         raise _not_found(name)
     values = {"schedule_id": schedule_id, "before": before, "limit": limit}
-    return [_scheduled_run(row) for row in connection.execute(LIST_RUNS_OF_SCHEDULE, values)]
-
-
-COUNT_NAMES = tuple(field.name for field in fields(RunCounts))
-
-
-def _scheduled_run(row: Row[Any]) -> ScheduledRun:
-    values = dict(row._mapping)
-    counts = RunCounts(**{count: values.pop(count) for count in COUNT_NAMES})
-    return ScheduledRun(**values, counts=counts)
+    return [read_run(row) for row in connection.execute(LIST_RUNS_OF_SCHEDULE, values)]
 
 
 DELETE_SCHEDULE = text("DELETE FROM vectormill.schedules WHERE name = :name RETURNING id")

@@ -22,7 +22,7 @@ from vectormill.domain.errors import SourceFailed, SourceInterrupted
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.texts import MAX_FIELD_CHARS, TextTree
 from vectormill.jobs.item import Item
-from vectormill.sources.reader import MOST_BYTES, Assembler, BatchSize, Complaints, SourcePlace
+from vectormill.sources.reader import MOST_BYTES, Assembler, BatchSize, Reader, SourcePlace
 from vectormill.sources.source import LOCAL, FileOptions, PickedColumns, TreeOptions, hide_queries
 from vectormill.webhooks.targets import refuse_address
 
@@ -73,13 +73,13 @@ PARQUET_ROWS: Final = 4096
 LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
 
 
-class FileReader:
+class FileReader(Reader):
     """Reads files in the order of their names within each pattern. A file that two patterns name is read once."""
 
     def __init__(self, options: FileOptions, place: SourcePlace) -> None:
+        super().__init__()
         self._options = options
         self._place = place
-        self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
         for store, path in self._find_files():
@@ -402,16 +402,16 @@ def decode_line(line: bytes, place: str) -> dict[str, Any]:
 BATCH_FILES: Final = 512
 
 
-class TreeReader:
+class TreeReader(Reader):
     """Reads files in the order of their paths, hidden ones left out. Of a longer file MOST_BYTES are read.
 
     No time of change is among the metadata: a copy of the folder would be another, and every row changed.
     """
 
     def __init__(self, options: TreeOptions, place: SourcePlace) -> None:
+        super().__init__()
         self._options = options
         self._place = place
-        self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
         """Yield the documents. Raise SourceFailed also when no file fits: the folder may not be mounted."""
@@ -441,9 +441,6 @@ class TreeReader:
                 f"{tree.root} holds no file that fits ({', '.join(self._options.include)}); is it mounted where the "
                 "source is read?"
             )
-
-    def count_rows(self) -> int | None:
-        return None
 
     def _find_folder(self) -> Path:
         folder = check_local(Path(self._options.folder), self._place.settings.source_root)

@@ -17,23 +17,23 @@ from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.errors import Conflict, SourceFailed
 from vectormill.jobs.item import Item
-from vectormill.sources.reader import Assembler, Complaints, SourcePlace, describe_database_error
+from vectormill.sources.reader import Assembler, Reader, SourcePlace, describe_database_error
 
 WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 
 
-class KeptTextReader:
+class KeptTextReader(Reader):
     """Read kept texts of one generation: which one, and which of its rows, a subclass says."""
 
     # An item that a client puts while pages are read may be missed: it comes into the new generation by a job of its
     # own. And what clients delete is deleted there too.
-    tells_what_vanished: Final = False
+    tells_what_vanished = False
 
     def __init__(self, place: SourcePlace, gone: str) -> None:
+        super().__init__()
         self._place = place
         self._name = f"Collection {place.collection!r}"
         self._gone = gone
-        self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
         assembler = Assembler(self._name, self._place.settings.max_key_bytes, self.complaints)

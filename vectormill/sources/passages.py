@@ -12,7 +12,7 @@ import msgspec
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import PASSAGE, Item
-from vectormill.sources.reader import ENCODER, MOST_BYTES, MOST_ROWS, Complaints, Reader, SourcePlace
+from vectormill.sources.reader import ENCODER, MOST_BYTES, MOST_ROWS, Reader, SourcePlace
 from vectormill.sources.source import TOKENS, Split
 
 MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
@@ -23,17 +23,14 @@ USUAL_SPECIAL_TOKENS: Final = 2
 Cut = Callable[[list[str]], list[list[tuple[int, str]]]]
 
 
-class PassageReader:
+class PassageReader(Reader):
     """Reads documents from another reader and gives their passages, cut in all of a batch at a time."""
 
     def __init__(self, documents: Reader, split: Split, place: SourcePlace) -> None:
         self._documents = documents
         self._split = split
         self._place = place
-
-    @property
-    def complaints(self) -> Complaints:
-        return self._documents.complaints
+        self.complaints = documents.complaints
 
     def read(self) -> Iterator[list[Item]]:
         plain, markdown = make_cuts(self._split, self._place)
@@ -51,13 +48,7 @@ class PassageReader:
                 yield passages
 
     def cancel(self) -> None:
-        """End the reading of the documents, where they can be told."""
-        cancel = getattr(self._documents, "cancel", None)
-        if cancel is not None:
-            cancel()
-
-    def count_rows(self) -> int | None:
-        return None
+        self._documents.cancel()
 
     def _cut_all(self, documents: list[Item], plain: Cut, markdown: Cut) -> list[list[tuple[int, str]]]:
         """Split documents into passages, in order. A document that is not text stays whole and fails alone."""

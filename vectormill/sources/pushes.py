@@ -21,7 +21,7 @@ from vectormill.jobs.chunk import decode_payload, encode_payload
 from vectormill.jobs.item import Item
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
-from vectormill.sources.reader import Complaints, SourcePlace, describe_database_error
+from vectormill.sources.reader import Reader, SourcePlace, describe_database_error
 from vectormill.sources.source import PUSH
 from vectormill.sources.sources import find_source
 
@@ -251,12 +251,12 @@ def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
     connection.execute(DELETE_READ_PARTS, {"limit": PARTS_AT_ONCE})
 
 
-class PushReader:
+class PushReader(Reader):
     """Reads the parts of the place's run. The API looked at keys and metadata when they came."""
 
     def __init__(self, place: SourcePlace) -> None:
+        super().__init__()
         self._place = place
-        self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
         if self._place.run_id is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -97,27 +97,30 @@ class Complaints:
         return bool(self.num_left_out or self.num_without_metadata or self.num_without_text)
 
 
-class Reader(Protocol):
-    """Reads a source once from its beginning.
+class Reader:
+    """Reads a source once from its beginning. `complaints` is filled while it reads."""
 
-    `complaints` is filled while reading. `num_rows` is how many rows there are, where that costs nothing to know.
-    """
+    # Whether a row that is not read is gone from the source.
+    tells_what_vanished: bool = True
 
-    @property
-    def complaints(self) -> Complaints: ...
+    def __init__(self) -> None:
+        self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
         """Yield the rows in batches of at most MOST_ROWS, in the same order every time where the source has one.
 
-        Memory does not grow with the source. A text that is missing is an empty one, so that it fails alone. Raises
+        Memory does not grow with the source. A text that is missing is an empty one, so that it fails alone. Raise
         SourceFailed with the source's own words, without secrets, for whatever ends the reading, and for a row without
         a key or a key that a batch has twice; whether two batches share one, whoever keeps the keys can see.
         """
-        ...
+        raise NotImplementedError
 
     def count_rows(self) -> int | None:
         """Return about how many rows there are; None where that is not cheaply known."""
-        ...
+        return None
+
+    def cancel(self) -> None:
+        """End the reading from another thread, also on a server, where that can be told."""
 
 
 class BatchSize:
@@ -217,7 +220,8 @@ class Assembler:
     ) -> list[Item]:
         """Return one item a row. `metadata` holds objects, JSON text, or None.
 
-        `pairs` are second texts, where items are pairs; a missing one is empty. Raise SourceFailed for a key that is missing or there twice.
+        `pairs` are second texts, where items are pairs; a missing one is empty. Raise
+        SourceFailed for a key that is missing or there twice.
         """
         names: Sequence[Any] = keys
         if set(map(type, keys)) != {str}:

@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
-from vectormill.sources.reader import Assembler, BatchSize, Complaints, SourcePlace, choose_failure
+from vectormill.sources.reader import Assembler, BatchSize, Reader, SourcePlace, choose_failure
 from vectormill.sources.settings import read_secret, read_secret_file
 from vectormill.sources.source import SqlOptions
 
@@ -40,17 +40,17 @@ logger = logging.getLogger(__name__)
 Fetch = Callable[[int], Sequence[Any]]
 
 
-class SqlReader:
+class SqlReader(Reader):
     """Reads a query's rows. `patience_seconds` bounds each statement where the database is Postgres; 0 is for ever."""
 
     def __init__(self, options: SqlOptions, place: SourcePlace, patience_seconds: float = 0) -> None:
+        super().__init__()
         self._options = options
         self._place = place
         self._patience_ms = int(1000 * patience_seconds)
         self._lock = threading.Lock()
         self._driver: psycopg.Connection[Any] | None = None
         self._is_cancelled = False
-        self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
         query = strip(self._options.query)

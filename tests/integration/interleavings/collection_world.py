@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
 from indexer.phases import Tools, carry_out
-from indexer.reindexing import RunSource, open_run_source
+from indexer.reindexing import open_run_source
 from tests.building import ask
 from tests.indexers import ListedSource, make_collection
 from tests.integration.interleavings.world import outage
@@ -54,6 +54,7 @@ from vectormill.runs.differences import Rows, RunTables, driver_of, make_stage, 
 from vectormill.runs.run import REINDEX
 from vectormill.runs.runs import cancel_run, claim_run, create_run
 from vectormill.settings import Settings
+from vectormill.sources.reader import Reader
 from vectormill.work.loop import Stopping, handing_back
 from vectormill.work.work import Lease
 from worker.chunk.commit import PostgresSink
@@ -354,7 +355,7 @@ class CollectionWorld:
             if lease.renew(connection) == CANCELLING:
                 raise RunCancelled
 
-    def open_source(self, context: RunContext) -> RunSource:
+    def open_source(self, context: RunContext) -> Reader:
         notes = self.notes.runs.get(context.run.id)
         if notes is None or notes.source is None:
             return open_run_source(context)

@@ -15,11 +15,11 @@ from sqlalchemy import Engine
 
 from indexer.context import RunContext
 from indexer.phases import PHASES, Tools, carry_out
-from indexer.reindexing import RunSource
 from vectormill.models.registry import Registry
 from vectormill.runs.differences import Rows, pack_rows
 from vectormill.runs.run import INDEXING, Run
 from vectormill.settings import Settings
+from vectormill.sources.reader import Reader
 from vectormill.work.work import Lease
 
 PATIENCE_SECONDS = 60.0
@@ -32,7 +32,7 @@ class SteppedRun:
         self,
         engine: Engine,
         claimed: tuple[Lease, Run],
-        open_source: Callable[[RunContext], RunSource],
+        open_source: Callable[[RunContext], Reader],
         settings: Settings,
     ) -> None:
         self._go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
@@ -40,7 +40,7 @@ class SteppedRun:
         self._error: BaseException | None = None
         self._is_over = False
 
-        def open_in_steps(context: RunContext) -> RunSource:
+        def open_in_steps(context: RunContext) -> Reader:
             self._stop()
             source = open_source(context)
             self._stop()  # between what was made ready and the beginning of the reading
@@ -81,7 +81,7 @@ class SteppedRun:
 class _InStep:
     """The reader of a source, on the thread of the run."""
 
-    def __init__(self, source: RunSource) -> None:
+    def __init__(self, source: Reader) -> None:
         self._batches = source.read()
         self._first = 1
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from indexer.context import RunContext
-from indexer.reindexing import RunSource, open_run_source
+from indexer.reindexing import open_run_source
 from tests.building import ask
 from tests.indexers import ListedSource
 from tests.integration.order.followed import CARRIED, NAMES, OUTSIDE, OWN, Expected, Followed
@@ -44,6 +44,7 @@ from vectormill.jobs.item import Item
 from vectormill.runs.run import CANCELLING, REINDEX
 from vectormill.runs.runs import cancel_run, claim_run, create_run
 from vectormill.settings import Settings
+from vectormill.sources.reader import Reader
 
 KEYS = st.sampled_from(NAMES)
 VALUES = st.tuples(
@@ -283,7 +284,7 @@ class Collection(Followed):
                 )
         return True
 
-    def open_source(self, context: RunContext) -> RunSource:
+    def open_source(self, context: RunContext) -> Reader:
         run = self.runs[context.run.id]
         return ListedSource(run.source, batch=2) if run.kind == OUTSIDE else open_run_source(context)
 
