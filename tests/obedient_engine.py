@@ -18,7 +18,7 @@ from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import Timesheet
+from worker.chunk.ledger import ChunkLedger, Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
@@ -28,6 +28,7 @@ class ObedientEngine:
 
     def __init__(self, before: Callable[[EncodeRequest], object] = lambda request: None) -> None:
         self._before = before
+        self.run_seconds = 0.0
 
     def is_healthy(self) -> bool:
         return True
@@ -49,6 +50,7 @@ def encoding_chunks(
     *,
     heart: Engine | None = None,
     identity: WorkerIdentity | None = None,
+    ledger: ChunkLedger | None = None,
     **settings: Any,
 ) -> Iterator[ChunkEncoder]:
     """A chunk encoder whose leases are kept, through `heart`, while the block runs."""
@@ -62,17 +64,19 @@ def encoding_chunks(
         lease_seconds=chosen.lease_seconds,
     )
     stopping = threading.Event()
+    encoding = engine or ObedientEngine()
     sink = PostgresSink(database, stopping, chosen.lease_seconds)
     keeper.start()
     try:
         yield ChunkEncoder(
             database,
-            cast(Any, engine or ObedientEngine()),
+            cast(Any, encoding),
             keeper,
             sink,
-            Timesheet(lambda: 0.0),
+            Timesheet(lambda: encoding.run_seconds),
             identity,
             chosen,
+            ledger=ledger,
         )
     finally:
         stopping.set()

@@ -3,38 +3,31 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
-from uuid import uuid4
+from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.protocol import LONG, SPEC, dispatch_all, make_items, submit, vector_of
+from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
+from tests.protocol import LONG, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
-from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
-from vectormill.jobs.rescue import rescue_unclaimed_chunks
 from vectormill.jobs.truncations import list_truncated_items
-from vectormill.ragged import Ragged
-from vectormill.settings import Settings
 from vectormill.workers.workers import list_workers
 from worker.chunk.chunk_encoder import ChunkEncoder
-from worker.chunk.commit import PostgresSink
-from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import ChunkLedger, Timesheet
+from worker.chunk.ledger import ChunkLedger
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
-from worker.identity import WorkerIdentity
 
 
-class FakeEngine:
-    """Vectors that tell their text; `b"crash"`, `b"raise"`, … in a text make the whole request end that way."""
+class MarkedEngine(ObedientEngine):
+    """Ends a whole request as a mark in one of its texts says, `b"crash"`, `b"raise"`, …; blank texts fail alone."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.num_requests = 0
-        self.run_seconds = 0.0
         self.during = threading.Event()
         self.dies_of_blanks = False
 
@@ -42,58 +35,36 @@ class FakeEngine:
         self.num_requests += 1
         self.run_seconds += 0.1
         whole = b" ".join(request.texts)
-        has_blank = not all(given.strip() for given in request.texts)
-        if b"crash" in whole or (self.dies_of_blanks and has_blank):
+        blanks = [place for place, given in enumerate(request.texts) if not given.strip()]
+        if b"crash" in whole or (self.dies_of_blanks and blanks):
             raise RunnerDied("the model process died")
-        if b"raise" in whole:
-            raise ValueError("no good")
-        if b"look up" in whole:
-            raise KeyError("no good")
-        if b"stop" in whole:
-            raise EngineStopped
-        if b"other model" in whole:
-            raise ModelError("another revision")
+        for mark, error in MARKS.items():
+            if mark in whole:
+                raise error
         if b"wait" in whole:
             self.during.set()
             assert cancelled.wait(80), "nobody told that the chunk is to end"
             raise EncodingCancelled
-        n = len(request.texts)
-        failures = {
-            i: ItemFailure(EMPTY_TEXT, "") for i, given in enumerate(request.texts) if not given.strip()
-        }
-        vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
-        counts = np.full(n, 3, dtype=np.int32)
-        truncated = np.array([given.startswith(LONG) for given in request.texts], dtype=np.bool_)
-        return EncodeResult(
-            Ragged.from_matrix(vectors),
-            failures,
-            counts,
-            4 * n,
-            truncated,
-            {"run": 0.1},
+        return replace(
+            super().encode(request, cancelled),
+            failures={place: ItemFailure(EMPTY_TEXT, "") for place in blanks},
+            truncated=np.array([given.startswith(LONG) for given in request.texts], dtype=np.bool_),
             num_reused=2,
             num_passages=5,
         )
 
 
-@pytest.fixture
-def fake() -> FakeEngine:
-    return FakeEngine()
+MARKS = {
+    b"raise": ValueError("no good"),
+    b"look up": KeyError("no good"),
+    b"stop": EngineStopped(),
+    b"other model": ModelError("another revision"),
+}
 
 
 @pytest.fixture
-def identity() -> WorkerIdentity:
-    return WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
-
-
-@pytest.fixture
-def keeper(engine: Engine, identity: WorkerIdentity) -> Iterator[LeaseKeeper]:
-    keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=0.1, lease_seconds=30)
-    keeper.start()
-    yield keeper
-    keeper.stop()
-    with engine.connect() as connection:
-        assert list_workers(connection) == []
+def fake() -> MarkedEngine:
+    return MarkedEngine()
 
 
 @pytest.fixture
@@ -102,30 +73,11 @@ def ledger() -> ChunkLedger:
 
 
 @pytest.fixture
-def encoder(
-    engine: Engine, fake: FakeEngine, keeper: LeaseKeeper, identity: WorkerIdentity, ledger: ChunkLedger
-) -> ChunkEncoder:
-    sink = PostgresSink(engine, threading.Event())
-    settings = Settings(max_attempts=2)
-    timesheet = Timesheet(lambda: fake.run_seconds)
-    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, timesheet, identity, settings, ledger=ledger)
-
-
-def run_until_ended(engine: Engine, encoder: ChunkEncoder, job: Job) -> tuple[Job, list[str]]:
-    """Dispatches and encodes, without waiting for back-offs, until the job ends; the outcomes in order."""
-    outcomes = []
-    for _ in range(50):
-        with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'")
-            )
-            rescue_unclaimed_chunks(connection, timeout_seconds=-1)
-        outcomes += [encoder.encode_chunk(dispatch.chunk_id)["outcome"] for dispatch in dispatch_all(engine)]
-        with engine.connect() as connection:
-            found = find_job(connection, job.id)
-        if found.is_terminal:
-            return found, outcomes
-    raise AssertionError(f"the job did not end: {outcomes}")
+def encoder(engine: Engine, fake: MarkedEngine, ledger: ChunkLedger) -> Iterator[ChunkEncoder]:
+    with encoding_chunks(engine, fake, ledger=ledger, max_attempts=2) as encoder:
+        yield encoder
+    with engine.connect() as connection:
+        assert list_workers(connection) == []
 
 
 def test_a_chunk_is_encoded_and_committed_and_says_what_it_did(engine: Engine, encoder: ChunkEncoder) -> None:
@@ -169,7 +121,7 @@ def test_a_text_that_ruins_its_chunk_is_found_by_halving_and_fails_alone(
 ) -> None:
     items = make_items(8)
     items[5] = replace(items[5], text=mark)
-    job, outcomes = run_until_ended(engine, encoder, submit(engine, items, chunk_max_items=8))
+    job, outcomes = run_to_end(engine, encoder, submit(engine, items, chunk_max_items=8))
     assert (job.state, job.num_done, job.num_failed) == ("completed_with_errors", 7, 1)
     with engine.connect() as connection:
         (error,) = list_item_errors(connection, job.id, after=None, limit=10)
@@ -182,16 +134,16 @@ def test_a_text_that_ruins_its_chunk_is_found_by_halving_and_fails_alone(
 
 
 def test_the_half_of_a_retried_chunk_in_which_nothing_failed_is_not_encoded_again(
-    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+    engine: Engine, encoder: ChunkEncoder, fake: MarkedEngine
 ) -> None:
     items = make_items(8)
     items[0], items[1] = replace(items[0], text=b" "), replace(items[1], text=b"  ")
-    job, _ = run_until_ended(engine, encoder, submit(engine, items, chunk_max_items=8))
+    job, _ = run_to_end(engine, encoder, submit(engine, items, chunk_max_items=8))
     assert (job.num_done, job.num_failed) == (6, 2)
     fake.dies_of_blanks = True
     with engine.begin() as connection:
         retry_job(connection, job.id)
-    job, outcomes = run_until_ended(engine, encoder, job)
+    job, outcomes = run_to_end(engine, encoder, job)
     assert "split" in outcomes
     assert (job.state, job.num_done, job.num_failed) == ("completed_with_errors", 6, 2)
 
@@ -210,7 +162,7 @@ def test_a_worker_that_cannot_take_a_chunk_hands_it_back_uncounted(
 
 
 def test_a_cancelled_job_ends_the_chunk_that_is_being_encoded(
-    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+    engine: Engine, encoder: ChunkEncoder, fake: MarkedEngine
 ) -> None:
     job = submit(engine, [Item("k", b"wait")])
     (dispatch,) = dispatch_all(engine)
@@ -257,7 +209,7 @@ def test_the_ledger_tells_ends_dispatches_and_their_times(
 def test_a_commit_that_the_fence_refuses_is_counted_as_stale(
     engine: Engine,
     encoder: ChunkEncoder,
-    fake: FakeEngine,
+    fake: MarkedEngine,
     ledger: ChunkLedger,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -276,7 +228,7 @@ def test_a_commit_that_the_fence_refuses_is_counted_as_stale(
 
 
 def test_a_chunk_whose_lease_was_taken_is_given_up_and_writes_nothing(
-    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+    engine: Engine, encoder: ChunkEncoder, fake: MarkedEngine
 ) -> None:
     submit(engine, [Item("k", b"wait")], collection="docs")
     (dispatch,) = dispatch_all(engine)
@@ -321,12 +273,12 @@ def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
 
 
 def test_a_worker_refuses_to_write_into_a_generation_of_another_vector_space(
-    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+    engine: Engine, encoder: ChunkEncoder, fake: MarkedEngine
 ) -> None:
     job = submit(engine, make_items(2), collection="docs")
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'"))
-    ended, _ = run_until_ended(engine, encoder, job)
+    ended, _ = run_to_end(engine, encoder, job)
     assert (ended.state, fake.num_requests) == ("failed", 0)
     with engine.connect() as connection:
         (first, _) = list_item_errors(connection, job.id, after=None, limit=10)

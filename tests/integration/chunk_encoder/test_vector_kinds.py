@@ -5,8 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
-from uuid import uuid4
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
+from tests.obedient_engine import ObedientEngine, encoding_chunks
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
 from vectormill.collections.generation_tables import find_ranges, keep_ranges
@@ -26,16 +26,10 @@ from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import retry_job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.ragged import Ragged
-from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges, measure_ranges, quantize, widen_ranges
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
 from worker.chunk.calibrator import MARGIN_SHARE, Calibrator, read_sample
-from worker.chunk.chunk_encoder import ChunkEncoder
-from worker.chunk.commit import PostgresSink
-from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult
-from worker.identity import WorkerIdentity
 
 ITEMS = [*many(5), {"key": "blank", "text": " "}, *[{"key": f"x{n}", "text": f"more {n}"} for n in range(5)]]
 GOOD = [item for item in ITEMS if item["key"] != "blank"]
@@ -163,25 +157,22 @@ def test_retried_and_split_chunks_keep_the_rows_they_had(engine: Engine, vector_
     assert np.array_equal(rows[:3], make_rows(vectors, VECTOR_TYPE_BY_NAME[vector_type], RANGES))
 
 
-class CountingEngine:
+class CountingEngine(ObedientEngine):
     """Vectors that tell their text; counts the requests."""
 
     def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
         self.scale = np.float32(scale)
         self.num_requests = 0
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
         self.num_requests += 1
-        n = len(request.texts)
-        vectors = np.stack([vector_of(given) for given in request.texts]) * self.scale
-        failures = {}
-        if request.request_id.startswith("calibration"):
-            failures = {0: ItemFailure(EMPTY_TEXT, "")}  # one bad text must not spoil the sample
-            vectors[0] = 1000
-        counts = np.full(n, 3, dtype=np.int32)
-        return EncodeResult(
-            Ragged.from_matrix(vectors), failures, counts, 4 * n, np.zeros(n, dtype=np.bool_), {"run": 0.1}
-        )
+        result = super().encode(request, cancelled)
+        vectors = result.vectors * self.scale
+        if not request.request_id.startswith("calibration"):
+            return replace(result, results=Ragged.from_matrix(vectors))
+        vectors[0] = 1000  # one bad text must not spoil the sample
+        return replace(result, results=Ragged.from_matrix(vectors), failures={0: ItemFailure(EMPTY_TEXT, "")})
 
 
 def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:
@@ -216,15 +207,8 @@ def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(eng
     spec = replace(SPEC, vector_type="int8")
     job = submit_directly(engine, make_items(6), spec=spec, collection="docs", chunk_max_items=2)
     model = CountingEngine()
-    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
-    keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=5, lease_seconds=30)
-    sink, timesheet = PostgresSink(engine, threading.Event()), Timesheet(lambda: 0.0)
-    encoder = ChunkEncoder(engine, cast(Any, model), keeper, sink, timesheet, identity, Settings())
-    keeper.start()
-    try:
+    with encoding_chunks(engine, model) as encoder:
         outcomes = [encoder.encode_chunk(each.chunk_id)["outcome"] for each in dispatch_all(engine)]
-    finally:
-        keeper.stop()
     assert outcomes == ["done"] * 3
     assert model.num_requests == 1 + 3
     with engine.connect() as connection:
