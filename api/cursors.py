@@ -32,7 +32,7 @@ def encode_cursor(position: int) -> str:
 
 
 def decode_cursor(cursor: str | None) -> int | None:
-    """Return the position behind which the page starts; None for the first page. Raise Problem."""
+    """The position behind which the page starts; None is the first page. Raises Problem."""
     if cursor is None:
         return None
     if not re.fullmatch(CURSOR, cursor):

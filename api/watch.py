@@ -38,7 +38,7 @@ class Watch:
 
     @contextmanager
     def join(self, job_id: UUID) -> Iterator[Glance]:
-        """Count one more follower of the job for as long as the block runs."""
+        """For the time of the block one more follows the job."""
         glance = self._glances.setdefault(job_id, Glance())
         glance.num_watchers += 1
         try:
@@ -49,7 +49,7 @@ class Watch:
                 del self._glances[job_id]
 
     async def look(self, job_id: UUID, glance: Glance) -> JobBody:
-        """Return the job as it stood less than a poll ago. Raise JobNotFound."""
+        """The job, as it stood less than a poll ago. Raises JobNotFound."""
         async with glance.lock:
             if glance.body is None or self._clock() - glance.read_at >= POLL_SECONDS:
                 body = await run_in_threadpool(self.load, job_id)
@@ -57,6 +57,6 @@ class Watch:
             return glance.body
 
     def load(self, job_id: UUID) -> JobBody:
-        """Return the job as it stands now. Raise JobNotFound."""
+        """The job as it stands now. Raises JobNotFound."""
         with self._engine.connect() as connection:
             return tell_job(connection, find_job(connection, job_id))

@@ -1,6 +1,26 @@
-"""The processes of a model that several devices share, as the test that started them sees them."""
+"""A model that two devices share, as tests plan it, and its processes as the test that started them sees them."""
 
 import psutil
+
+from vectormill.models.model_card import ModelCard
+from worker.devices.detect import detect_inventory
+from worker.devices.device import Inventory, parse_devices
+from worker.placement.model_shape import read_model_shape
+from worker.placement.placement import PlanSettings
+from worker.placement.planner import plan_placement
+from worker.runner.starter import Sharing
+
+TWO_DEVICES = "cpu:0,cpu:1"
+
+
+def share_between_two(card: ModelCard, strategy: str) -> Sharing:
+    """Plan a replica in fp32 over two shares of the cores; on a machine with one core over that core twice."""
+    found = detect_inventory()
+    cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
+    inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
+    asked = PlanSettings("fp32", min(card.max_tokens, 512), TWO_DEVICES, strategy)
+    placement = plan_placement(inventory, read_model_shape(card), asked)
+    return Sharing(placement.replicas[0], tuple(parse_devices(TWO_DEVICES, inventory)))
 
 
 def rank_pids() -> list[int]:

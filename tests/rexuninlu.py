@@ -17,7 +17,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 from worker.tasks.extract.extraction import Extraction, Prompts
-from worker.tasks.extract.model.config import read_switches
+from worker.tasks.extract.model.config import read_config
 from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_places, find_wanted, gather_cells
 from worker.tasks.extract.model.network import RexNetwork, load_network
 from worker.tasks.extract.prompts import IS_BLANK, PromptTokenizer
@@ -137,7 +137,7 @@ def write_wide(directory: Path) -> Path:
     sizes |= {"intermediate_size": 1536}
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     (directory / "config.json").write_text(json.dumps(config | sizes))
-    network = RexNetwork(read_switches(directory))
+    network = RexNetwork(read_config(directory))
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     save_file(network.state_dict(), directory / "model.safetensors")

@@ -17,9 +17,7 @@ from worker.encoder.choice import (
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
 from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
-from worker.placement.placement import Placement
-from worker.placement.planner import PlanSettings
-from worker.placement.reasons import PRECISIONS
+from worker.placement.placement import PRECISIONS, Placement, PlanSettings
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
 

@@ -67,9 +67,7 @@ class Lookout:
 @serve(router, operations.SHOW_HEALTH)
 @serve(router, operations.SHOW_READINESS)
 async def get_readyz(request: Request) -> Response:
-    """Say that the service is ready while Postgres is: without Redis jobs are taken as always, and are encoded when it
-    is back.
-    """
+    """Ready while Postgres is: without Redis jobs are taken as always, and are encoded when it is back."""
     readiness: Readiness = await request.app.state.lookout.look()
     if readiness["postgres"]:
         return respond(operations.SHOW_READINESS, readiness)
@@ -79,7 +77,7 @@ async def get_readyz(request: Request) -> Response:
 
 @serve(router, operations.SHOW_METRICS)
 def get_metrics(resources: ResourcesDependency) -> Response:
-    """Return the metrics in Prometheus's text format."""
+    """Prometheus text."""
     return Response(generate_latest(resources.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

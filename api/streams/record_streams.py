@@ -26,7 +26,7 @@ ROW_BYTES: Final = 100  # of the objects that hold a row
 
 
 def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
-    """Write one object a line; items without a record are left out."""
+    """One object a line; items without a record are left out."""
     with closing(blocks):
         for block in blocks:
             piece: list[bytes] = []
@@ -44,7 +44,7 @@ def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
 
 
 def write_parquet(job: Job, blocks: Blocks) -> Pieces:
-    """Write the columns key and output, which is JSON; items without a record are left out."""
+    """Columns key and output, which is JSON; items without a record are left out."""
     sink = PieceSink()
     writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd")
     with closing(blocks), writer:
@@ -57,7 +57,7 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
 
 
 def _gather(blocks: Blocks) -> Generator[tuple[list[str], list[bytes]], None, None]:
-    """Yield the rows of some blocks at a time: the footer names every row group, and is in memory until the end."""
+    """Some blocks at a time: the footer names every row group, and is in memory until the end."""
     keys: list[str] = []
     records: list[bytes] = []
     num_bytes = 0

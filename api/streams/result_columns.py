@@ -32,21 +32,21 @@ class ResultColumns(Protocol):
         ...
 
     def measure(self, results: Results) -> int:
-        """Return about how many bytes a row has as JSON."""
+        """Bytes of a row as JSON, about."""
         ...
 
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        """Return for each row its part of an object: a comma, a name and a value, as often as there are some."""
+        """For each row what an object has of it: a comma, a name and a value, as often as there are some."""
         ...
 
     def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        """Return the first row as an object of its own."""
+        """The first row, as an object of its own."""
         ...
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]: ...
 
     def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
-        """Return an array for each field."""
+        """One for each field."""
         ...
 
 

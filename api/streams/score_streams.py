@@ -24,7 +24,7 @@ ROWS_PER_GROUP: Final = 1 << 16
 
 
 def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
-    """Write one object a line; items without a score are left out."""
+    """One object a line; items without a score are left out."""
     with closing(blocks):
         for block in blocks:
             keys, numbers = _present(block)
@@ -34,7 +34,7 @@ def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
 
 
 def write_parquet(job: Job, blocks: Blocks) -> Pieces:
-    """Write the columns key, score, label and probabilities (a field a label); items without a score are left out."""
+    """Columns key, score, label and probabilities (a field a label); items without a score are left out."""
     columns = RESULT_COLUMNS[SCORE]
     schema = pa.schema([pa.field("key", pa.string(), nullable=False), *columns.fields(job.spec)])
     sink = PieceSink()
@@ -49,7 +49,7 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
 
 
 def _gather(blocks: Blocks) -> Generator[tuple[list[str], Numbers], None, None]:
-    """Yield the rows of some blocks at a time: a row group for each block would be many small ones."""
+    """Some blocks at a time: a row group for each would be many small ones."""
     keys: list[str] = []
     parts: list[Numbers] = []
     for block in blocks:

@@ -53,11 +53,8 @@ def test_only_the_kernel_that_pads_computes_the_longest_for_all() -> None:
     [
         ((384, 384, 384, 1536), False, 2304),  # MiniLM-L6
         ((768, 768, 768, 3072), False, 4608),  # BERT-base
-        (
-            (1024, 2048, 1024, 3072),
-            True,
-            3840,
-        ),  # Qwen3-Embedding-0.6B: wider heads, and two queries share a key
+        # Qwen3-Embedding-0.6B: wider heads, and two queries share a key.
+        ((1024, 2048, 1024, 3072), True, 3840),
     ],
 )
 def test_the_quadratic_length_is_where_attention_takes_as_much_as_the_linear_layers(

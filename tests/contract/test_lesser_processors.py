@@ -1,7 +1,9 @@
 """Every precision gives its vectors on lesser processors, too: those that this machine's libraries can be told to be.
 
-torch and oneDNN can: they compute bf16 with whatever is left. openvino has no such switch; without AVX512 it computes
-fp32 when bf16 is asked for, which keeps every bound.
+torch and oneDNN can: they compute bf16 with whatever is left. openvino has no such switch; without AVX512 it
+computes fp32 when bf16 is asked for, which keeps every bound. `python -m tests.contract.test_lesser_processors
+DIRECTORY` prints the smallest cosine of each precision to the vectors of sentence-transformers, and what torch
+takes the processor for.
 """
 
 import json
@@ -11,9 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.architecture.sources import ROOT
+from tests.models import TinyModels, encode, reference, smallest_cosine
+from tests.processors import with_bf16
 from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
 
 pytestmark = pytest.mark.tail
 
@@ -38,7 +44,7 @@ def test_every_precision_keeps_its_bound_on_a_lesser_processor(
         )
     environment = os.environ | {"ATEN_CPU_CAPABILITY": torch_kind, "ONEDNN_MAX_CPU_ISA": onednn_kind}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.lesser_program", str(tmp_path)],
+        [sys.executable, "-m", "tests.contract.test_lesser_processors", str(tmp_path)],
         env=environment,
         cwd=ROOT,
         capture_output=True,
@@ -50,3 +56,21 @@ def test_every_precision_keeps_its_bound_on_a_lesser_processor(
     assert found.pop("kind") in names
     for name, cosine in found.items():
         assert cosine >= BOUNDS[name.split()[1]], (name, found)
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    device = with_bf16(split_processor(detect_inventory(), 1)[0])
+    models = TinyModels(directory)
+    found: dict[str, object] = {"kind": torch.backends.cpu.get_cpu_capability()}
+    for architecture in ("Bert", "Qwen3"):
+        model = models.transformer(architecture)
+        expected = reference(model)
+        for precision in ("fp32", "bf16", "int8"):
+            vectors = encode(model, "torch", directory, precision=precision, device=device)
+            found[f"{architecture} {precision}"] = smallest_cosine(vectors, expected)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -22,9 +22,10 @@ from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
 from worker.model import cuda_pass
+from worker.model.forms import PackedForm
 from worker.model.masks import find_attention_mask
-from worker.model.network import EncoderNetwork
-from worker.model.packed import PackedNetwork, make_attention, pack_batch
+from worker.model.network import EncoderNetwork, list_token_inputs
+from worker.model.packed import PackedNetwork, make_attention
 from worker.model.torch_encoder import TorchEncoder
 from worker.tasks.extract.model.head import find_cells, find_places, find_wanted, pad_inputs
 from worker.tasks.extract.model.network import load_network
@@ -48,7 +49,7 @@ def save_model(directory: Path, name: str) -> ModelCard:
     return read_model_card(name, directory, pooling=POOLINGS)
 
 
-@pytest.mark.parametrize("name", ALL_MODELS)
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_no_padded_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
     card = save_model(tmp_path, name)
     order = EncoderOrder(card, DEVICE, "torch", "fp32", 1, tmp_path)
@@ -96,15 +97,15 @@ def test_no_packed_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
 
     AttentionInterface.register(STUB, make_attention(attend_to_oneself))
     card = save_model(tmp_path, name)
-    network = PackedNetwork(EncoderNetwork(card, torch.float32), STUB)
-    shape = read_attention_shape(network.transformer.config)
+    network = EncoderNetwork(card, torch.float32)
+    transformer = PackedNetwork(network, STUB).transformer
+    shape = read_attention_shape(transformer.config)
+    form = PackedForm(transformer, list_token_inputs(transformer), network.modes, shape, STUB)
     for batch in BATCHES.values():
-        packed = pack_batch(batch, shape)
-        arrays = (packed.input_ids, packed.position_ids, packed.cu_seqlens)
-        ids, positions, bounds = (torch.from_numpy(array) for array in arrays)
-        prompts = None if packed.prompt_lengths is None else torch.from_numpy(packed.prompt_lengths)
+        part = form.lay_out(batch)
+        tensors = {name: torch.from_numpy(array) for name, array in part.arrays.items()}
         with torch.inference_mode(), RefusesWaiting():
-            network(ids, positions, bounds.int(), prompts, packed.max_seqlen)
+            network.dense(form.pool(form.run(part, tensors, None), tensors))
 
 
 def make_extraction_batch() -> Batch:

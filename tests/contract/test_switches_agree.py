@@ -1,5 +1,6 @@
 """Each switch, for every architecture in the table of packed attention: the vectors are those without it."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.functional import cosine_similarity
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
@@ -29,9 +33,9 @@ from worker.model.packed import (
     PackedNetwork,
     compute_probes,
     direct_kernel,
-    exact_kernel,
     pack_batch,
     packed_states,
+    varlen_kernel,
 )
 from worker.model.switching import STEPS, FusedProjections, Step, apply_switches, split_projections
 
@@ -164,13 +168,6 @@ def test_the_direct_call_says_to_the_operator_what_torch_says(
             assert ours[name] is value_said or ours[name] == value_said, name
 
 
-def test_where_no_flash_kernel_is_the_direct_call_is_the_exact_one() -> None:
-    query, key = torch.randn(10, 4, 8), torch.randn(10, 2, 8)
-    bounds = torch.tensor([0, 3, 10], dtype=torch.int32)
-    expected = exact_kernel(query, key, key, bounds, 7, None, (2, 2))
-    assert torch.equal(direct_kernel(query, key, key, bounds, 7, None, (2, 2)), expected)
-
-
 def load(directory: Path, switches: str, precision: str = "fp32") -> Encoder:
     order = EncoderOrder(CARD, DEVICE, "torch", precision, 1, directory, "packed", switches=switches)
     return load_encoder(order)
@@ -235,3 +232,29 @@ def cosines(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float3
         (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
     )
     return products
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64)])
+@pytest.mark.parametrize(
+    ("kernel", "operator"),
+    [
+        (varlen_kernel, "torch_attn._varlen_attn"),
+        (direct_kernel, "aten._flash_attention_forward"),
+    ],
+)
+def test_attention_is_one_call_of_the_kernels_operator_whatever_the_lengths(
+    kernel: Callable[..., Tensor], operator: str, window: tuple[int, int]
+) -> None:
+    def attend(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> Tensor:
+        return kernel(query, key, value, bounds, 50, None, window)
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        query = torch.empty(130, 4, 64, dtype=torch.bfloat16, device="cuda")
+        key = torch.empty(130, 2, 64, dtype=torch.bfloat16, device="cuda")
+        bounds = torch.empty(6, dtype=torch.int32, device="cuda")
+    traced: Any = make_fx(attend, tracing_mode="symbolic")(query, key, key, bounds)
+    calls = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert [name for name in calls if name.startswith(operator)] == [f"{operator}.default"]
+    (output,) = (node.args[0].meta["val"] for node in traced.graph.nodes if node.op == "output")
+    assert output.shape == query.shape
+    assert output.device.type == "cuda"

@@ -1,12 +1,10 @@
 """Tokenizers in the shapes that models have, trained here on little, and how ours compares with the library's."""
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -163,25 +161,3 @@ def find_differences(
         for index, text in enumerate(texts):
             if found.row(index).tolist() != expected.row(index).tolist():
                 yield text, found.row(index).tolist(), expected.row(index).tolist()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare our tokens with the library's on many texts.")
-    parser.add_argument("--num-texts", type=int, default=10_000_000)
-    parser.add_argument("--tokenizer", choices=TOKENIZERS, default="MiniLM")
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    num_differences, at_once = 0, 1 << 20
-    with TemporaryDirectory() as name:
-        directory = write_tokenizer(chosen.tokenizer, Path(name))
-        for done in range(0, chosen.num_texts, at_once):
-            num_texts = min(at_once, chosen.num_texts - done)
-            for text, ours, theirs in find_differences(directory, num_texts, chosen.seed + done):
-                num_differences += 1
-                print(f"{text!r}: {ours} instead of {theirs}", flush=True)
-            print(f"{chosen.tokenizer}: {done + num_texts:,} texts, {num_differences} differ", flush=True)
-    raise SystemExit(num_differences > 0)
-
-
-if __name__ == "__main__":
-    main()

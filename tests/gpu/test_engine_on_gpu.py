@@ -20,7 +20,8 @@ from worker.devices.device import device_environment, parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
 from worker.placement.model_shape import read_model_shape
-from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.placement import PlanSettings
+from worker.placement.planner import plan_placement
 from worker.placement.strategies import SHARED
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings

@@ -26,6 +26,7 @@ from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.cuda_pass import CudaPass
 from worker.model.packed import EXACT, VARLEN, PackedNetwork, exact_kernel, pack_batch, varlen_kernel
+from worker.model.pooling import pool_packed_states
 
 CARD = Registry({}).card(DEFAULT_MODEL)
 LENGTHS = (1, 300, 17, 64, 128, 1000, 2)
@@ -103,14 +104,14 @@ def packed_vectors(transformer: Any, kernel: str, device: str, dtype: torch.dtyp
         kernel,
     )
     batch = pack_batch(Batch.from_ids(make_sequences()), read_attention_shape(transformer.config))
-    vectors: Tensor = network(
+    bounds = torch.from_numpy(batch.cu_seqlens).to(device, torch.int32)
+    states = network.hidden_states(
         torch.from_numpy(batch.input_ids).to(device),
         torch.from_numpy(batch.position_ids).to(device),
-        torch.from_numpy(batch.cu_seqlens).to(device, torch.int32),
-        None,
+        bounds,
         batch.max_seqlen,
     )
-    return vectors
+    return pool_packed_states(states, bounds, None, ("mean",))
 
 
 def load(kind: str, directory: Path, precision: str, attention: str) -> Encoder:

@@ -724,7 +724,7 @@ MUTANTS: Final = (
         "(np.clip(steps, 0, NUM_STEPS) + SMALLEST_CODE)",
         "(steps + SMALLEST_CODE)",
         (
-            "tests/unit/vectors/test_quantization.py::test_codes_are_those_of_sentence_transformers_for_the_same_ranges",
+            "tests/unit/vectors/test_vector_types.py::test_codes_are_those_of_sentence_transformers_for_the_same_ranges",
         ),
     ),
     Mutant(
@@ -819,7 +819,7 @@ MUTANTS: Final = (
         "np.packbits(vectors > 0, axis=-1)",
         "np.packbits(vectors < 0, axis=-1)",
         (
-            "tests/unit/vectors/test_quantization.py::test_packed_signs_are_the_ubinary_of_sentence_transformers",
+            "tests/unit/vectors/test_vector_types.py::test_packed_signs_are_the_ubinary_of_sentence_transformers",
         ),
     ),
     Mutant(

@@ -73,7 +73,7 @@ class Tag:
 
 
 class Tagging:
-    """Implements Course: one round, whose answers are the logits of each token."""
+    """Implements RequestState: one round, whose answers are the logits of each token."""
 
     prompt_length = 0
 

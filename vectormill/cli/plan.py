@@ -42,8 +42,7 @@ def plan(
     from vectormill.settings import load_settings
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
-    from worker.placement.drafts import AUTO
-    from worker.placement.placement import draw_placement, placement_json
+    from worker.placement.placement import AUTO, draw_placement, placement_json
     from worker.plan import plan_machine
     from worker.settings import load_worker_settings
 

@@ -1,4 +1,4 @@
-"""Classifiers: what a model's files say of the head that judges a text or a pair. Knows nothing of torch.
+"""Read what a model's files say of the head that judges a text or a pair. Imports no torch.
 
 Two layouts are read: transformers' `…ForSequenceClassification`, and StructBERT's as it is published, whose config.json
 names no architecture (golden data and the reference's code: tests/data/structbert).
@@ -53,7 +53,7 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
 
 
 def is_structbert(config: Mapping[str, Any]) -> bool:
-    """Return whether this is a StructBERT, whose configuration names no class: only `base_model_prefix` tells."""
+    """Return True if this is a StructBERT, whose configuration names no class: only `base_model_prefix` tells."""
     return "model_type" not in config and config.get("base_model_prefix") == "encoder"
 
 
@@ -75,7 +75,7 @@ def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int
 
 
 def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
-    """A result names a probability by its label. Raise ModelError for labels that are alike or cannot be stored."""
+    """Raise ModelError for labels that are alike or cannot be stored: a result names a probability by its label."""
     for label in labels:
         flaw = ""
         if labels.count(label) > 1:

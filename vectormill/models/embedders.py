@@ -1,4 +1,4 @@
-"""Embedders: which models are encoded although no `modules.json` says how, and what to say of all others.
+"""Tell which models can be encoded although no `modules.json` says how, and explain why others cannot.
 
 A transformer gives a vector for each token. Which of them make the vector of a text is a fact of how the model was
 trained, and guessing it gives wrong vectors without a word. Knows no files.
@@ -111,7 +111,7 @@ _WORD_HEADS: Final = ("cls", "lm_head", "vocab_projector", "vocab_transform")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Weights behind a transformer: what they are for, and whether they judge a text or a pair."""
+    """A head behind a transformer: what its weights are for, and whether they judge a text or a pair."""
 
     purpose: str
     judges: bool

@@ -1,4 +1,4 @@
-"""ModelCard: what a model's own files say about it. Knows nothing of torch, hubs or settings.
+"""Read a model's own files into a ModelCard. Imports no torch; knows nothing of hubs or settings.
 
 Two layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
 write them) and plain transformers (`config.json` alone, for the architectures of `embedders` or with a pooling that
@@ -62,7 +62,7 @@ LARGEST_MAX_TOKENS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """All that is known of a model before its weights are loaded.
+    """What is known of a model before its weights are loaded.
 
     `pooling` holds the names of POOLING_NAMES that are concatenated. `dense` names the folders of the Dense modules
     that follow, relative to `path`. `dimension` is the length of the vectors after both. `default_prompt` is text. A
@@ -351,5 +351,5 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 
 
 def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:
-    """RexUniNLU's config.json is any DeBERTa's; the names of its head's tensors tell."""
+    """Return True for a RexUniNLU: its config.json is any DeBERTa's, but its head's tensors have names of their own."""
     return config.get("model_type") == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS

@@ -1,4 +1,4 @@
-"""RandomExtractor: a RexUniNLU of random weights in its published layout, where there are none of a trained one.
+"""Write a RexUniNLU of random weights in its published layout, for demonstrations without a trained one.
 
 Its records mean nothing. Nothing in a forward pass depends on what the weights are, but records do: random logits are
 above 0 as often as below, and a model that says yes to half of everything would spend its time on spans. An offset in
@@ -32,7 +32,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ExtractorShape:
-    """`offset` is subtracted from every logit, about; it was chosen by looking at what random weights answer."""
+    """The sizes of a random extractor. About `offset` is subtracted from every logit, which was chosen by trying."""
 
     num_layers: int
     hidden_size: int
@@ -107,7 +107,7 @@ def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
 
 
 def write_weights(shapes: Shapes, offset: float, path: Path) -> None:
-    """A safetensors file: eight bytes of size, a header of JSON, and the tensors one after the other."""
+    """Write a safetensors file: eight bytes of size, a header of JSON, and the tensors one after the other."""
     header: dict[str, object] = {}
     end = 0
     for name, shape in shapes.items():
@@ -122,7 +122,7 @@ def write_weights(shapes: Shapes, offset: float, path: Path) -> None:
 
 
 def fill(shapes: Shapes, offset: float) -> Iterator[NDArray[np.float32]]:
-    """Their values, the same each time: norms 1, biases 0 but those of the head's last pair, matrices normal."""
+    """Yield the same values for each tensor each time: norms 1, biases 0 but in the last pair, matrices normal."""
     random = np.random.default_rng(SEED)
     for name, shape in shapes.items():
         if name == "rotary_emb.freqs":

@@ -1,4 +1,4 @@
-"""Registry: the models that can be asked for by name.
+"""The models that can be asked for by name.
 
 Reads the models' small files only, so that the API can check a job. Knows nothing of torch, loads no weights.
 """
@@ -68,7 +68,7 @@ class Registry:
         return sorted(self._entries)
 
     def entry(self, name: str) -> ModelEntry:
-        """Raise UnknownModel, with the names that exist."""
+        """Return the model's entry. Raise UnknownModel, with the names that exist."""
         if name not in self._entries:
             nearest = difflib.get_close_matches(name, self._entries, n=1)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -88,7 +88,7 @@ class Registry:
             return self._cards[name, weights]
 
     def is_read(self, name: str) -> bool:
-        """Return whether `card` answers at once."""
+        """Return True if `card` answers at once."""
         return (name, False) in self._cards
 
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:

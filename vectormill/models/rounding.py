@@ -34,7 +34,7 @@ def find_cut_group(num_inputs: int, num_parts: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RoundedWeight:
-    """restored = numbers * scales, [rows, groups, group size], and then the shape of the weight."""
+    """A rounded weight: numbers * scales is [rows, groups, group size], to be reshaped as the weight."""
 
     numbers: NDArray[np.int8]  # [rows, groups, group size], -127 to 127
     scales: NDArray[np.float32]  # [rows, groups, 1]

@@ -1,4 +1,6 @@
-"""Special tokens: what a tokenizer's files put before and behind a text. Knows JSON alone, and no tokenizers library.
+"""Read which special tokens a tokenizer's files put before and behind a text.
+
+Reads JSON; imports no tokenizers library.
 
 `tokenizer.json` has a template for that. Some classes of transformers add tokens besides, as `add_bos_token` and
 `add_eos_token` of tokenizer_config.json say, and some models bring a tokenizer of their own code, which is never run.
@@ -76,7 +78,7 @@ def require_final_token(name: str, tokens: SpecialTokens) -> None:
 
 
 def has_code(directory: Path) -> bool:
-    """Tell whether the tokenizer is code of its own, of a kind that is known here."""
+    """Return True if the tokenizer is code of its own, of a kind that is known here."""
     return bool(_find_code(_read(directory / "tokenizer_config.json")))
 
 

@@ -1,4 +1,4 @@
-"""Specs: how the options of a job become an EncodingSpec, by the kind of its model and by the task.
+"""Turn the options of a job into an EncodingSpec, by the kind of its model and by the task.
 
 A kind of model has a row in MODEL_KINDS: by what a model is known to be of it, and for which tasks it is. What a worker
 does for each kind stands in worker/tasks/table.py. docs/TASKS.md adds a task.
@@ -53,7 +53,7 @@ class ModelKind:
 
 
 def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Everything that decides the results of a job. Raise InvalidOption with the limits."""
+    """Return the spec, which holds all that decides the results of a job. Raise InvalidOption with the limits."""
     for name, choices in CHOICES.items():
         chosen = getattr(options, name)
         if chosen not in (None, *choices):

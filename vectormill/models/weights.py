@@ -40,7 +40,7 @@ _STORAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """`dtype` as safetensors calls it, such as F32 or BF16."""
+    """The type and shape of a stored tensor. `dtype` is named as in safetensors, such as F32 or BF16."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -100,7 +100,7 @@ def _unpickle(path: Path) -> Any:
 
 
 class _SizesUnpickler(pickle.Unpickler):
-    """Makes sizes where torch makes tensors, and calls nothing else."""
+    """An unpickler that makes sizes where torch makes tensors, and calls nothing else."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
@@ -113,7 +113,7 @@ class _SizesUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it would call {module}.{name}")
 
     def persistent_load(self, pid: Any) -> str:
-        """("storage", its type, its number, its device, its length) -> its type."""
+        """Return the type of ("storage", its type, its number, its device, its length)."""
         return str(pid[1])
 
 
@@ -166,7 +166,7 @@ def list_weights(directory: Path) -> list[Path]:
 
 
 def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
-    """Sixteen hex digits of the model's content, the same on every machine: neither paths nor dates go in.
+    """Return sixteen hex digits of the model's content, the same on every machine: neither paths nor dates go in.
 
     All small files are read whole. Of the weights, the header, the size and 64 samples are enough to tell two
     fine-tuned copies of one architecture apart, without reading gigabytes.

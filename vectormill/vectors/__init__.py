@@ -1,1 +1,1 @@
-"""The numbers that vectors are kept in."""
+"""The forms in which vectors, scores and records are kept and written."""

@@ -1,4 +1,4 @@
-"""Decimals: float32 arrays as JSON numbers, 16 bytes a number, written by NumPy without Python per number.
+"""Write float32 arrays as JSON numbers, 16 bytes a number, by NumPy without a step of Python per number.
 
 Every float32 has a shortest decimal of at most 15 characters; with its comma it fills a slot of 16 bytes, padded by
 blanks, which JSON allows between tokens. Nearly all components of a unit vector can be written with twelve decimals
@@ -19,7 +19,7 @@ STRIP: Final = 8192
 
 
 def _slots(count: int, form: str) -> npt.NDArray[np.uint32]:
-    """Four characters for each of the numbers below `count`, as one integer that is copied, never computed with."""
+    """Return four characters for each number below `count`, as one integer that is copied, never computed with."""
     return np.frombuffer("".join(form % number for number in range(count)).encode(), dtype=np.uint32)
 
 
@@ -29,7 +29,7 @@ _TAIL: Final = _slots(1000, "%03d,")
 
 
 def write_decimals(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Characters [n, d × 16] of finite float32 [n, d]; each row is numbers and commas, ended by "]"."""
+    """Return characters [n, d × 16] of finite float32 [n, d]; each row is numbers and commas, ended by "]"."""
     num_rows, dimensions = vectors.shape
     numbers = np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1)
     words = np.empty((numbers.size, SLOT_BYTES // 4), dtype=np.uint32)
@@ -41,7 +41,7 @@ def write_decimals(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 
 def _write_strip(numbers: npt.NDArray[np.float32], words: npt.NDArray[np.uint32]) -> None:
-    """The slots of `numbers`, as four words each: sign and one digit, four digits, four digits, three and comma."""
+    """Fill the slots of `numbers`, four words each: sign and one digit, four digits, four digits, three and comma."""
     magnitude = np.abs(numbers).astype(np.float64)
     is_odd = ((magnitude < SMALLEST) & (magnitude != 0)) | (magnitude >= 1)
     odd = np.flatnonzero(is_odd)

@@ -1,4 +1,4 @@
-"""Quantization: float32 vectors as int8 codes or as one bit a value, as sentence-transformers defines both.
+"""Quantize float32 vectors to int8 codes or to one bit a value, as sentence-transformers defines both.
 
 Pure functions on arrays. Knows nothing of where ranges are kept or how they came about.
 Source: sentence_transformers.util.quantization.quantize_embeddings, precisions "int8" and "ubinary".
@@ -24,13 +24,13 @@ class Ranges:
 
     @property
     def steps(self) -> npt.NDArray[np.float32]:
-        """float32 [d]; 1 where all values are equal, so that nothing is divided by zero."""
+        """Return float32 [d]; 1 where all values are equal, so that nothing is divided by zero."""
         steps = (self.high - self.low) / np.float32(NUM_STEPS)
         return np.where(steps == 0, np.float32(1), steps)
 
     @property
     def offsets(self) -> npt.NDArray[np.float32]:
-        """float32 [d]: what code 0 stands for, the middle of its step."""
+        """Return float32 [d]: what code 0 stands for, the middle of its step."""
         return self.low + np.float32(0.5 - SMALLEST_CODE) * self.steps
 
     def to_bytes(self) -> bytes:
@@ -54,14 +54,14 @@ def widen_ranges(ranges: Ranges, share: float) -> Ranges:
 
 
 def quantize(vectors: npt.NDArray[np.float32], ranges: Ranges) -> npt.NDArray[np.int8]:
-    """Codes int8 [n, d] of finite float32 [n, d]; what lies outside the ranges gets the code at their end."""
+    """Return codes int8 [n, d] of finite float32 [n, d]; what lies outside the ranges gets the code at their end."""
     steps = np.floor((vectors - ranges.low) / ranges.steps)
     codes: npt.NDArray[np.int8] = (np.clip(steps, 0, NUM_STEPS) + SMALLEST_CODE).astype(np.int8)
     return codes
 
 
 def restore(codes: npt.NDArray[np.int8], ranges: Ranges) -> npt.NDArray[np.float32]:
-    """float32 [n, d]: the middle of the step that each code stands for."""
+    """Return float32 [n, d]: the middle of the step that each code stands for."""
     return codes.astype(np.float32) * ranges.steps + ranges.offsets
 
 

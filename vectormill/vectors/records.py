@@ -1,4 +1,6 @@
-"""Records: what an extraction finds of an item, each a path of steps from a type of the schema's root to a leaf.
+"""Group, list and pack the records of extractions.
+
+A record is a path of steps from a root type of the schema to a leaf.
 
 A job gives an item's records as a list. In a collection they lie by the type that they begin with, as JSON that
 Postgres takes as jsonb, so that `output -> 'person'` are the records of persons. Beside a chunk those of all its items

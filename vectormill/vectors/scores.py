@@ -1,4 +1,4 @@
-"""Scores: what is answered of an item for which there is a number for each label."""
+"""Describe an item that has a number for each label: its score, its label and its probabilities."""
 
 from typing import Any, TypedDict
 
@@ -23,7 +23,7 @@ class Score(Numbered):
 
 
 def names_labels(labels: tuple[str, ...]) -> bool:
-    """Return whether a score is told with its label and with the number of each label."""
+    """Return True if a score is told with its label and with the number of each label."""
     return len(labels) > 1
 
 
@@ -71,5 +71,5 @@ def describe_scores(keys: list[str], numbers: Numbers, labels: tuple[str, ...]) 
 
 
 def _shorten(number: float) -> float:
-    """Nine digits tell any two float32 apart."""
+    """Round to nine digits, which tell any two float32 apart."""
     return float(f"{number:.9g}")

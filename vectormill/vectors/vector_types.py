@@ -1,4 +1,4 @@
-"""Vector types: the forms in which a finished vector is kept, and how each travels to Postgres and back.
+"""The types in which a finished vector is kept, and how each travels to Postgres and back.
 
 A row is what a client gets: float32 [d], float16 [d], int8 [d], or uint8 [d / 8 rounded up] of packed bits. Pure
 functions on arrays; knows nothing of jobs or of statements.
@@ -28,7 +28,7 @@ MAX_HALF: Final = 65504.0
 
 @dataclass(frozen=True, slots=True)
 class VectorType:
-    """How one vector type is stored. `column` is the SQL type, `row` the dtype in a row, `wire` the dtype in a
+    """One vector type. `column` is the SQL type, `row` the dtype in a row, `wire` the dtype in a
     column.
     """
 
@@ -51,7 +51,7 @@ class VectorType:
 
     @property
     def has_nan(self) -> bool:
-        """Return whether a row of this type can mark a missing vector by NaN."""
+        """Return True if a row of this type can mark a missing vector by NaN."""
         return self.name in (FLOAT32, FLOAT16)
 
 

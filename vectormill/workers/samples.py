@@ -29,9 +29,7 @@ class Sample:
 
 
 def write_samples(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """Return samples as columns of whole numbers, the oldest first; they are evenly spaced, so two ages say all of
-    them.
-    """
+    """Columns of whole numbers, the oldest first; samples are evenly spaced, so two ages say all of them."""
     ends = [samples[0].seconds_ago, samples[-1].seconds_ago] if samples else []
     return {
         "seconds_ago": [round(end, 1) for end in ends],
@@ -61,6 +59,6 @@ def read_samples(report: Mapping[str, Any]) -> list[Sample]:
 
 
 def round_to_digits(number: float) -> int:
-    """Round to three digits: 1,234,567 becomes 1,230,000."""
+    """1,234,567 is 1,230,000."""
     whole = round(number)
     return round(whole, min(0, _DIGITS - len(str(abs(whole)))))

@@ -1,1 +1,1 @@
-"""Devices: those of this machine, and the environment that pins a process to one. No torch."""
+"""The devices of this machine, and the environment that pins a process to one. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Asks the machine which devices it has. The only file that does, for GPUs through NVML and KFD. Knows no models."""
+"""Ask the machine which devices it has. The only file that does, for GPUs through NVML and KFD. Knows no models."""
 
 import logging
 import os
@@ -271,7 +271,7 @@ def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One moment of a device. None is what nobody could tell."""
+    """The use of a device at one moment. None means that it cannot be told."""
 
     memory_used_bytes: int | None
     memory_total_bytes: int
@@ -279,7 +279,7 @@ class DeviceUse:
 
 
 class DeviceSampler:
-    """Tells how much of a worker's device is in use.
+    """A sampler of how much of a worker's device is in use.
 
     Of a GPU: by all programs, as the driver says. Of another device, whose memory all share: by the process that
     encodes there, and utilisation is its share of the device's threads since the last sample. Used by one thread.

@@ -1,4 +1,4 @@
-"""KFD: AMD's GPUs as the Linux kernel describes them, in files; no HIP context in this process. Knows no models.
+"""Read which AMD GPUs there are from the kernel's files (KFD), without a HIP context in this process. Knows no models.
 
 Asked by worker.devices.detect alone. torch calls these GPUs cuda too, if it is built for ROCm.
 Source: kernel documentation of amdgpu and amdkfd, sysfs topology; ROCm documentation, GPU isolation.
@@ -27,7 +27,7 @@ INFINITY_FABRIC: Final = 11  # CRAT_IOLINK_TYPE_XGMI
 
 @dataclass(frozen=True, slots=True)
 class AmdGpu:
-    """`node` is the kernel's number of it, `processor` that of the processor whose memory is nearest."""
+    """An AMD GPU. `node` is the kernel's number of it, `processor` that of the processor whose memory is nearest."""
 
     node: int
     uuid: str

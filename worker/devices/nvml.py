@@ -1,4 +1,4 @@
-"""NVML: NVIDIA's GPUs as their driver describes them, without a CUDA context in this process. Knows no models.
+"""Ask NVIDIA's driver for its GPUs (NVML), without a CUDA context in this process. Knows no models.
 
 Asked by worker.devices.detect alone. The functions are those of pynvml (nvidia-ml-py), NVIDIA's own binding; tests
 hand in another object with the same ones.
@@ -56,7 +56,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One moment of a GPU: memory in use by all programs, and how busy it was in the last second, 0 to 1.
+    """The use of a GPU at one moment: memory of all programs, and how busy it was in the last second, 0 to 1.
 
     None is what the driver does not say: utilisation of a part of a GPU, mostly.
     """

@@ -1,1 +1,1 @@
-"""The contract of encoders, and the choice of one for a device. Names no framework."""
+"""The contract of encoders, and the choice of one for a device. Imports no framework."""

@@ -20,7 +20,9 @@ from worker.encoder.switches import SwitchFacts, choose_switches, is_package_ins
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`package` is what it imports. `loader`, written "module:function", makes an Encoder of an order and the choices.
+    """One backend.
+
+    `package` is what it imports. `loader`, written "module:function", makes an Encoder of an order and the choices.
 
     `only_kind` is the kind of device that it runs on, None where it runs on all of them.
     """
@@ -47,7 +49,7 @@ BACKENDS: Final[Mapping[str, Backend]] = {
 
 
 class CannotRun(Exception):
-    """A backend cannot run this very model; another one may."""
+    """The backend cannot run this model; another one may."""
 
 
 def list_backends(

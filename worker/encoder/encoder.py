@@ -19,7 +19,10 @@ class DeviceLost(Exception):
 
 
 class ForwardPass(Protocol):
-    """One batch on its way: prepared, then started, then computed. Each step raises whatever the framework raises."""
+    """One batch on its way through an encoder: prepared, started, computed.
+
+    Each step raises what the framework raises.
+    """
 
     def start(self) -> None:
         """Queue the batch on a device that computes by itself, without waiting. Elsewhere do nothing."""
@@ -32,7 +35,7 @@ class ForwardPass(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A forward pass of a processor: whoever asks for the results computes them."""
+    """A forward pass that is computed when its results are asked for, as on a processor."""
 
     compute: Callable[[], Ragged]
 
@@ -75,7 +78,7 @@ class EncoderOrder:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Something that was chosen, and why, in a sentence for people."""
+    """A choice and its reason, in a sentence for people."""
 
     value: str
     reason: str
@@ -88,7 +91,7 @@ def device_choice(order: EncoderOrder) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The size of a model's files that one process has read for its device, and the seconds that loading took."""
+    """The bytes of a model's files that one process has read for its device, and the seconds that loading took."""
 
     device: str
     num_bytes: int
@@ -97,7 +100,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class EncoderReport:
-    """The encoder that was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
+    """A report on the encoder that was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
 
     `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
     `num_streams` batches are encoded side by side, each by its share of the device. `is_queued` says that a batch which
@@ -175,7 +178,7 @@ class Encoder(Protocol):
 
 
 class DirectEncoder(Encoder, Protocol):
-    """One whose forward pass has no steps: all is done when its results are asked for."""
+    """An encoder whose forward pass has no steps: all is computed when its results are asked for."""
 
     @abstractmethod
     def encode(self, batch: Batch) -> Ragged:

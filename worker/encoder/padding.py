@@ -1,4 +1,4 @@
-"""Padding: a Batch as the rectangular arrays that most kernels want. Knows no framework."""
+"""Pad a batch to the rectangular arrays that most kernels want. Imports no framework."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from worker.tokens.tokenized import INPUT_IDS
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """All arrays are [n, length] int64, as long as the longest or its bucket.
+    """A padded batch. All arrays are [n, length] int64, as long as the longest sequence or its bucket.
 
     `tokens` are the inputs with a value a token, by name. `pool_mask` leaves out padding and prompts that are not
     pooled over; where there are no such prompts it is `attention_mask` itself.

@@ -1,4 +1,4 @@
-"""Switches: faster ways through a network, a row each, and which of them an encoder takes. Imports no framework.
+"""Switches turn on faster ways through a network, a row each. Choose which an encoder takes. Imports no framework.
 
 Whether one pays depends on the card, so none is on unless a measurement says so (switch_defaults.json, written by
 `python -m benchmarks gpu --write`) or somebody asks for it by name. What is on is compared with the network without it
@@ -25,7 +25,7 @@ DEFAULTS_PATH: Final = Path(__file__).with_name("switch_defaults.json")
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """`does` is a sentence; the rest is what it needs.
+    """One switch. `does` is a sentence about it; the other fields are what it needs.
 
     `smallest_capability` and `largest_capability` are a card's, 90 for 9.0; one without either runs on a processor too.
     `package` is what it imports beside torch. `needs_packed` says that it is of the packed network, `is_of_ranks` that

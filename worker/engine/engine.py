@@ -39,7 +39,7 @@ from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
 from worker.tasks.finishing import find_finite, find_unique
 from worker.tasks.table import make_tasks
-from worker.tasks.task import Course, WorkerTask
+from worker.tasks.task import RequestState, WorkerTask
 from worker.tokens.word_cache import WordTally
 
 logger = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ class Engine:
         is_sound = is_sound[ticket.positions]
         self._reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
 
-    def _collect(self, course: Course, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
+    def _collect(self, course: RequestState, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
         """Finish the results and give every item its own row, duplicates included."""
         start = time.perf_counter()
         finished = course.finish()

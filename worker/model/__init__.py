@@ -1,1 +1,1 @@
-"""Batches to vectors: encoders, pooling, and the choice between backends. torch begins here."""
+"""Models in torch: networks, attention, pooling, and the encoder that runs them. torch begins here."""

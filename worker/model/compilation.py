@@ -1,4 +1,4 @@
-"""Compilation: the layers of a packed network through torch.compile, at load and never again.
+"""Compile the layers of a packed network by torch.compile, at load and never again.
 
 A layer is compiled and not the network: alike layers share a graph, so that a model of 32 compiles as fast as one of
 two, and what lies around them is little. Attention stays one call in the graph. Lengths and counts are symbols, and

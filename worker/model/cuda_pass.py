@@ -1,4 +1,4 @@
-"""CudaPass: one batch to a GPU, through the network and back, without a wait in between. Knows no models.
+"""Take one batch to a GPU, through the network and back, without waiting in between. Knows no models.
 
 Pinned memory comes from torch's allocator, which keeps blocks that were freed and gives them out again once the copies
 that used them have ended: only the first batches of a size pay for pinning.
@@ -21,7 +21,7 @@ Compute = Callable[..., Tensor]
 
 
 class CudaPass:
-    """Copied to the device when it is made, computed when it is started. Implements ForwardPass."""
+    """A batch that is copied to the device when it is made, and computed when it is started. Implements ForwardPass."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Masks: what padding hides is told by the host, so that no forward pass asks the device and waits for it.
+"""Attention masks that are made from what the host knows of padding, so that no forward pass asks the device.
 
 transformers reads a padding mask to leave it out when it hides nothing, and such a question to a GPU waits until all
 that was queued before it is done. The host, which padded the batch, knows the answer: a mask is left out here where

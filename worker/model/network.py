@@ -51,7 +51,7 @@ class Dense(nn.Module):
 
 
 class EncoderNetwork(nn.Module):
-    """Token ids and masks [n, length] -> vectors [n, card.dimension] in fp32, or a number for each label.
+    """The whole network: token ids and masks [n, length] to vectors [n, card.dimension] in fp32, or to label scores.
 
     No attention mask says that there is no padding; whether one hides any is never read here.
     """

@@ -31,14 +31,15 @@ from worker.encoder.choice import AttentionShape
 from worker.encoder.padding import pad_batch
 from worker.model.cuda_pass import is_device_lost
 from worker.model.network import EncoderNetwork
-from worker.model.pooling import pool_packed_states
 from worker.model.runtime import transformers
 from worker.tokens.tokenized import INPUT_IDS
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """`cu_seqlens[i]` and `cu_seqlens[i + 1]` bound sequence i; its first `prompt_lengths[i]` tokens are not pooled.
+    """A batch as one row of tokens, with each token's position and each sequence's bounds.
+
+    `cu_seqlens[i]` and `cu_seqlens[i + 1]` bound sequence i; its first `prompt_lengths[i]` tokens are not pooled.
 
     `tokens` are the inputs with a value a token, by name.
     """
@@ -296,7 +297,7 @@ class PackingFailed(Exception):
 
 
 class PackedNetwork(nn.Module):
-    """Tokens [tokens] with bounds [n + 1] -> vectors [n, card.dimension] in fp32.
+    """The whole network over packed tokens: [tokens] with bounds [n + 1] to vectors [n, card.dimension] in fp32.
 
     Takes the network over: its transformer attends by the packed kernel from now on.
     """
@@ -306,24 +307,7 @@ class PackedNetwork(nn.Module):
         register_packed_attention()
         self.transformer = network.transformer
         self.transformer.set_attn_implementation(kernel)
-        self.dense = network.dense
-        self.modes = network.modes
         self.eval()
-
-    def forward(
-        self,
-        input_ids: Tensor,  # [tokens]
-        position_ids: Tensor,  # [tokens]
-        cu_seqlens: Tensor,  # [n + 1] int32
-        prompt_lengths: Tensor | None,  # [n]
-        max_seqlen: int,
-        **tokens: Tensor,  # [tokens], further inputs that the transformer takes
-    ) -> Tensor:
-        hidden_states = self.hidden_states(input_ids, position_ids, cu_seqlens, max_seqlen, **tokens)
-        vectors: Tensor = self.dense(
-            pool_packed_states(hidden_states, cu_seqlens, prompt_lengths, self.modes)
-        )
-        return vectors
 
     @property
     def attention(self) -> str:

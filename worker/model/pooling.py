@@ -1,4 +1,4 @@
-"""Pooling: the hidden states of a sequence's tokens to one vector, as sentence-transformers defines each mode.
+"""Pool the hidden states of a sequence's tokens to one vector, as sentence-transformers defines each mode.
 
 Each mode is written twice: for sequences padded on the right, in operations that openvino can convert, and for packed
 ones. Source of the definitions: sentence_transformers/sentence_transformer/modules/pooling.py of version 6.
@@ -87,7 +87,7 @@ def pool_packed_states(
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """States and what the modes read of the bounds. `counts` [n, 1] are the tokens of a sequence that count."""
+    """Packed states and their bounds. `counts` [n, 1] are the tokens of each sequence that count."""
 
     states: Tensor  # [tokens, dim], in fp32 unless each mode takes single tokens
     cu_seqlens: Tensor  # [n + 1]

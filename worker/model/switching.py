@@ -47,7 +47,7 @@ Projection: TypeAlias = nn.Linear | RoundedLinear
 
 
 class FusedProjections(nn.Module):
-    """The joined product. Holds the parts of one forward pass that have not been asked for yet, and no longer."""
+    """One product in place of three projections, which holds the parts of a forward pass until each is asked for."""
 
     def __init__(self, projections: tuple[Projection, ...]) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class NotUndone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that turns on one switch. The network is unchanged if that raises.
+    """How one switch is turned on. The network is unchanged if `turn_on` raises.
 
     `smallest_cosine` is that of a token's hidden state with and without it; None stands for that of two kernels in the
     arithmetic of the network.

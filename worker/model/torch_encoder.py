@@ -1,4 +1,4 @@
-"""TorchEncoder: runs the network with torch on a CPU, on CUDA or on Apple's GPU, packed or padded; knows no chunks."""
+"""Run a network with torch on a CPU, on CUDA or on Apple's GPU, packed or padded. Knows no chunks."""
 
 import logging
 import time
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vectormill.domain.errors import ModelError
@@ -38,10 +36,9 @@ from worker.encoder.encoder import (
     Loading,
     device_choice,
 )
-from worker.encoder.padding import pad_batch
 from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
 from worker.model.cuda_pass import Compute, CudaPass
-from worker.model.masks import find_attention_mask
+from worker.model.forms import Form, PackedForm, PaddedForm, Part
 from worker.model.network import EncoderNetwork, check_tokenizer, count_weight_bytes, list_token_inputs
 from worker.model.packed import (
     EXACT,
@@ -49,7 +46,6 @@ from worker.model.packed import (
     PackedNetwork,
     PackingFailed,
     compute_probes,
-    pack_batch,
     pack_network,
 )
 from worker.model.switching import NotUndone, apply_switches
@@ -61,7 +57,7 @@ DTYPES: Final = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
 
 
 class TorchEncoder(Encoder):
-    """A network on one torch device: packed where that is exact and asked for or faster, else padded."""
+    """The encoder of one torch device: packed where that is exact and asked for or faster, else padded."""
 
     def __init__(
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
@@ -71,12 +67,16 @@ class TorchEncoder(Encoder):
             torch.set_num_threads(order.num_threads)
         # The environment shows a process only its own GPU, which is therefore always the first.
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
-        self._network, attention, self._packed, switches = self._load(order, precision)
-        self._token_inputs = list_token_inputs(self._network.transformer)
+        self._network, attention, packed, switches = self._load(order, precision)
+        transformer = self._network.transformer
+        taken = transformer, list_token_inputs(transformer), self._network.modes
+        self._form: Form = (
+            PaddedForm(*taken) if packed is None else PackedForm(*taken, self._shape, packed.attention)
+        )
         # Copies to the device have a stream of their own, so that they do not queue behind the current forward pass.
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
         logger.info("%s attends %s: %s", order.card.name, attention.value, attention.reason)
-        if order.device.kind == CUDA and self._packed is None and order.attention == AUTO:
+        if order.device.kind == CUDA and packed is None and order.attention == AUTO:
             notes = (*notes, f"Batches are padded, because {attention.reason}.")
         notes = (*notes, *(switch.note for switch in switches if not switch.is_on))
         seconds = time.perf_counter() - start
@@ -84,22 +84,29 @@ class TorchEncoder(Encoder):
             device=device_choice(order),
             backend=backend,
             precision=precision,
-            attention=f"{attention.value} ({self._network.attention})",
+            attention=self._form.attention,
             num_threads=order.num_threads,
             load_seconds=seconds,
             loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             notes=notes,
-            is_packed=self._packed is not None,
+            is_packed=packed is not None,
             is_queued=self._stream is not None and find_family(self._shape.model_type).never_waits,
             switches=tuple(switch.name for switch in switches if switch.is_on),
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
-        inputs, compute = self._pad(batch) if self._packed is None else self._pack(batch)
+        part = self._form.lay_out(batch)
+        compute = partial(self._compute, part)
         if self._stream is not None:
-            return CudaPass(list(inputs.values()), compute, self._device, self._stream)
-        tensors = [torch.from_numpy(array).to(self._device) for array in inputs.values()]
+            return CudaPass(list(part.arrays.values()), compute, self._device, self._stream)
+        tensors = [torch.from_numpy(array).to(self._device) for array in part.arrays.values()]
         return Deferred(partial(_compute_here, compute, tensors))
+
+    def _compute(self, part: Part, *arrays: Tensor) -> Tensor:
+        """Return vectors [n, dim] of a part whose arrays are on the device."""
+        tensors = dict(zip(part.arrays, arrays, strict=True))
+        vectors: Tensor = self._network.dense(self._form.pool(self._form.run(part, tensors, None), tensors))
+        return vectors
 
     def describe(self) -> EncoderReport:
         return self._report
@@ -155,28 +162,6 @@ class TorchEncoder(Encoder):
             partial(compute_probes, packed, self._shape, order.card.max_tokens, self._device),
         )
 
-    def _pad(self, batch: Batch) -> tuple[dict[str, NDArray[np.int64]], Compute]:
-        padded, network = pad_batch(batch, self._network.pad_token_id), self._network
-        inputs = self._choose_tokens(padded.tokens)
-        has_mask = find_attention_mask(padded, network.transformer.config) is not None
-        if has_mask:
-            inputs["attention_mask"] = padded.attention_mask
-        if not has_mask or padded.pool_mask is not padded.attention_mask:
-            inputs["pool_mask"] = padded.pool_mask
-        return inputs, partial(_run_padded, network, tuple(inputs))
-
-    def _pack(self, batch: Batch) -> tuple[dict[str, NDArray[np.int64]], Compute]:
-        assert self._packed is not None
-        packed = pack_batch(batch, self._shape)
-        inputs = self._choose_tokens(packed.tokens)
-        inputs |= {"position_ids": packed.position_ids, "cu_seqlens": packed.cu_seqlens}
-        if packed.prompt_lengths is not None:
-            inputs["prompt_lengths"] = packed.prompt_lengths
-        return inputs, partial(_run_packed, self._packed, packed.max_seqlen, tuple(inputs))
-
-    def _choose_tokens(self, tokens: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-        return {name: tokens[name] for name in self._token_inputs if name in tokens}
-
 
 def load_network(order: EncoderOrder, precision: str, device: torch.device) -> EncoderNetwork:
     """Load the network onto the device, with weights in this precision."""
@@ -186,27 +171,6 @@ def load_network(order: EncoderOrder, precision: str, device: torch.device) -> E
         apply_quantization(network.transformer)
     moved: EncoderNetwork = network.to(device)
     return moved
-
-
-def _run_padded(network: EncoderNetwork, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-    """Run the padded network. Without a pool mask the attention mask stands for it."""
-    inputs = dict(zip(names, tensors, strict=True))
-    mask = inputs.pop("attention_mask", None)
-    vectors: Tensor = network(
-        attention_mask=mask, pool_mask=inputs.pop("pool_mask") if "pool_mask" in inputs else mask, **inputs
-    )
-    return vectors
-
-
-def _run_packed(network: PackedNetwork, max_seqlen: int, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-    inputs = dict(zip(names, tensors, strict=True))
-    vectors: Tensor = network(
-        cu_seqlens=inputs.pop("cu_seqlens").int(),
-        prompt_lengths=inputs.pop("prompt_lengths", None),
-        max_seqlen=max_seqlen,
-        **inputs,
-    )
-    return vectors
 
 
 def _compute_here(compute: Compute, tensors: list[Tensor]) -> Ragged:

@@ -57,7 +57,7 @@ def open_weights(path: Path) -> Iterator[Any]:
 
 
 class Rounded(nn.Module):
-    """A module whose weight is held rounded, in parameters whose first dimension is that of the weight.
+    """A module that holds its weight rounded, in parameters whose first dimension is that of the weight.
 
     They are on the meta device until `hold`, or until somebody else fills them with what `round` answers.
     """
@@ -95,8 +95,9 @@ class RoundedLinear(Rounded):
         self.group_size = find_group_size(num_inputs or self.num_inputs)
         if self.num_inputs % self.group_size:
             raise ModelError(
-                f"A matrix of {num_inputs} inputs cannot be cut into parts of {self.num_inputs} with int8 "
-                f"weights, of which {self.group_size} share a scale; use fewer devices, or another strategy."
+                f"A weight with {num_inputs} input features cannot be sharded into slices of {self.num_inputs}: "
+                f"with int8 weights a slice must be a multiple of the group size ({self.group_size}); use fewer "
+                "devices, or another strategy."
             )
         self.bias = bias
         groups = (self.num_outputs, self.num_inputs // self.group_size)

@@ -1,1 +1,1 @@
-"""A model on a processor, converted for openvino."""
+"""Models that are converted to openvino and run on a processor."""

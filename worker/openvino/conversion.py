@@ -1,4 +1,4 @@
-"""Conversion: a model as openvino reads it, made once from the torch module and kept on disk. Runs nothing.
+"""Convert a model to openvino once, in a process of its own, and keep the result on disk.
 
 A kept conversion is loaded without torch, which saves its memory and the seconds of its import.
 """

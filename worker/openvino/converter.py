@@ -205,7 +205,7 @@ class EmbeddedNetwork(nn.Module):
 
 
 class GivenEmbeddings(nn.Module):
-    """Stands where words were looked up, and answers what it was given."""
+    """A module in place of the word embeddings, which returns what it was given."""
 
     embeddings: Tensor
 

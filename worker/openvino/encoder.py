@@ -25,7 +25,7 @@ RELEASE_SECONDS: Final = 10.0
 
 
 class Buffers:
-    """Lends arrays of fp32; keeps as many as it is told. Used by any thread."""
+    """A pool of fp32 arrays that are lent to batches. May be used by any thread."""
 
     def __init__(self, num_kept: int) -> None:
         self._num_kept = num_kept
@@ -60,7 +60,7 @@ class Buffers:
 
 
 class BufferWatch:
-    """Tells when buffers, which are as large as the largest batch wanted them, had better be made anew.
+    """A watch that tells when buffers are much larger than recent batches need.
 
     Sizes of batches are in tokens. Used by several threads: what one of them misses is a batch among many.
     """
@@ -89,7 +89,7 @@ FORGET_SECONDS: Final = 1.0
 
 
 class OpenVINOEncoder(Encoder):
-    """A converted network on some cores of a CPU; padded batches of any shape, one a stream at a time."""
+    """The encoder of a converted network on some cores of a CPU: padded batches, one a stream at a time."""
 
     def __init__(
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
@@ -185,7 +185,10 @@ class OpenVINOEncoder(Encoder):
 
 
 class OpenVINOPass:
-    """One batch: its inputs lie ready, and openvino's own threads compute it from its start on."""
+    """One batch whose inputs are ready, and which openvino's own threads compute once it is started.
+
+    Implements ForwardPass.
+    """
 
     def __init__(self, encoder: OpenVINOEncoder, padded: PaddedBatch, words: NDArray[np.float32]) -> None:
         self._encoder = encoder

@@ -16,7 +16,7 @@ from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
 
 class MappedWeights:
-    """The bytes of a file. Whoever computes with them keeps this object for as long."""
+    """The bytes of a file of weights, mapped into memory. Keep the object as long as the bytes are used."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -37,8 +37,9 @@ HINTS: Final = {FP32: "f32", BF16: "bf16"}
 
 
 class OpenVINONetwork:
-    """Its inputs are `input_names`, in this order. It reads token_type_ids from the moment on that somebody wants it
-    to, if the model can: batches without them are given none.
+    """A converted network, compiled. Its inputs are `input_names`, in this order.
+
+    It reads token_type_ids only once `read_types` was called, so that batches without them need none.
     """
 
     def __init__(self, folder: Path, order: EncoderOrder, precision: str, num_streams: int) -> None:

@@ -1,4 +1,4 @@
-"""openvino as a process that only runs models wants it: without its converter of models. Adds nothing to it."""
+"""Import openvino without its converter of models, which a model process does not use."""
 
 import sys
 from typing import Final

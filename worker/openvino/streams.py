@@ -1,4 +1,4 @@
-"""Streams: how many batches a processor encodes side by side, by its cores, its memory and the model. Loads none."""
+"""Choose how many batches a processor encodes side by side, by its cores, its memory and the model. Loads no model."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""WordTable: a model's word embeddings in a file, of which the rows of a batch are read. Knows no framework."""
+"""Read the word embeddings of a batch from a model's file of them. Imports no framework."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ NOT_KEPT: Final = -1
 
 
 class EmbeddingRows:
-    """The rows [vocabulary size, dim] fp32 of a file that holds nothing else. Read from by any thread.
+    """A table [vocabulary size, dim] of fp32 in a file that holds nothing else. May be read by any thread.
 
     They are read by number and not mapped: with every row a mapping brings in what lies around it, 64 KiB on Linux, and
     soon has all of a table that is half of a small model and most of a multilingual one. Reading takes some 2 µs a row,

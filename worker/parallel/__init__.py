@@ -1,1 +1,1 @@
-"""One model on several devices: divided, filled and run by all ranks together."""
+"""One model on several devices, which all ranks divide, fill and run together."""

@@ -33,8 +33,10 @@ from worker.model.weights import Rounded, RoundedEmbedding, RoundedLinear, find_
 
 
 class WeightFiles:
-    """Open for reading while it is a context. Tensors are called as transformers calls those of the bare transformer,
-    before whose names some files put a `prefix`, and published ones another."""
+    """The weight files of a model, open for reading while this is a context.
+
+    Tensors are named as in the bare transformer of transformers; some files put a `prefix` before these names, and
+    published ones have names of their own."""
 
     def __init__(self, card: ModelCard, prefix: str) -> None:
         self._card = card
@@ -87,7 +89,7 @@ class WeightFiles:
 
 
 class SummedLinear(RoundedLinear):
-    """Some of the inputs of a linear layer: what all ranks make of theirs is summed, and the bias added once."""
+    """A linear layer that is cut by inputs: the products of all ranks are summed, and the bias is added once."""
 
     def forward(self, states: Tensor) -> Tensor:
         output = linear(states, self.weight)

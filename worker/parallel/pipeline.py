@@ -1,4 +1,4 @@
-"""Pipeline: consecutive layers on every rank, and micro-batches that follow one another through them.
+"""Run consecutive layers on every rank, and micro-batches one behind the other through them (pipeline parallelism).
 
 Knows no files and no vectors: a stage turns what the stage before it sent into what it sends on.
 """
@@ -18,8 +18,8 @@ from worker.batching.batch import Batch
 from worker.placement.placement import Rank
 
 
-class PassedOn(nn.Module):
-    """Stands where the embeddings are in the first stage: hidden states come in, and go on to the layers."""
+class PassthroughEmbeddings(nn.Module):
+    """A module in place of the embeddings of a later stage, which passes received hidden states to the layers."""
 
     def forward(
         self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **_: Any
@@ -36,7 +36,7 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
     setattr(parent, name, getattr(parent, name)[first : first + count])
     _cut_config(transformer, first, count)
     if not rank.is_first:
-        _replace(transformer, layout.embeddings, PassedOn())
+        _replace(transformer, layout.embeddings, PassthroughEmbeddings())
         if layout.after_first_layer is not None:
             _replace(transformer, layout.after_first_layer, None)
     if not rank.is_last:
@@ -72,7 +72,7 @@ def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
 
 
 class PipelineStage:
-    """Runs one rank's part of every micro-batch; the host waits only for hidden states that are not there yet."""
+    """One rank's part of every micro-batch. The host waits only for hidden states that have not arrived."""
 
     def __init__(self, rank: Rank, dtype: torch.dtype, device: torch.device) -> None:
         self._rank = rank
@@ -119,7 +119,7 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """Hidden states on their way to or from a neighbour. The tensor has to live until they are there."""
+    """Hidden states on their way to or from a neighbour. The tensor must be kept until they have arrived."""
 
     request: Any
     hidden_states: Tensor

@@ -31,9 +31,9 @@ from worker.encoder.switches import (
     choose_switches,
     is_package_installed,
 )
+from worker.model.forms import Form
 from worker.model.packed import Kernel, find_deviation, first_line, make_attention
 from worker.model.runtime import transformers
-from worker.parallel.forms import Form
 from worker.parallel.rendezvous import ask_all
 from worker.placement.placement import Rank
 
@@ -42,7 +42,7 @@ NOT_WANTED: Final = "it is not asked for"
 
 @dataclass(frozen=True, slots=True)
 class RankSwitches:
-    """`must_pack` when packed attention was asked for, by a setting that is older than the switches."""
+    """The switches that ranks were asked for, on or off. `must_pack` if the setting for attention asks for packing."""
 
     choices: tuple[SwitchChoice, ...]
     must_pack: bool
@@ -107,8 +107,8 @@ PROBED: Final = "vectormill_probed"
 Compute = Callable[[Form, Batch], Tensor]
 
 
-class LastingKernel:
-    """A kernel that never raises. `error` is what it would have raised first."""
+class CapturingKernel:
+    """A kernel that keeps the first exception in `error` instead of raising it, and answers zeros."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -139,8 +139,8 @@ def find_flaw(
     `has_last_states` where this rank ends up with the model's own hidden states: those of an earlier stage are in them.
     Raises ModelError when the pass ended in its middle, by anything but the kernel: the other ranks wait then.
     """
-    lasting = LastingKernel(kernel)
-    transformers.AttentionInterface.register(PROBED, make_attention(lasting))
+    capturing = CapturingKernel(kernel)
+    transformers.AttentionInterface.register(PROBED, make_attention(capturing))
     try:
         expected = [compute(padded, probe) for probe in probes]
         with attending(transformer, PROBED):
@@ -149,10 +149,10 @@ def find_flaw(
             torch.cuda.synchronize()  # an error of a kernel is only said by what asks the device next
     except Exception as error:
         raise ModelError(
-            f"Packed attention ended a forward pass of this rank ({first_line(lasting.error or error)}), and the "
+            f"Packed attention ended a forward pass of this rank ({first_line(capturing.error or error)}), and the "
             "others wait for it; leave packed_ranks out of VECTORMILL_WORKER_SWITCHES, or ask for padded attention."
         ) from error
-    failed = "" if lasting.error is None else f"packed attention failed: {first_line(lasting.error)}"
+    failed = "" if capturing.error is None else f"packed attention failed: {first_line(capturing.error)}"
     deviation = find_deviation(expected, found) if has_last_states else ""
     return ask_all(failed) or ask_all(
         f"packed attention deviates from padding: {deviation}" if deviation else ""

@@ -1,4 +1,4 @@
-"""Meeting: how the ranks of one model find each other, and come to one decision. Knows no model and no batches."""
+"""Let the ranks of one model find each other, and come to one decision. Knows no models and no batches."""
 
 from collections.abc import Sequence
 from datetime import timedelta

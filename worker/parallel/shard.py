@@ -77,7 +77,7 @@ def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh
 
 
 class LoadedShard:
-    """Ready when every other rank is. `num_bytes_read` are those of the weights that this rank holds."""
+    """One rank's part of a network, filled. `num_bytes_read` are the bytes of its weights in the files."""
 
     def __init__(
         self,

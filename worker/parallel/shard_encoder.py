@@ -1,4 +1,4 @@
-"""ShardEncoder: one rank's part of a model that gives vectors or labels, and that several devices share.
+"""Run one rank's part of a model that gives vectors or labels, and that several devices share.
 
 Every rank is given the same batch and answers the vectors it ends up with, perhaps none: put one behind the other in
 the order of the ranks, they are the batch's. Knows no chunks and no pipes.
@@ -35,6 +35,7 @@ from worker.encoder.encoder import (
 from worker.encoder.switches import PACKED_RANKS, QUEUED_RANKS
 from worker.model.classifiers import check_published, is_published
 from worker.model.cuda_pass import Compute, CudaPass, copy_inputs, losing_device
+from worker.model.forms import Form, PackedForm, PaddedForm, Part
 from worker.model.masks import tell_masks
 from worker.model.network import check_tokenizer, list_token_inputs, load_dense
 from worker.model.packed import (
@@ -47,7 +48,6 @@ from worker.model.packed import (
 )
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import build_skeleton
-from worker.parallel.forms import Form, PackedForm, PaddedForm, Part
 from worker.parallel.rank_switches import RankSwitches, choose_rank_switches, find_flaw, set_attention
 from worker.parallel.rendezvous import ask_all
 from worker.parallel.shard import LoadedShard
@@ -60,7 +60,7 @@ EXTRACTOR: Final = "worker.tasks.extract.model.shard_encoder:RexShardEncoder"
 
 
 class ShardEncoder(Encoder):
-    """A shard of the network, ready when every other rank is."""
+    """The encoder of one rank. Its constructor returns when all ranks are ready."""
 
     def __init__(self, order: EncoderOrder, rank: Rank) -> None:
         start = time.perf_counter()

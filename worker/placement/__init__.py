@@ -1,1 +1,1 @@
-"""Placement: what a model needs, and which device loads what of it. No torch."""
+"""Plan which device loads what of a model, by what the model needs. Imports no torch."""

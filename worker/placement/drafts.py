@@ -11,7 +11,7 @@ from itertools import product
 from typing import Final
 
 from worker.devices.device import BYTES_PER_SECOND, LINK_KINDS, Links
-from worker.placement.placement import Replica
+from worker.placement.placement import AUTO, Replica
 from worker.placement.replicas import ReplicaBuilder, TooTight
 from worker.placement.room import Room
 from worker.placement.strategies import HYBRID, REPLICATE, SHARED
@@ -91,9 +91,6 @@ def sub_fleets(rooms: Sequence[Room], links: Links) -> Iterator[list[Room]]:
         fleet = [room for each, count in zip(members, taken, strict=True) for room in each[:count]]
         if fleet:
             yield fleet
-
-
-AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)

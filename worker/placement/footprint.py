@@ -1,4 +1,4 @@
-"""Footprint: the bytes that a model needs on a device, weights and activations. Asks no device, loads no weights.
+"""Predict the bytes that a model needs on a device, weights and activations. Asks no device, loads no weights.
 
 Activations are those of a forward pass without gradients at its widest moment: a layer's output replaces that of the
 layer before, so that the number of layers does not matter and recomputing activations would save nothing.
@@ -40,7 +40,9 @@ EXTRACTOR_MASK_BYTES: Final = 8 + 1
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """`layer_bytes` are the weights of each layer in order, for whoever gives layers to several devices, with the
+    """The memory of one model.
+
+    `layer_bytes` are the weights of each layer in order, for whoever gives layers to several devices, with the
     `made_bytes` that are made of each at load and that no cut makes smaller. `bias_bytes` are the most that attention
     takes beside a batch's tokens, and `bias_bytes_per_token_squared` what a small batch takes; of which
     `spare_bytes_per_token` are there anyway, for the feed-forward block.

@@ -1,4 +1,4 @@
-"""ModelShape: layers, widths and tensors of a model, from config.json and the headers of its safetensors files.
+"""Read layers, widths and tensors of a model from its config.json and the headers of its weights.
 
 Reads no weights, knows no precision and no device. Where no weights are, somebody else says what they would be.
 """

@@ -9,10 +9,35 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vectormill.workers.plan_picture import draw_plan
 from worker.devices.device import Device
+from worker.placement.room import MEMORY_SHARE
+
+AUTO: Final = "auto"
+# From the largest weights to the smallest; the way a proposal goes.
+PRECISIONS: Final = ("fp32", "bf16", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """The wishes for a plan. `memory_share` is the share of a device's memory that may be filled, by anyone.
+
+    A replica has to hold one text of `max_tokens`. `attention` is the kernel, as an EncoderReport names it; without a
+    name it is what the devices take at the worst. `sharing_obstacle` is a sentence when the model cannot be divided at
+    all, `tensor_obstacle` when its layers cannot be cut. `precisions` are those that may be proposed instead.
+    """
+
+    precision: str
+    max_tokens: int
+    devices: str = AUTO
+    strategy: str = AUTO
+    memory_share: float = MEMORY_SHARE
+    sharing_obstacle: str = ""
+    tensor_obstacle: str = ""
+    attention: str = ""
+    precisions: tuple[str, ...] = PRECISIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +123,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """`stage_layers` are the numbers of layers of all stages: one for each rank, or one for all of them together.
+    """One of the processes that share a replica, and what it needs to find the others.
+
+    `stage_layers` are the numbers of layers of all stages: one for each rank, or one for all of them together.
 
     `meeting_point` is a file that does not exist yet, through which the ranks of one start find each other.
     """
@@ -182,14 +209,7 @@ def replica_json(replica: Replica) -> dict[str, Any]:
                 "first_layer": stage.first_layer,
                 "num_layers": stage.num_layers,
                 "shards": [
-                    {
-                        "device": shard.device,
-                        "capacity_bytes": shard.capacity_bytes,
-                        "weight_bytes": shard.weight_bytes,
-                        "activation_bytes": shard.activation_bytes,
-                        "headroom_bytes": shard.headroom_bytes,
-                    }
-                    for shard in stage.shards
+                    asdict(shard) | {"headroom_bytes": shard.headroom_bytes} for shard in stage.shards
                 ],
             }
             for stage in replica.stages
@@ -199,7 +219,10 @@ def replica_json(replica: Replica) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`part` is the replica's part of the plan as `part_json` writes it; `devices` are in the replica's order."""
+    """One replica and its devices, as the launcher hands them to a worker, which must not plan anew: what its
+    neighbours have loaded meanwhile is no longer free.
+
+    `part` is the replica's part of the plan as `part_json` writes it; `devices` are in the replica's order."""
 
     part: Mapping[str, Any]
     devices: tuple[Device, ...]

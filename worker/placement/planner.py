@@ -1,4 +1,4 @@
-"""plan_placement: decides which devices hold which part of a model. Pure; explains itself; knows no framework.
+"""Decide which devices hold which part of a model, with reasons. Pure; imports no framework.
 
 Every strategy that is allowed is drafted on every number of devices a replica; what fits is ranked by predicted rate,
 and of plans that are about as fast the simplest is taken. So there is one mechanism and no special case for "fits",
@@ -7,16 +7,16 @@ what it has room for. Where none holds the longest text that the model reads, it
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
-from worker.placement.drafts import AUTO, Draft, draft_plans, find_longest_text
+from worker.placement.drafts import Draft, draft_plans, find_longest_text
 from worker.placement.model_shape import ModelShape
-from worker.placement.placement import Placement
+from worker.placement.placement import AUTO, Placement, PlanSettings
 from worker.placement.reasons import (
-    PRECISIONS,
     Asked,
     explain_failure,
     explain_idle,
@@ -26,7 +26,7 @@ from worker.placement.reasons import (
     propose_precision,
 )
 from worker.placement.replicas import Needs, ReplicaBuilder
-from worker.placement.room import MEMORY_SHARE, Room, measure_room
+from worker.placement.room import Room, measure_room
 from worker.placement.strategies import STRATEGIES
 
 # Where more tokens at once no longer make the device faster (docs/LOG.md for CPUs).
@@ -38,26 +38,6 @@ ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
 ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "sdpa", MPS: "sdpa"}
 # Predictions are no better than this, so a simpler plan that is nearly as fast is the better plan.
 ABOUT_AS_FAST: Final = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSettings:
-    """The wishes for a plan. `memory_share` is the share of a device's memory that may be filled, by anyone.
-
-    A replica has to hold one text of `max_tokens`. `attention` is the kernel, as an EncoderReport names it; without a
-    name it is what the devices take at the worst. `sharing_obstacle` is a sentence when the model cannot be divided at
-    all, `tensor_obstacle` when its layers cannot be cut. `precisions` are those that may be proposed instead.
-    """
-
-    precision: str
-    max_tokens: int
-    devices: str = AUTO
-    strategy: str = AUTO
-    memory_share: float = MEMORY_SHARE
-    sharing_obstacle: str = ""
-    tensor_obstacle: str = ""
-    attention: str = ""
-    precisions: tuple[str, ...] = PRECISIONS
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
@@ -78,22 +58,9 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         asked = replace(settings, precision=precision, max_tokens=max_tokens)
         return ReplicaBuilder(shape, make_needs(rooms, asked))
 
-    asked = Asked(
-        rooms,
-        links,
-        make_builder,
-        settings.precision,
-        settings.strategy,
-        settings.memory_share,
-        settings.max_tokens,
-        settings.precisions,
-    )
+    asked = Asked(rooms, links, make_builder, settings)
     longest = find_longest_text(
-        rooms,
-        links,
-        lambda tokens: make_builder(settings.precision, tokens),
-        settings.strategy,
-        settings.max_tokens,
+        rooms, links, partial(make_builder, settings.precision), settings.strategy, settings.max_tokens
     )
     if not longest:
         raise ModelDoesNotFit(explain_failure(asked))

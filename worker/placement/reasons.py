@@ -1,22 +1,22 @@
-"""Reasons: the sentences that a plan says about itself, and about what it is not. Decides nothing."""
+"""Write the sentences that explain a plan, and why it is no other. Decides nothing."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Final
 
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import (
-    AUTO,
     SHORTEST_USEFUL_TOKENS,
     Draft,
     draft_plans,
     draft_replicas,
     find_longest_text,
 )
-from worker.placement.placement import Rejection, Replica
+from worker.placement.placement import AUTO, PRECISIONS, PlanSettings, Rejection, Replica
 from worker.placement.replicas import ReplicaBuilder, TooTight
 from worker.placement.room import GIB, Room, memory_for
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES
@@ -24,8 +24,6 @@ from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRA
 # For another precision of the same model, whose replicas have to hold a text of so many tokens.
 MakeBuilder = Callable[[str, int], ReplicaBuilder]
 
-# From the largest weights to the smallest; the way a proposal goes.
-PRECISIONS: Final = ("fp32", "bf16", "int8")
 MOST_MORE_DEVICES: Final = 64
 # A proposal has to be worth the loss of exactness.
 WORTH_IT: Final = 1.05
@@ -40,16 +38,12 @@ LINK_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The question to a plan: the model's longest text `max_tokens`, and `precisions` that it computes in."""
+    """What a plan is asked for, and of which devices."""
 
     rooms: Sequence[Room]
     links: Links
     make_builder: MakeBuilder
-    precision: str
-    strategy: str
-    memory_share: float
-    max_tokens: int
-    precisions: tuple[str, ...]
+    settings: PlanSettings
 
 
 def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
@@ -60,8 +54,8 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[
     )
     others = f", and without what others use ({used})" if used else ""
     sentences = [
-        f"The weights take {format_gib(builder.weight_bytes)} in {asked.precision}. A device offers {offered}: "
-        f"{asked.memory_share:.0%} of its memory, without what a process needs for itself{others}."
+        f"The weights take {format_gib(builder.weight_bytes)} in {asked.settings.precision}. A device offers "
+        f"{offered}: {asked.settings.memory_share:.0%} of its memory, without what a process needs for itself{others}."
     ]
     alone = [replica.devices[0] for replica in chosen.replicas if replica.strategy == REPLICATE]
     if alone:
@@ -132,10 +126,10 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
 
 def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
     """Explain what becomes of texts that do not fit, and what would hold them; empty if all do."""
-    if longest == asked.max_tokens:
+    if longest == asked.settings.max_tokens:
         return ()
     return (
-        f"No plan holds the longest text that the model reads, {asked.max_tokens:,} tokens: one of more than "
+        f"No plan holds the longest text that the model reads, {asked.settings.max_tokens:,} tokens: one of more than "
         f"{longest:,} may end as the item error out_of_memory. What would help, the cheapest first:"
         + _numbered(_ways_out(asked, longest)),
     )
@@ -167,11 +161,11 @@ def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Aske
 
 def explain_failure(asked: Asked) -> str:
     """Explain by how much the nearest plan fails, and which changes would help."""
-    shortest = min(SHORTEST_USEFUL_TOKENS, asked.max_tokens)
-    builder = asked.make_builder(asked.precision, shortest)
-    drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.strategy))
+    shortest = min(SHORTEST_USEFUL_TOKENS, asked.settings.max_tokens)
+    builder = asked.make_builder(asked.settings.precision, shortest)
+    drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy))
     refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
-        (asked.strategy, TooTight("there is one device only"))
+        (asked.settings.strategy, TooTight("there is one device only"))
     ]
     short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
     name, nearest = min(short or refusals, key=lambda each: each[1].missing_bytes)
@@ -181,8 +175,8 @@ def explain_failure(asked: Asked) -> str:
     used = sum(room.used_bytes for room in asked.rooms)
     others = f" (others use {format_gib(used)})" if used else ""
     sentences = [
-        f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.precision}, a text of "
-        f"{shortest:,} tokens comes on top, and {together}{others}.",
+        f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.settings.precision}, "
+        f"a text of {shortest:,} tokens comes on top, and {together}{others}.",
         f"The nearest plan is {name}, but {nearest.reason}.",
     ]
     if builder.sharing_obstacle and len(asked.rooms) > 1:
@@ -197,12 +191,12 @@ def _numbered(ways: Iterator[str]) -> str:
 def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
     """Yield changes that help to hold longer texts than `longest`, cheapest first, each tried in the planner."""
     rooms = asked.rooms
-    builder = asked.make_builder(asked.precision, asked.max_tokens)
-    if asked.strategy != AUTO and (fitting := _fit(asked, asked.precision, AUTO, longest)):
+    builder = asked.make_builder(asked.settings.precision, asked.settings.max_tokens)
+    if asked.settings.strategy != AUTO and (fitting := _fit(asked, asked.settings.precision, AUTO, longest)):
         yield f"--strategy auto: {fitting}"
     for smaller in smaller_precisions(asked):
-        if fitting := _fit(asked, smaller, asked.strategy, longest):
-            weights = format_gib(asked.make_builder(smaller, asked.max_tokens).weight_bytes)
+        if fitting := _fit(asked, smaller, asked.settings.strategy, longest):
+            weights = format_gib(asked.make_builder(smaller, asked.settings.max_tokens).weight_bytes)
             yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
     largest = max(rooms, key=lambda room: room.capacity_bytes)
     for more in range(1, MOST_MORE_DEVICES):
@@ -213,31 +207,29 @@ def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
             break
     alone = builder.build(REPLICATE, [largest], "")
     if isinstance(alone, TooTight):
-        needed = memory_for(largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.memory_share)
+        needed = memory_for(
+            largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.settings.memory_share
+        )
         yield f"one device with {ceil(needed / GIB)} GiB of memory or more"
 
 
 def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
     """Return the best plan that holds longer texts than that, in words; empty if there is none."""
     tokens = find_longest_text(
-        asked.rooms,
-        asked.links,
-        lambda tokens: asked.make_builder(precision, tokens),
-        strategy,
-        asked.max_tokens,
+        asked.rooms, asked.links, partial(asked.make_builder, precision), strategy, asked.settings.max_tokens
     )
     if tokens <= longest:
         return ""
     drafts = draft_plans(asked.rooms, asked.links, asked.make_builder(precision, tokens), strategy)
     best = max(drafts, key=lambda draft: draft.rate)
-    limit = "" if tokens == asked.max_tokens else f", for texts of up to {tokens:,} tokens"
+    limit = "" if tokens == asked.settings.max_tokens else f", for texts of up to {tokens:,} tokens"
     return f"{best.name} fits{limit}"
 
 
 def smaller_precisions(asked: Asked) -> tuple[str, ...]:
-    known = "bf16" if asked.precision == "fp16" else asked.precision
+    known = "bf16" if asked.settings.precision == "fp16" else asked.settings.precision
     smaller = PRECISIONS[PRECISIONS.index(known) + 1 :]
-    return tuple(each for each in smaller if each in asked.precisions)
+    return tuple(each for each in smaller if each in asked.settings.precisions)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -109,7 +109,7 @@ WAITING_MICRO_BATCHES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class TooTight:
-    """Why no replica fits here. `missing_bytes` is over all of its devices, 0 if bytes are not the reason."""
+    """The reason why no replica fits. `missing_bytes` is over all of its devices, 0 if bytes are not the reason."""
 
     reason: str
     missing_bytes: int = 0
@@ -140,7 +140,7 @@ def find_parts_of_one_card(rooms: Sequence[Room]) -> list[str]:
 
 
 class ReplicaBuilder:
-    """Knows the model; is given devices."""
+    """A builder of replicas of one model on given devices."""
 
     def __init__(self, shape: ModelShape, needs: Needs) -> None:
         arithmetic = needs.arithmetic

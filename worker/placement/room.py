@@ -1,4 +1,4 @@
-"""Room: what one device offers a plan: bytes that may be filled, and arithmetic per second. Asks no hardware."""
+"""What one device offers a plan: bytes that may be filled, and arithmetic per second. Asks no hardware."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

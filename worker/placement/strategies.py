@@ -1,4 +1,4 @@
-"""Strategies: how devices hold a model, a row each, with what is said of them. Builds no plan."""
+"""The strategies by which devices hold a model, a row each, with what is said of them. Builds no plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,9 @@ FULLY_SHARDED: Final = "fully_sharded"
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """`title` is what people call it. `how_shared` is said of the devices that share a replica, with {stages} and
+    """One strategy.
+
+    `title` is what people call it. `how_shared` is said of the devices that share a replica, with {stages} and
     {micro_batches}; empty where none do.
 
     `why_slower` is said of a plan that was not taken. Where `has_stages`, each rank holds whole layers of its own, and

@@ -1,4 +1,4 @@
-"""plan_together: places all models that one machine serves, so that no device, core or byte is planned twice. Pure.
+"""Plan all models that one machine serves, so that no device, core or byte is planned twice. Pure.
 
 On GPUs two ways are compared: every model on all devices, whose memory is divided, and devices of each model's own. The
 one whose worst-off model keeps most of its rate is taken. Processor cores are divided.
@@ -12,8 +12,8 @@ from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import CPU, Device, Inventory, parse_devices
 from worker.placement.model_shape import ModelShape
-from worker.placement.placement import Placement
-from worker.placement.planner import ABOUT_AS_FAST, PlanSettings, make_needs, plan_placement
+from worker.placement.placement import Placement, PlanSettings
+from worker.placement.planner import ABOUT_AS_FAST, make_needs, plan_placement
 from worker.placement.replicas import ReplicaBuilder
 from worker.placement.room import OVERHEAD_BYTES, guess_flops, measure_room
 

@@ -1,1 +1,1 @@
-"""Tasks: the work on an item before the model and on the model's answer after it. No framework here, no batches."""
+"""The work on an item before the model, and on the model's answer after it. Imports no framework, knows no batches."""

@@ -1,4 +1,4 @@
-"""Embed: a vector for each text. A long one may be read in passages, whose vectors become one."""
+"""The task embed: a vector for each text. A long text may be read in passages, whose vectors become one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +26,9 @@ from worker.tokens.tokenizer import Tokenizer
 
 
 class Embed:
-    """Implements WorkerTask. `gives_vectors` is asked once the model is loaded: rows that are none are handed on."""
+    """The task embed for one model. Implements WorkerTask.
+
+    `gives_vectors` is called once the model is loaded; if it returns False, rows are handed on as they come."""
 
     def __init__(
         self, card: ModelCard, tokenizer: Tokenizer, gives_vectors: Callable[[], bool] = lambda: True
@@ -85,7 +87,7 @@ class Embed:
 
 
 class Embedding:
-    """Implements Course."""
+    """The state of one request to embed. Implements RequestState."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Score: how two texts belong together, or what one is: a number for each label.
+"""The task score: how two texts belong together, or what one text is, as a number for each label.
 
 A classifier reads both at once. A model that embeds reads each text by itself, and once however often it occurs; its
 score is the cosine of the two vectors.
@@ -24,7 +24,7 @@ from vectormill.jobs.item import (
 from vectormill.ragged import Ragged
 from worker.tasks.embed import Embed, Embedding
 from worker.tasks.finishing import fail_unless, find_changed, find_finite
-from worker.tasks.task import Course, Finished
+from worker.tasks.task import Finished, RequestState
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ class Classify:
 
 
 class Classification:
-    """Implements Course."""
+    """The state of one request to a classifier. Implements RequestState."""
 
     prompt_length = 0
 
@@ -96,7 +96,7 @@ class Compare:
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
         return self._embed.find_flaw(results, expected)
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Course:
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> RequestState:
         sides: list[tuple[bytes, bytes]] = []
         failures: dict[int, ItemFailure] = {}
         for index, text in enumerate(texts):
@@ -115,7 +115,9 @@ class Compare:
 
 
 class Comparison:
-    """The course of all different texts of pairs; `places` [n, 2] are a pair's texts among them. Implements Course."""
+    """The state of one request to compare pairs. Implements RequestState.
+
+    `texts` are the different texts of all pairs, `places` [n, 2] each pair's two among them."""
 
     def __init__(
         self, texts: Embedding, places: NDArray[np.int64], failures: Mapping[int, ItemFailure]

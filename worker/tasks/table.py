@@ -1,4 +1,4 @@
-"""The tasks that a worker does, by the kind of its model, of which vectormill.models.specs has a row each."""
+"""Make the tasks of a model, by its kind. The rows of the kinds stand in vectormill/models/specs.py."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

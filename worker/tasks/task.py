@@ -1,4 +1,4 @@
-"""Course: one request's way through a task. What every task gives the engine; knows neither batches nor a model."""
+"""The contract between a task and the engine. Knows neither batches nor models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from worker.tokens.tokenized import TokenizedTexts
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A row for each item, in order: the results, and what is told of them. A failed item's row may be anything.
+    """The results of a request, a row for each item in order. A failed item's row may be anything.
 
     `num_tokens`, `truncated` and `num_passages` are 0 or false where an item failed.
     """
@@ -27,8 +27,8 @@ class Finished:
     num_passages: NDArray[np.int32]  # [n]
 
 
-class Course(Protocol):
-    """Sequences go to the model, its answers come back, perhaps again and again; then it is finished.
+class RequestState(Protocol):
+    """The state of one request: its sequences go to the model and answers come back, perhaps several times.
 
     Called by the thread of one request, which may take its time: no device waits for it.
     """
@@ -41,8 +41,8 @@ class Course(Protocol):
         """Return the first sequences. Those of no tokens are not encoded; `failures` say why."""
 
     def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
-        """Return the answers to the sequences that were given last, a row each, and which of these failed. The
-        sequences that are to be encoded next; None when nothing is.
+        """Take the answers to the last sequences, a row each, and which of them failed. Return the next sequences to
+        encode; None when there are none.
         """
 
     def finish(self) -> Finished:
@@ -52,7 +52,7 @@ class Course(Protocol):
 class WorkerTask(Protocol):
     """A task for one model. Shared by threads."""
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Course:
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> RequestState:
         """Begin with `texts`: n different items as they are stored (UTF-8, lone surrogates kept; pairs are joined)."""
 
     def canary(self, text: str) -> Mapping[str, Ragged]:

@@ -88,7 +88,7 @@ def test_of_a_loaded_model_nothing_is_resident_beside_its_packed_weights(
     card = read_model_card("packaged", packaged_model())
     order = EncoderOrder(card, DEVICE, "openvino", "fp32", DEVICE.num_threads, new_cache_dir())
     folder = find_or_convert(order, "fp32")
-    # Words are read by row (tests/unit/openvino/test_word_table.py), and are half of this model.
+    # Words are read by row (tests/unit/openvino/test_memory.py), and are half of this model.
     assert (folder / "words.bin").stat().st_size == 30522 * 384 * 4
     assert (folder / "network.bin").stat().st_size > 40 * MEBIBYTE
     loaded_kilobytes = {}

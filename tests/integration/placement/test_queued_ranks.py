@@ -14,20 +14,16 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.integration.placement.queued_shards import CRASH, EXHAUST, FACTORY, HOLD
-from tests.rank_processes import rank_pids
+from tests.rank_processes import rank_pids, share_between_two
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from worker.devices.detect import detect_inventory
-from worker.devices.device import Inventory, parse_devices
 from worker.engine import engine as engine_module
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
-from worker.placement.model_shape import read_model_shape
-from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.messages import Encode
 from worker.runner.runner_group import RunnerGroup
-from worker.runner.starter import RunnerStarter, Sharing
+from worker.runner.starter import RunnerStarter
 from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.tail
@@ -56,12 +52,7 @@ def make_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     engines: list[Engine] = []
 
     def make(strategy: str) -> Engine:
-        found = detect_inventory()
-        cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
-        inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
-        asked = PlanSettings("fp32", CARD.max_tokens, "cpu:0,cpu:1", strategy)
-        placement = plan_placement(inventory, read_model_shape(CARD), asked)
-        sharing = Sharing(placement.replicas[0], tuple(parse_devices(asked.devices, inventory)))
+        sharing = share_between_two(CARD, strategy)
         settings = WorkerSettings(
             precision="fp32", max_batch_tokens=BATCH_TOKENS, reuse_bytes=0, attention="packed"
         )

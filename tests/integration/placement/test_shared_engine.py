@@ -13,18 +13,13 @@ import numpy as np
 import pytest
 
 from tests.faulty_engine import allow_passes, be_patient
-from tests.rank_processes import rank_pids
+from tests.rank_processes import rank_pids, share_between_two
 from tests.reference import packaged_reference
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from worker.devices.detect import detect_inventory
-from worker.devices.device import Inventory, parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, RunnerDied
-from worker.placement.model_shape import read_model_shape
-from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
-from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.tail
@@ -46,13 +41,7 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(strategy: str, **options: Any) -> Engine:
-        found = detect_inventory()
-        cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
-        inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
-        devices = "cpu:0,cpu:1"
-        asked = PlanSettings("fp32", CARD.max_tokens, devices, strategy)
-        placement = plan_placement(inventory, read_model_shape(CARD), asked)
-        sharing = Sharing(placement.replicas[0], tuple(parse_devices(devices, inventory)))
+        sharing = share_between_two(CARD, strategy)
         settings = WorkerSettings(precision="fp32", max_batch_tokens=1024, **options)
         engine = Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing)
         engines.append(engine)

@@ -14,17 +14,13 @@ import psutil
 import pytest
 
 from tests.models import write_wide_bert
+from tests.rank_processes import TWO_DEVICES, share_between_two
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry
-from worker.devices.detect import detect_inventory
-from worker.devices.device import Inventory, parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
-from worker.placement.model_shape import read_model_shape
-from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.strategies import TENSOR
-from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
 pytestmark = [
@@ -35,7 +31,6 @@ pytestmark = [
     pytest.mark.tail,
 ]
 
-DEVICES = "cpu:0,cpu:1"
 WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")
 
 
@@ -47,12 +42,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 
 @pytest.fixture(scope="module")
 def engine(card: ModelCard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    found = detect_inventory()
-    cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
-    inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
-    asked = PlanSettings("fp32", 512, DEVICES, TENSOR)
-    placement = plan_placement(inventory, read_model_shape(card), asked)
-    sharing = Sharing(placement.replicas[0], tuple(parse_devices(DEVICES, inventory)))
+    sharing = share_between_two(card, TENSOR)
     settings = WorkerSettings(precision="fp32", max_batch_tokens=4096)
     engine = Engine(card, sharing.devices[0], settings, tmp_path_factory.mktemp("cache"), sharing=sharing)
     engine.start()
@@ -69,7 +59,7 @@ def encode(engine: Engine, card: ModelCard, texts: list[str]) -> EncodeResult:
 def test_the_report_tells_the_memory_of_every_rank(engine: Engine) -> None:
     report = engine.report()
     ranks = report["memory_of_ranks"]
-    assert [rank["device"] for rank in ranks] == DEVICES.split(",")
+    assert [rank["device"] for rank in ranks] == TWO_DEVICES.split(",")
     assert all(rank["peak_memory_bytes"] >= rank["memory_bytes"] > 100 << 20 for rank in ranks)
     assert report["memory_bytes"] == sum(rank["memory_bytes"] for rank in ranks)
     assert report["memory_used_share"] == max(rank["memory_used_share"] for rank in ranks)

@@ -97,7 +97,13 @@ class Subjects(dict[str, Subject]):
         return self[name]
 
 
-@pytest.fixture(params=[kind.id for kind in KINDS])
+# A kind of each result is the core: vectors, scores and records.
+CORE = ("embedder embed", "classifier score", "extractor extract")
+
+
+@pytest.fixture(
+    params=[pytest.param(kind.id, marks=() if kind.id in CORE else pytest.mark.tail) for kind in KINDS]
+)
 def subject(
     request: pytest.FixtureRequest, subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
 ) -> Subject:

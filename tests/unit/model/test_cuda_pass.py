@@ -17,18 +17,12 @@ ILLEGAL_ACCESS = torch.AcceleratorError(
     ("error", "stays", "expected"),
     [
         (ILLEGAL_ACCESS, True, DeviceLost),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"),
-            True,
-            DeviceLost,
-        ),  # as cuBLAS tells of the same
+        # As cuBLAS tells of the same.
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), True, DeviceLost),
         (torch.AcceleratorError("CUDA error: no kernel image is available"), False, torch.AcceleratorError),
         (RuntimeError("The size of tensor a must match"), False, RuntimeError),  # a batch's own fault
-        (
-            torch.OutOfMemoryError("CUDA out of memory."),
-            True,
-            torch.OutOfMemoryError,
-        ),  # halved, not restarted
+        # Halved, not restarted.
+        (torch.OutOfMemoryError("CUDA out of memory."), True, torch.OutOfMemoryError),
         (ValueError("not of torch"), True, ValueError),
     ],
 )

@@ -57,14 +57,6 @@ def test_a_window_is_inclusive_on_both_sides(window: tuple[int, int], expected: 
     assert ["".join(str(int(seen)) for seen in row) for row in mask] == expected
 
 
-def test_no_window_needs_no_mask() -> None:
-    import torch
-
-    from worker.model.packed import NO_WINDOW, make_window_mask
-
-    assert make_window_mask(4, NO_WINDOW, torch.device("cpu")) is None
-
-
 def test_inputs_travel_as_one_array_and_arrive_as_they_were() -> None:
     from worker.model.cuda_pass import join_inputs, split_inputs
 

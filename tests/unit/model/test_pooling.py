@@ -6,8 +6,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vectormill.models.model_card import POOLING_NAMES
-from worker.batching.batch import Batch
-from worker.encoder.padding import pad_batch
 
 STATES = [[1.0, -1.0], [2.0, 0.0], [6.0, 4.0], [99.0, 99.0]]  # the last is padding
 ALL, WITHOUT_PROMPT = [1, 1, 1, 0], [0, 1, 1, 0]
@@ -76,22 +74,6 @@ def test_of_packed_states_single_tokens_alone_are_widened(
     assert max(widened) == 2, "as many states as there are sequences, and not every token's"
 
 
-def test_a_batch_is_padded_on_the_right_to_its_own_longest_sequence() -> None:
-    batch = Batch.from_ids([np.array([7, 8, 9], np.int32), np.array([5], np.int32)], [2, 0])
-    padded = pad_batch(batch, pad_token_id=3)
-    assert padded.input_ids.tolist() == [[7, 8, 9], [5, 3, 3]]
-    assert padded.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert padded.pool_mask.tolist() == [[0, 0, 1], [1, 0, 0]]
-
-
-def test_a_part_of_a_batch_keeps_its_own_tokens() -> None:
-    rows = [np.arange(n, dtype=np.int32) + n for n in (3, 1, 2)]
-    part = Batch.from_ids(rows, [0, 1, 0]).part(1, 3)
-    assert part.input_ids.tolist() == [1, 2, 3]
-    assert part.prompt_lengths is not None
-    assert (part.lengths.tolist(), part.prompt_lengths.tolist()) == ([1, 2], [1, 0])
-
-
 SETTINGS = st.tuples(
     st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 99)
 )
@@ -130,14 +112,3 @@ def test_pooling_packed_sequences_is_pooling_padded_ones(
         tuple(modes),
     )
     assert torch.equal(alone[0], found[0])
-
-
-def test_packed_poolings_are_computed_in_fp32() -> None:
-    import torch
-
-    from worker.model.pooling import pool_packed_states
-
-    states = torch.tensor(STATES[:3], dtype=torch.float16)
-    pooled = pool_packed_states(states, torch.tensor([0, 3], dtype=torch.int32), None, ("mean", "cls"))
-    assert pooled.dtype == torch.float32
-    assert pooled.tolist() == [[3.0, 1.0, 1.0, -1.0]]

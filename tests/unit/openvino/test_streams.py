@@ -7,7 +7,7 @@ import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
-from worker.devices.device import CPU, parse_devices, split_processor
+from worker.devices.device import split_processor
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.streams import choose_streams, count_streams, count_streams_in, predict_rate
 from worker.runner.channel import NUM_BLOCKS
@@ -53,12 +53,6 @@ def test_no_number_of_cores_leaves_many_idle_or_has_large_streams() -> None:
         assert num_threads - count_streams(num_threads) <= num_threads // 16, num_threads
 
 
-@pytest.mark.parametrize(("odd", "even"), [(5, 4), (7, 6), (11, 10), (13, 12)])
-def test_an_odd_number_of_cores_has_no_fewer_streams_than_one_core_less(odd: int, even: int) -> None:
-    for is_large in (False, True):
-        assert count_streams(odd, is_large=is_large) >= count_streams(even, is_large=is_large)
-
-
 def rate_a_core(num_threads: int, *, is_large: bool = False) -> float:
     return predict_rate(num_threads, count_streams(num_threads, is_large=is_large)) / num_threads
 
@@ -72,19 +66,6 @@ def test_a_core_does_as_much_whatever_the_number_of_its_fellows() -> None:
         for number in range(1, MOST_CORES):
             pair = rates[number], rates[number + 1]
             assert min(pair) / max(pair) > bound, (number, is_large)
-
-
-def test_what_two_cores_were_seen_to_do_is_what_the_model_says() -> None:
-    """Decision 0015: 7,330 tokens/s of two threads that share a batch, 8,550 of two batches."""
-    host = 0.06
-    shared, apart = (1 / (1 / predict_rate(2, streams) - host / 2) for streams in (1, 2))
-    assert apart / shared == pytest.approx(8550 / 7330, rel=0.01)
-
-
-@pytest.mark.parametrize("cores", [7, 11, 13, 17, 31, 61])
-def test_each_numa_node_has_streams_of_its_own(cores: int) -> None:
-    one, two = (parse_devices(CPU, describe_inventory(f"{nodes}x{cores}cores,256GiB")) for nodes in (1, 2))
-    assert [device.num_threads for device in (*one, *two)] == [cores] * 3
 
 
 def test_the_batches_of_all_streams_have_memory_that_is_shared() -> None:

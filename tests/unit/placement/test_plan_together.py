@@ -76,15 +76,6 @@ def test_models_that_fit_in_no_way_are_refused_with_what_to_do() -> None:
         plan("1x16GiB", SEVEN_B, SEVEN_B)
 
 
-def test_what_is_planned_for_one_model_does_not_depend_on_the_order_of_the_others() -> None:
-    first, second = plan("2x80GiB", DEFAULT_MODEL, SEVEN_B)
-    other, one = plan("2x80GiB", SEVEN_B, DEFAULT_MODEL)
-    assert (first.placement.replicas, second.placement.replicas) == (
-        one.placement.replicas,
-        other.placement.replicas,
-    )
-
-
 @pytest.mark.parametrize("devices", ["8cores,32GiB", "2x8cores,64GiB", "3cores,16GiB"])
 def test_cores_are_divided_among_models_and_no_core_is_given_twice(devices: str) -> None:
     plans = plan(devices, DEFAULT_MODEL, DEFAULT_MODEL)
@@ -116,11 +107,6 @@ def test_every_numa_node_has_a_replica_of_its_own_with_its_cores_and_memory() ->
     assert [device.memory_bytes for device in planned.devices] == [128 * GIB] * 2
     assert planned.placement.strategy == REPLICATE
     assert len(planned.placement.replicas) == 2
-
-
-def test_two_models_on_two_numa_nodes_have_one_each() -> None:
-    plans = plan("2x32cores,256GiB", DEFAULT_MODEL, DEFAULT_MODEL)
-    assert [[device.num_threads for device in planned.devices] for planned in plans] == [[32], [32]]
 
 
 def test_no_two_devices_of_any_model_overlap_where_models_cut_through_nodes() -> None:

@@ -11,8 +11,8 @@ from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
 from worker.placement.model_shape import ModelShape, TensorSize
-from worker.placement.placement import Placement, Replica, draw_placement
-from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.placement import Placement, PlanSettings, Replica, draw_placement
+from worker.placement.planner import plan_placement
 from worker.placement.replicas import Needs, ReplicaBuilder, TooTight
 from worker.placement.room import GIB, Room
 from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, TENSOR
@@ -222,18 +222,6 @@ def test_a_strategy_that_is_asked_for_is_taken(strategy: str) -> None:
     check_plan(placement, describe_inventory("4x24GiB,nvlink"))
 
 
-def test_a_strategy_that_nobody_builds_is_not_taken_for_another() -> None:
-    builder = ReplicaBuilder(MODELS["22M"].shape, Needs("fp32", "fp32", "sdpa", 256, 2048))
-    with pytest.raises(ValueError, match="No replica is shared by 'expert'"):
-        builder.build("expert", [Room(f"cpu:{number}", CPU, GIB, 1e12) for number in range(2)], "memory")
-
-
-def test_stages_on_devices_of_unequal_size_are_unequal() -> None:
-    placement = plan("1x80GiB+1x24GiB", "70B", "int8")
-    counts = [stage.num_layers for stage in placement.replicas[0].stages]
-    assert counts[0] > 2 * counts[1]
-
-
 def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help() -> None:
     with pytest.raises(ModelDoesNotFit) as refused:
         plan("1x24GiB", "7B", "fp32")
@@ -305,11 +293,6 @@ def test_compressed_weights_are_cut_by_inputs_only_where_that_breaks_no_group_wi
         assert refusal in built.reason
 
 
-def test_quantization_is_proposed_where_it_makes_whole_replicas() -> None:
-    assert "--precision int8" in plan("2x16GiB", "7B", "bf16").proposals[0]
-    assert plan("2x24GiB", "7B", "bf16").proposals == ()
-
-
 def test_every_rejected_strategy_has_its_reason() -> None:
     placement = plan("2x16GiB", "7B", "bf16")
     reasons = {each.alternative: each.reason for each in placement.rejected}
@@ -321,11 +304,6 @@ def test_every_rejected_strategy_has_its_reason() -> None:
 def test_a_description_that_cannot_be_read_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"4x24GiB,nvlink|1 to 64 devices"):
         describe_inventory(text)
-
-
-def test_groups_are_made_where_the_links_are_fast() -> None:
-    placement = plan("4x16GiB,nvlink-pairs", "7B", "bf16")
-    assert [replica.devices for replica in placement.replicas] == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
 
 
 def cut_into_parts(cards: str) -> Inventory:

@@ -45,12 +45,6 @@ def test_a_plan_that_has_no_room_for_a_full_batch_is_made_and_rated_by_what_it_h
     assert placement.longest_text_tokens == 256
 
 
-def test_three_cards_of_12_gib_hold_a_7b_model() -> None:
-    placement = plan(describe_inventory("3x12GiB"))
-    assert placement.precision == "bf16"
-    assert placement.longest_text_tokens > 28_000
-
-
 def find_activation_bytes(placement: Placement) -> list[int]:
     """Of a token, on each device of a pipeline's replica."""
     (replica,) = placement.replicas

@@ -14,8 +14,8 @@ from vectormill.models.registry import Registry
 from worker.devices.described import describe_inventory
 from worker.placement.footprint import BIAS_BYTES, make_footprint
 from worker.placement.model_shape import ModelShape, read_model_shape
-from worker.placement.placement import Placement, Replica
-from worker.placement.planner import PlanSettings, make_needs, plan_placement
+from worker.placement.placement import Placement, PlanSettings, Replica
+from worker.placement.planner import make_needs, plan_placement
 from worker.placement.replicas import ReplicaBuilder
 from worker.placement.room import GIB, Room
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR

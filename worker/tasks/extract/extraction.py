@@ -73,8 +73,10 @@ class Prompts:
 
 
 class Extraction:
-    """See above. The schema has to have been checked; with confidences, every step has one, and a classified text has
-    all labels instead of the chosen ones, as the reference's `do_predict`.
+    """The extraction of one schema from many texts. The schema must have been checked.
+
+    With confidences every step has one, and a classified text has all labels instead of the chosen ones, as in the
+    reference's `do_predict`.
     """
 
     def __init__(
@@ -223,17 +225,17 @@ SMALL_SCHEMA: Final[Schema] = {"a": None}
 
 
 class Extract:
-    """Implements WorkerTask."""
+    """The task extract for one model. Implements WorkerTask."""
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = PromptTokenizer(directory)
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "ExtractCourse":
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "ExtractionState":
         decoded, failures = read_texts(texts, max_chars)
         sound = [index for index in range(len(texts)) if index not in failures]
         schema, confidences = json.loads(spec.extract_schema), spec.confidences
         extraction = Extraction(self._tokenizer, schema, decoded, with_confidences=confidences)
-        return ExtractCourse(extraction, sound, failures, len(texts))
+        return ExtractionState(extraction, sound, failures, len(texts))
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
         prompts = Extraction(self._tokenizer, SMALL_SCHEMA, [text]).start()
@@ -255,8 +257,10 @@ class Extract:
         return find_changed(Ragged.from_matrix(logits), known[:, 2:].ravel())
 
 
-class ExtractCourse:
-    """Implements Course. `sound` are the places, among all texts, of those that are read."""
+class ExtractionState:
+    """The state of one request to extract. Implements RequestState.
+
+    `sound` are the places, among all texts, of those that are read."""
 
     prompt_length = 0
 

@@ -76,7 +76,7 @@ class Tokens:
 
 
 class PromptTokenizer:
-    """A model's `tokenizer.json` with RexUniNLU's four tokens, which the published files leave to be added.
+    """A model's `tokenizer.json` with RexUniNLU's four tokens, which the published files do not hold.
 
     A pair is [CLS] hint [SEP] text [SEP], and a hint is special tokens with strings between them, so that the ids of
     the whole are those of its parts: special tokens are found before anything is normalized, and what stands between
@@ -186,7 +186,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hint:
-    """`tokens` are without [CLS] and [SEP]; `type_places` are those of each question's [TYPE] in a sequence, where
+    """What one sequence asks of a text: paths and, behind each, the types that are asked below it.
+
+    `tokens` are without [CLS] and [SEP]; `type_places` are those of each question's [TYPE] in a sequence, where
     [CLS] is 0, and `type_chars` where it stands in `text`.
     """
 
@@ -234,14 +236,14 @@ def cut_hints(asked: Asked, costs: Mapping[str, int]) -> tuple[list[list[Piece]]
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """All of one text's level. `num_left_out` types are not asked for, since their strings are too long."""
+    """All hints of one text on one level. `num_left_out` types are not asked for, since their strings are too long."""
 
     hints: tuple[Hint, ...]
     num_left_out: int
 
 
 class HintWriter:
-    """Writes hints for many texts at once; keeps what it knows of the types of one schema."""
+    """A writer of hints for many texts at once, which tokenizes the types of a schema once."""
 
     def __init__(self, tokenizer: PromptTokenizer, types: Iterable[str]) -> None:
         self._tokenizer = tokenizer

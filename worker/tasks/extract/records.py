@@ -243,8 +243,10 @@ class Limits:
 
 
 class TextState:
-    """One text. `text` is the one that the next window refers to, longer by a token for each window of a classified
-    text after the first; `token` is its classification token, if any. `asked` are the types below each path.
+    """How far one text is: what was found in it, and what is asked next.
+
+    `text` is the one that the next window refers to, longer by a token for each window of a classified text after
+    the first; `token` is its classification token, if any. `asked` are the types below each path.
     """
 
     def __init__(

@@ -1,1 +1,4 @@
-"""The network and its head, which run on the device. The only folder of this task that names torch."""
+"""The network of the task extract and its head, which run on the device.
+
+The only folder of the task that imports torch.
+"""

@@ -1,4 +1,4 @@
-"""Switches: what a RexUniNLU's `config.json` says of its DeBERTa, each read or refused by name. Knows no framework.
+"""Read the DeBERTa configuration of a RexUniNLU; a setting that is not known is refused by name.
 
 The published configuration could not be read when this was written, so nothing in it is passed over in silence: a name
 that is not listed here, or a value that would need other arithmetic, is an error before any weight is read.
@@ -32,8 +32,8 @@ WITHOUT_EFFECT: Final = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
-    """The switches that the arithmetic depends on. A kernel of 0 means no convolution."""
+class DebertaConfig:
+    """The settings that the arithmetic depends on. A kernel of 0 means no convolution."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -71,26 +71,26 @@ class Switches:
         return float((self.attention_head_size * (1 + len(self.position_terms))) ** -0.5)
 
 
-def read_switches(directory: Path) -> Switches:
-    """Read the switches. Raises ModelError naming one that is missing, unknown or not supported."""
+def read_config(directory: Path) -> DebertaConfig:
+    """Read config.json. Raises ModelError naming a setting that is missing, unknown or not supported."""
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        written = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"The configuration {path} cannot be read: {error}.") from error
-    return parse_switches(config, str(path))
+    return parse_config(written, str(path))
 
 
-def parse_switches(config: Mapping[str, Any], place: str) -> Switches:
-    """Read the switches from a parsed configuration. Raises as read_switches does."""
-    given = _Given(config, place)
+def parse_config(written: Mapping[str, Any], place: str) -> DebertaConfig:
+    """Read the settings of a parsed config.json. Raises as read_config does."""
+    given = _Given(written, place)
     given.require("model_type", MODEL_TYPE)
     given.require("relative_attention", True)
     given.require("z_steps", 0, default=0)
     hidden_size, num_heads = given.number("hidden_size"), given.number("num_attention_heads")
     terms = given.value("pos_att_type")
     norms = str(given.value("norm_rel_ebd", "none")).lower()
-    switches = Switches(
+    config = DebertaConfig(
         hidden_size=hidden_size,
         num_hidden_layers=given.number("num_hidden_layers"),
         num_attention_heads=num_heads,
@@ -113,16 +113,16 @@ def parse_switches(config: Mapping[str, Any], place: str) -> Switches:
         conv_act=str(given.value("conv_act", "tanh")),
     )
     given.refuse("norm_rel_ebd", norms not in ("none", "layer_norm"))
-    given.refuse("pos_att_type", not switches.position_terms <= POSITION_TERMS)
-    given.refuse("attention_head_size", num_heads * switches.attention_head_size != hidden_size)
-    given.refuse("conv_kernel_size", switches.conv_kernel_size > 0 and switches.conv_kernel_size % 2 == 0)
+    given.refuse("pos_att_type", not config.position_terms <= POSITION_TERMS)
+    given.refuse("attention_head_size", num_heads * config.attention_head_size != hidden_size)
+    given.refuse("conv_kernel_size", config.conv_kernel_size > 0 and config.conv_kernel_size % 2 == 0)
     for name in ("hidden_act", "conv_act"):
-        given.refuse(name, getattr(switches, name) not in ACTIVATIONS)
+        given.refuse(name, getattr(config, name) not in ACTIVATIONS)
     given.refuse_unknown()
-    return switches
+    return config
 
 
-def tabulate_distances(switches: Switches, longest: int) -> NDArray[np.int64]:
+def tabulate_distances(config: DebertaConfig, longest: int) -> NDArray[np.int64]:
     """Return the relative embedding [2 * longest + 1] that stands for each distance -longest … longest.
 
     Distances from half the buckets on share them by their logarithm, but only where `max_relative_positions` is
@@ -130,11 +130,11 @@ def tabulate_distances(switches: Switches, longest: int) -> NDArray[np.int64]:
     """
     distances = np.arange(-longest, longest + 1)
     rounded = distances
-    if switches.position_buckets > 0 and switches.max_relative_positions > 0:
+    if config.position_buckets > 0 and config.max_relative_positions > 0:
         rounded = _round_logarithmically(
-            distances, switches.position_buckets // 2, switches.max_relative_positions
+            distances, config.position_buckets // 2, config.max_relative_positions
         )
-    return np.clip(rounded + switches.span, 0, 2 * switches.span - 1)
+    return np.clip(rounded + config.span, 0, 2 * config.span - 1)
 
 
 def _round_logarithmically(distances: NDArray[np.int64], middle: int, longest: int) -> NDArray[np.int64]:
@@ -149,7 +149,7 @@ def _round_logarithmically(distances: NDArray[np.int64], middle: int, longest: i
 
 
 class _Given:
-    """A configuration, and which of its names were read."""
+    """A configuration that remembers which of its settings were read."""
 
     def __init__(self, config: Mapping[str, Any], place: str) -> None:
         self._config, self._place = config, place

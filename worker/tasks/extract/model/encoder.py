@@ -1,4 +1,4 @@
-"""RexEncoder: runs RexUniNLU with torch on one device, and sends the cells that spans are made of. Pads.
+"""Run RexUniNLU with torch on one device, in padded batches, and return the cells that spans are made of.
 
 On a processor batches are computed side by side, each by some of the cores (docs/decisions/0015).
 """
@@ -37,7 +37,7 @@ ATTENTION: Final = "padded (disentangled, by sequence)"
 
 
 class RexEncoder(DirectEncoder):
-    """Padded batches on one device, one a stream at a time."""
+    """An encoder of padded batches on one device, one batch a stream at a time."""
 
     def __init__(self, order: EncoderOrder) -> None:
         """Load the network. Raises ModelError for a model or a wish that is not supported."""

@@ -1,4 +1,4 @@
-"""Head: of the logits of a batch, the cells that spans are made of. The matrices of L² logits stay on the device.
+"""Find the cells that spans are made of among a batch's logits. The matrices of L² logits stay on the device.
 
 What comes back is a row a sequence of `1 + CELL_WIDTH * cells` numbers of 4 bytes, as `decode.read_cells` reads them:
 16 bytes a cell. Cells (head, type) and (type, tail) come back where they are positive, cells (head, tail) where besides

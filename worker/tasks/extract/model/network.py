@@ -21,7 +21,7 @@ from vectormill.domain.schema import MAX_WINDOW_TOKENS
 from vectormill.models.weights import find_weights, read_header
 from worker.model.weights import open_weights
 from worker.placement.footprint import BIAS_BYTES, BIAS_MATRICES
-from worker.tasks.extract.model.config import Switches, read_switches, tabulate_distances
+from worker.tasks.extract.model.config import DebertaConfig, read_config, tabulate_distances
 
 ACTIVATIONS: Final[Mapping[str, Any]] = {
     "gelu": gelu,
@@ -36,19 +36,19 @@ ACTIVATIONS: Final[Mapping[str, Any]] = {
 
 
 class Embeddings(nn.Module):
-    def __init__(self, switches: Switches) -> None:
+    def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        size = switches.embedding_size
-        self.word_embeddings = nn.Embedding(switches.vocab_size, size)
+        size = config.embedding_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, size)
         self.position_embeddings = (
-            nn.Embedding(switches.max_position_embeddings, size) if switches.position_biased_input else None
+            nn.Embedding(config.max_position_embeddings, size) if config.position_biased_input else None
         )
         self.token_type_embeddings = (
-            nn.Embedding(switches.type_vocab_size, size) if switches.type_vocab_size > 0 else None
+            nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size > 0 else None
         )
-        is_projected = size != switches.hidden_size
-        self.embed_proj = nn.Linear(size, switches.hidden_size, bias=False) if is_projected else None
-        self.LayerNorm = nn.LayerNorm(switches.hidden_size, switches.layer_norm_eps)
+        is_projected = size != config.hidden_size
+        self.embed_proj = nn.Linear(size, config.hidden_size, bias=False) if is_projected else None
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Embed inputs [n, length] each as [n, length, hidden]."""
@@ -64,14 +64,16 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Scores of contents, of contents to positions and of positions to contents, as He et al. 2021 (DeBERTa)."""
+    """Disentangled attention: scores of contents, of contents to positions and of positions to contents.
 
-    def __init__(self, switches: Switches) -> None:
+    Source: He et al., DeBERTa (2021)."""
+
+    def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        size = switches.hidden_size
-        self.num_heads, self.scale = switches.num_attention_heads, switches.score_scale
+        size = config.hidden_size
+        self.num_heads, self.scale = config.num_attention_heads, config.score_scale
         self.query_proj, self.key_proj, self.value_proj = (nn.Linear(size, size) for _ in range(3))
-        self.shares_projections, self.terms = switches.share_att_key, switches.position_terms
+        self.shares_projections, self.terms = config.share_att_key, config.position_terms
         if not self.shares_projections:
             if "c2p" in self.terms:
                 self.pos_key_proj = nn.Linear(size, size)
@@ -151,10 +153,10 @@ def _score_positions(states: Tensor, positions: Tensor) -> Tensor:
 class Residual(nn.Module):
     """A linear layer whose result is added to what came in, and normed."""
 
-    def __init__(self, in_features: int, switches: Switches) -> None:
+    def __init__(self, in_features: int, config: DebertaConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(in_features, switches.hidden_size)
-        self.LayerNorm = nn.LayerNorm(switches.hidden_size, switches.layer_norm_eps)
+        self.dense = nn.Linear(in_features, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, states: Tensor, before: Tensor) -> Tensor:
         normed: Tensor = self.LayerNorm(self.dense(states) + before)
@@ -162,16 +164,14 @@ class Residual(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, switches: Switches) -> None:
+    def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
         self.attention = nn.ModuleDict(
-            {"self": SelfAttention(switches), "output": Residual(switches.hidden_size, switches)}
+            {"self": SelfAttention(config), "output": Residual(config.hidden_size, config)}
         )
-        self.intermediate = nn.ModuleDict(
-            {"dense": nn.Linear(switches.hidden_size, switches.intermediate_size)}
-        )
-        self.output = Residual(switches.intermediate_size, switches)
-        self.activation = ACTIVATIONS[switches.hidden_act]
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(config.hidden_size, config.intermediate_size)})
+        self.output = Residual(config.intermediate_size, config)
+        self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, states: Tensor, index: Tensor, columns: slice, is_hidden: Tensor) -> Tensor:
         attended = self.attention["self"](states, index, columns, is_hidden)
@@ -182,14 +182,14 @@ class Layer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Adds to the first layer what a convolution of the embeddings finds in each token's neighbours."""
+    """A convolution over the embeddings of neighbouring tokens, whose result is added to the first layer."""
 
-    def __init__(self, switches: Switches) -> None:
+    def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        size, kernel = switches.hidden_size, switches.conv_kernel_size
-        self.conv = nn.Conv1d(size, size, kernel, padding=(kernel - 1) // 2, groups=switches.conv_groups)
-        self.LayerNorm = nn.LayerNorm(size, switches.layer_norm_eps)
-        self.activation = ACTIVATIONS[switches.conv_act]
+        size, kernel = config.hidden_size, config.conv_kernel_size
+        self.conv = nn.Conv1d(size, size, kernel, padding=(kernel - 1) // 2, groups=config.conv_groups)
+        self.LayerNorm = nn.LayerNorm(size, config.layer_norm_eps)
+        self.activation = ACTIVATIONS[config.conv_act]
 
     def forward(self, embedded: Tensor, states: Tensor, is_token: Tensor) -> Tensor:
         """Convolve [n, length, hidden]; `is_token` is [n, length, 1].
@@ -203,13 +203,13 @@ class Convolution(nn.Module):
 
 
 class DebertaEncoder(nn.Module):
-    def __init__(self, switches: Switches) -> None:
+    def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer(switches) for _ in range(switches.num_hidden_layers))
-        self.rel_embeddings = nn.Embedding(2 * switches.span, switches.hidden_size)
-        if switches.norm_rel_ebd:
-            self.LayerNorm = nn.LayerNorm(switches.hidden_size, switches.layer_norm_eps)
-        self.conv = Convolution(switches) if switches.conv_kernel_size > 0 else None
+        self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.rel_embeddings = nn.Embedding(2 * config.span, config.hidden_size)
+        if config.norm_rel_ebd:
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.conv = Convolution(config) if config.conv_kernel_size > 0 else None
 
     def project_positions(self, whole: Callable[[Tensor], Tensor]) -> None:
         """Project the positions of every layer. `whole` makes a parameter of the part that is here."""
@@ -242,7 +242,7 @@ IGNORED_KEYS: Final = frozenset({"plm.embeddings.position_ids"})
 
 
 class RotaryFrequencies(nn.Module):
-    """The angles of one position, [hidden / 2]; the file has them."""
+    """The rotation angles of one position, [hidden / 2], as the weights hold them."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -250,15 +250,18 @@ class RotaryFrequencies(nn.Module):
 
 
 class RexNetwork(nn.Module):
-    """Padded token inputs [n, length] -> logits [n, length, length] in fp32, of which padding's mean nothing."""
+    """The whole network: padded inputs [n, length] to logits [n, length, length] in fp32.
 
-    def __init__(self, switches: Switches) -> None:
+    Logits of padding mean nothing.
+    """
+
+    def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        size = switches.hidden_size
-        self.plm = nn.ModuleDict({"embeddings": Embeddings(switches), "encoder": DebertaEncoder(switches)})
+        size = config.hidden_size
+        self.plm = nn.ModuleDict({"embeddings": Embeddings(config), "encoder": DebertaEncoder(config)})
         self.ffnq, self.ffnk = nn.Linear(size, size), nn.Linear(size, size)
         self.rotary_emb = RotaryFrequencies(size)
-        self._numbers = tabulate_distances(switches, MAX_WINDOW_TOKENS)
+        self._numbers = tabulate_distances(config, MAX_WINDOW_TOKENS)
         self._table: Tensor | None = None  # the same, on the device
         self.eval()
 
@@ -340,7 +343,7 @@ def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> R
     Raises ModelError when the configuration has a switch that is not known, or when tensors are missing, left over or
     of another shape.
     """
-    network = outline_network(directory, read_switches(directory), dtype)
+    network = outline_network(directory, read_config(directory), dtype)
     with open_weights(_find_file(directory)) as file:
         network.load_state_dict(
             {
@@ -354,10 +357,10 @@ def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> R
     return network
 
 
-def outline_network(directory: Path, switches: Switches, dtype: torch.dtype) -> RexNetwork:
+def outline_network(directory: Path, config: DebertaConfig, dtype: torch.dtype) -> RexNetwork:
     """Return the network without weights, to compare names and shapes with the files. Raises ModelError."""
     with torch.device("meta"):
-        network = RexNetwork(switches)
+        network = RexNetwork(config)
     network.to(dtype)
     network.rotary_emb.float()
     wanted = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}

@@ -1,4 +1,4 @@
-"""RexShardEncoder: one rank's part of a RexUniNLU that several devices share. Pads.
+"""Run one rank's part of a RexUniNLU that several devices share, in padded batches.
 
 Every rank is given the whole batch, so that none has to be told positions, masks or types: what stages pass on are
 hidden states alone, as those of any model. The last stage has the head, and sends the cells.
@@ -25,7 +25,7 @@ from worker.model.torch_encoder import DTYPES
 from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
 from worker.placement.strategies import TENSOR
-from worker.tasks.extract.model.config import MODEL_TYPE, read_switches
+from worker.tasks.extract.model.config import MODEL_TYPE, read_config
 from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, refuse_wishes
 from worker.tasks.extract.model.head import find_cells, pad_inputs
 from worker.tasks.extract.model.network import outline_network
@@ -43,7 +43,7 @@ LAYOUT: Final = Layout(
 
 
 class RexShardEncoder(DirectEncoder):
-    """A shard of the network, ready when every other rank is."""
+    """The encoder of one rank. Its constructor returns when all ranks are ready."""
 
     def __init__(self, order: EncoderOrder, rank: Rank) -> None:
         """Load this rank's part. Raises ModelError for a model or a wish that is not supported."""
@@ -54,9 +54,9 @@ class RexShardEncoder(DirectEncoder):
                 f"RexUniNLU cannot be tensor parallel: {LAYOUT.tensor_obstacle}; use pipeline or fully_sharded."
             )
         precision = choose_extraction_precision(order.precision, order.device)
-        switches = read_switches(order.card.path)
-        self._network = outline_network(order.card.path, switches, DTYPES[precision.value]).eval()
-        self._shard = LoadedShard(order, rank, self._network, LAYOUT, precision.value, switches.hidden_size)
+        config = read_config(order.card.path)
+        self._network = outline_network(order.card.path, config, DTYPES[precision.value]).eval()
+        self._shard = LoadedShard(order, rank, self._network, LAYOUT, precision.value, config.hidden_size)
         self._network.prepare(self._shard.device, _gather)
         seconds = time.perf_counter() - start
         self._report = EncoderReport(

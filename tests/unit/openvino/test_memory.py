@@ -1,4 +1,4 @@
-"""Word embeddings that are read from a file by row."""
+"""Memory of a model with openvino: buffers that are used again, mapped weights, and words that are read by row."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,64 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from worker.openvino.encoder import Buffers
+from worker.openvino.network import MappedWeights
 from worker.openvino.word_table import KEPT_BYTES, EmbeddingRows
+
+
+def test_a_buffer_comes_back_in_another_shape_and_is_lent_to_one_at_a_time() -> None:
+    buffers = Buffers(2)
+    first = buffers.take((4, 8, 2))
+    second = buffers.take((4, 8, 2))
+    assert not np.shares_memory(first, second)
+    buffers.give_back(first)
+    again = buffers.take((3, 5, 2))
+    assert np.shares_memory(again, first)
+    assert again.flags.c_contiguous
+    buffers.give_back(again)
+    assert np.shares_memory(buffers.take((4, 8, 2)), first)  # whole, though a part of it was lent
+
+
+def test_a_buffer_that_is_too_small_makes_room_for_a_larger_one() -> None:
+    buffers = Buffers(1)
+    small = buffers.take((2, 2))
+    buffers.give_back(small)
+    large = buffers.take((8, 8))
+    assert large.shape == (8, 8)
+    buffers.give_back(large)
+    assert np.shares_memory(buffers.take((2, 2)), large)
+
+
+def test_no_more_are_kept_than_are_used_at_a_time_and_none_when_they_are_released() -> None:
+    buffers = Buffers(1)
+    taken = [buffers.take((4, 4)) for _ in range(3)]
+    for each in taken:
+        buffers.give_back(each)
+    assert np.shares_memory(buffers.take((4, 4)), taken[0])
+    assert not any(np.shares_memory(buffers.take((4, 4)), each) for each in taken)
+    buffers.give_back(taken[1])
+    buffers.release()
+    assert not np.shares_memory(buffers.take((4, 4)), taken[1])
+
+
+def test_what_was_forgotten_reads_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "network.bin"
+    content = np.random.default_rng(0).integers(0, 256, 100_001, dtype=np.uint8)
+    path.write_bytes(content.tobytes())
+    weights = MappedWeights(path)
+    assert np.array_equal(weights.bytes, content)
+    weights.forget()
+    assert np.array_equal(weights.bytes, content)
+
+
+def test_the_memory_outlives_the_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "network.bin"
+    path.write_bytes(b"weights")
+    weights = MappedWeights(path)
+    path.unlink()
+    weights.forget()
+    assert weights.bytes.tobytes() == b"weights"
+
 
 MEBIBYTE = 1 << 20
 DIM = 384
@@ -22,15 +79,6 @@ def write_table(path: Path, num_words: int, dim: int = DIM) -> NDArray[np.float3
     table = np.random.default_rng(0).standard_normal((num_words, dim), dtype=np.float32)
     path.write_bytes(table.tobytes())
     return table
-
-
-def test_every_id_gets_its_row_however_often_it_occurs(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "words.bin", 100)
-    input_ids = np.array([[99, 0, 7], [7, 7, 0]], dtype=np.int64)
-    found = EmbeddingRows(tmp_path / "words.bin", DIM).read(input_ids)
-    assert found.dtype == np.float32
-    assert found.flags.c_contiguous
-    assert np.array_equal(found, table[input_ids])
 
 
 @pytest.mark.parametrize("word", [-1, 100])

@@ -1,15 +1,19 @@
-"""Records of the golden data, alone and among others; and texts that fail without harm to others."""
+"""Records of the golden data, alone and among others; texts that fail without harm to others; and shared batches."""
 
+import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 import pytest
 import torch
 
+from tests.protocol import SPEC
 from tests.rexuninlu import (
     CPU,
+    GOLDEN,
     MODELS,
     Case,
     FromCase,
@@ -29,11 +33,23 @@ from tests.rexuninlu import (
 from vectormill.domain.schema import EMPTY_HINT_COST, MAX_HINT_COST, Schema
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
-from worker.tasks.extract.extraction import Extraction, Prompts
+from worker.batching.batch import Batch
+from worker.batching.limits import BatchLimits
+from worker.engine.request_queue import RequestQueue, Ticket
+from worker.tasks.extract.extraction import Extract, Extraction, ExtractionState, Prompts
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import RexNetwork
-from worker.tasks.extract.prompts import HintWriter
-from worker.tasks.extract.records import NON_FINITE_ROW, Limits
+from worker.tasks.extract.prompts import CLASSIFY, IS_BLANK, HintWriter, Window, cut_windows
+from worker.tasks.extract.records import (
+    NON_FINITE_ROW,
+    Label,
+    Limits,
+    choose_at_last,
+    choose_of_level,
+    find_type_places,
+    read_spans,
+)
+from worker.tokens.tokenized import TokenizedTexts
 
 # Where arithmetic decides a sign, long texts have so many records more or less.
 UNCERTAIN_SHARE = 0.02
@@ -71,13 +87,6 @@ def test_labels_with_confidences_are_the_references_before_it_chooses(case: Case
     assert describe(extraction.finish()[0]) == summarize(case["output_with_confidence"])
 
 
-@pytest.mark.parametrize("case", list_cases("natural"), ids=lambda case: case["id"])
-def test_records_of_the_networks_own_logits_are_the_references(case: Case) -> None:
-    extraction = extract_of(case)
-    drive(extraction, by_network(load(case["model"])))
-    check_records(case, extraction.finish()[0], is_exact=is_certain(case))
-
-
 @pytest.mark.parametrize("size", [1, 3, 8])
 @pytest.mark.parametrize("model", MODELS)
 def test_records_do_not_depend_on_the_batches(model: str, size: int) -> None:
@@ -111,28 +120,11 @@ def advance_together(extractions: Sequence[Extraction], net: RexNetwork, size: i
             start += len(prompts)
 
 
-def test_what_the_first_pass_of_a_chunk_asks_is_one_level_of_all_texts() -> None:
-    """22 texts, as many sequences at least, and not one forward pass for each."""
-    cases = [
-        case for case in list_cases("natural", "model") if case["schema"] == find_case("ner_short")["schema"]
-    ]
-    extraction = Extraction(load_tokenizer("model"), cases[0]["schema"], [case["text"] for case in cases])
-    levels = drive(extraction, by_network(load("model")))
-    assert len(levels) == 1
-    assert levels[0].texts.tolist() == list(range(len(cases)))
-
-
 def test_a_text_of_a_schema_that_asks_nothing_costs_no_forward_pass() -> None:
     extraction = extract_of(find_case("all_types_too_long"))
     assert extraction.start() is None
     assert extraction.finish() == [[]]
     assert extraction.num_left_out == [1]
-
-
-def test_without_texts_there_is_nothing_to_do() -> None:
-    extraction = Extraction(load_tokenizer("model"), {"人物": None}, [])
-    assert extraction.start() is None
-    assert extraction.finish() == []
 
 
 # Failures of one text among others.
@@ -290,3 +282,146 @@ def test_no_hint_is_longer_than_its_budget_and_every_type_is_asked_once() -> Non
     assert len(hints) > 10
     assert [name for _, name in asked] == sorted(schema)
     assert all(len(hint.tokens) + EMPTY_HINT_COST <= MAX_HINT_COST for hint in hints)
+
+
+def cut(model: str, types: list[str], text: str) -> list[Window]:
+    tokenizer = load_tokenizer(model)
+    hint = HintWriter(tokenizer, types).write([{(): dict.fromkeys(types)}])[0].hints[0]
+    return list(cut_windows(hint, text, tokenizer.encode([text])[0], tokenizer, 32))
+
+
+def row_of(*cells: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """A row of results with these cells, each of logit 2."""
+    return np.array([len(cells), *(number for cell in cells for number in (*cell, 2, 2))], np.float32)
+
+
+def row_of_span(
+    window: Window, head: int, tail: int, question: int = 0
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    place = int(window.hint.type_places[question])
+    return row_of((head, tail), (head, place), (place, tail))
+
+
+def test_a_span_that_would_begin_behind_the_text_is_passed_over() -> None:
+    """The closing [SEP] of a blank text stands at its beginning, and the spaces behind that reach to its end."""
+    (window,) = cut("model", ["人物"], "   ")
+    last = len(window) - 1
+    assert list(read_spans(window, row_of_span(window, last, last), "   ")) == []
+
+
+def test_text_tokens_that_count_as_hint_hide_the_type_at_their_character() -> None:
+    """In later windows of a tokenizer that gives type id 0 everywhere, one token of the text does, and the reference
+    finds [TYPE] by the character at which a token begins.
+    """
+    types, text = ["人物", "地点"], "林晓峰在苏州。" * 120
+    first, second, *_ = cut("model_b", types, text)
+    hint_end = len(second.hint.tokens) + 2
+    assert (first.num_hint_tokens, second.num_hint_tokens) == (hint_end, hint_end + 1)
+    assert find_type_places(second).tolist() == second.hint.type_places.tolist()
+    begins_at = int(second.tokens.starts[hint_end])
+    hidden = replace(second, hint=replace(second.hint, type_chars=(second.hint.type_chars[0], begins_at)))
+    assert find_type_places(hidden).tolist() == [int(second.hint.type_places[0]), hint_end]
+
+
+def test_a_text_that_has_grown_is_the_text_of_the_next_level() -> None:
+    """The token that was put in before the second window is text below: a label found there counts."""
+    schema: Schema = {"餐饮": {"正面": None}}
+    text = find_case("s_cls_windows_mean")["text"][:700]
+    extraction = Extraction(load_tokenizer("model"), schema, [text])
+    assert extraction.start() is not None
+    roots = [window for _, window in extraction._asked]
+    assert len(roots) == 2
+    first = roots[0].num_hint_tokens
+    rows = [row_of_span(roots[0], first, first), row_of()]
+    assert extraction.take(Ragged.from_rows(rows, np.float32)) is not None
+    below = [window for _, window in extraction._asked]
+    token = load_tokenizer("model").classify_ids[CLASSIFY]
+    # In the text's part of the second window: the one that this level puts in, and the one that the level before did.
+    places = [
+        int(place)
+        for place in np.flatnonzero(below[1].tokens.ids == token)
+        if place >= below[1].num_hint_tokens
+    ]
+    assert len(places) == 2
+    rows = [row_of() for _ in below]
+    rows[1] = row_of_span(below[1], places[1], places[1])
+    prompts = extraction.take(Ragged.from_rows(rows, np.float32))
+    assert prompts is None
+    assert extraction.finish() == [
+        [[{"type": name, "span": CLASSIFY, "offset": [0, 10]} for name in ("餐饮", "正面")]]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hints", "wanted"),
+    [
+        # Of several hints the greatest sum over the path wins, and so the longer path.
+        ([{("甲", "乙"): [[0.5, 0.5]]}, {("丙",): [[0.9]]}], Label(("甲", "乙"), (0.5, 0.5))),
+        # Of several paths of one hint too, by the means of their windows.
+        ([{("丙",): [[0.9]], ("甲", "乙"): [[0.5, 0.6], [0.5, 0.4]]}], Label(("甲", "乙"), (0.5, 0.5))),
+        # Of equal ones the first.
+        ([{("甲",): [[0.5]]}, {("乙",): [[0.5]]}], Label(("甲",), (0.5,))),
+        ([{}, {("乙",): [[0.5], [0.7]]}], Label(("乙",), (0.5,))),
+    ],
+)
+def test_a_level_adds_the_label_with_the_greatest_sum(
+    hints: list[dict[tuple[str, ...], list[list[float]]]], wanted: Label
+) -> None:
+    assert choose_of_level(CLASSIFY, hints) == [wanted]
+
+
+def test_at_last_the_greatest_mean_wins_and_not_the_longest_path() -> None:
+    labels = [Label(("甲", "乙"), (0.5, 0.5)), Label(("丙",), (0.6,)), Label(("丁",), (0.6,))]
+    assert choose_at_last(CLASSIFY, labels) == [labels[1]]
+    assert choose_at_last(CLASSIFY, []) == []
+
+
+TASK = Extract(GOLDEN / "model")
+
+
+def begin(case: Case) -> ExtractionState:
+    spec = replace(SPEC, task="extract", extract_schema=json.dumps(case["schema"]))
+    return TASK.begin(spec, [case["text"].encode()], 1_000_000)
+
+
+def answer(course: ExtractionState, asked: TokenizedTexts) -> TokenizedTexts | None:
+    return course.take(compute_cells(load("model"), Batch(asked.inputs), CPU), {})
+
+
+def add(board: RequestQueue, asked: TokenizedTexts) -> Ticket:
+    ticket = Ticket(None, is_interactive=False)
+    ticket.lay(asked, 0)
+    board.add(ticket)
+    return ticket
+
+
+def take_all(board: RequestQueue) -> list[set[int]]:
+    """The requests of each batch."""
+    batches = []
+    while (work := board.next_work(is_runner_idle=True)) is not None:
+        assert set(work.batch.inputs) >= {IS_BLANK}
+        batches.append(set(work.sequences.requests.tolist()))
+    return batches
+
+
+def test_a_level_shares_a_batch_with_what_other_requests_ask_first() -> None:
+    ahead, behind = begin(find_case("ee_sport")), begin(find_case("ee_biz"))
+    below = answer(ahead, ahead.start())
+    assert below is not None
+    board = RequestQueue(BatchLimits(4096))
+    tickets = [add(board, below), add(board, behind.start())]
+    assert {ticket.number for ticket in tickets} in take_all(board)
+
+
+def test_a_text_that_is_asked_again_whatever_the_signs_shares_a_batch_with_one_that_is_not() -> None:
+    again, first = begin(find_case("cls_single")), begin(find_case("cls_nested"))
+    blank = answer(again, again.start())
+    assert blank is not None
+    assert blank.inputs[IS_BLANK].covered.all()
+    board = RequestQueue(BatchLimits(4096))
+    add(board, blank)
+    add(board, first.start())
+    work = board.next_work(is_runner_idle=True)
+    assert work is not None
+    is_blank = work.batch.inputs[IS_BLANK].covered
+    assert 0 < is_blank.sum() < len(is_blank)

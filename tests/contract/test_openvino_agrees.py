@@ -1,10 +1,11 @@
-"""A model that tells the texts of a pair apart does so in openvino as in torch; texts alone are as before."""
+"""Models in openvino answer as in torch: without their table of words, and with pairs whose texts they tell apart."""
 
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from tests.models import DEVICE, TinyModels, read_card
@@ -12,11 +13,68 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder
+from worker.model.network import EncoderNetwork
 from worker.model.torch_encoder import TorchEncoder
+from worker.openvino.converter import EmbeddedNetwork
 from worker.openvino.encoder import OpenVINOEncoder
+from worker.openvino.word_table import EmbeddingRows
 from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
-pytestmark = pytest.mark.tail
+ROW_LENGTHS = torch.tensor([[13], [9], [4]])
+MASK = (torch.arange(13) < ROW_LENGTHS).long()
+INPUT_IDS = torch.arange(5, 18) * MASK
+
+
+def load_network(models: TinyModels, architecture: str) -> EncoderNetwork:
+    return EncoderNetwork(read_card(models.transformer(architecture)), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "Bert",
+        "Roberta",  # positions are made of ids
+        "MPNet",
+        "DistilBert",
+        "Albert",
+        "ModernBert",
+        "Qwen3",
+        "Gemma3Text",  # scales its embeddings
+    ],
+)
+@torch.inference_mode()
+def test_it_answers_as_the_whole_network(architecture: str, models: TinyModels, tmp_path: Path) -> None:
+    network = load_network(models, architecture)
+    expected = network(INPUT_IDS, MASK, MASK)
+    wordless = EmbeddedNetwork(network)
+    dim = wordless.write_table(tmp_path / "words.bin", "fp32")
+    embeddings = torch.from_numpy(EmbeddingRows(tmp_path / "words.bin", dim).read(INPUT_IDS.numpy()))
+    assert torch.equal(embeddings, wordless.embed(INPUT_IDS))
+    assert torch.equal(wordless(INPUT_IDS, MASK, MASK, embeddings), expected)
+    # It would, too, if it still looked them up.
+    assert not torch.equal(wordless(INPUT_IDS, MASK, MASK, embeddings.flip(0)), expected)
+
+
+@torch.inference_mode()
+def test_no_parameter_of_it_is_the_table(models: TinyModels) -> None:
+    network = load_network(models, "Bert")
+    num_words = 30522
+    assert num_words in {len(parameter) for parameter in network.parameters()}
+    assert num_words not in {len(parameter) for parameter in EmbeddedNetwork(network).parameters()}
+
+
+@torch.inference_mode()
+def test_compressed_weights_leave_a_rounded_table(models: TinyModels, tmp_path: Path) -> None:
+    wordless = EmbeddedNetwork(load_network(models, "Bert"))
+    dim = wordless.write_table(tmp_path / "words.bin", "int8")
+    input_ids = torch.arange(5, 18)
+    rounded = EmbeddingRows(tmp_path / "words.bin", dim).read(input_ids.numpy())
+    exact = wordless.embed(input_ids).numpy()
+    steps = np.abs(exact).max(axis=-1, keepdims=True) / 127
+    assert (np.abs(rounded - exact) <= 0.501 * steps).all()
+    assert np.abs(rounded / steps - np.rint(rounded / steps)).max() < 0.01
+    assert np.abs(exact / steps - np.rint(exact / steps)).max() > 0.4
+
 
 CLOSE = 1e-4
 LENGTHS = (13, 7, 2)
@@ -42,6 +100,7 @@ def encode(encoder: Encoder, batch: Batch) -> NDArray[np.float32]:
     return vectors
 
 
+@pytest.mark.tail
 @pytest.mark.parametrize("architecture", ["Bert", "Electra"])
 def test_pairs_agree_with_torch_and_texts_alone_do_before_and_behind_them(
     architecture: str, models: TinyModels, cache_dir: Path
@@ -58,6 +117,7 @@ def test_pairs_agree_with_torch_and_texts_alone_do_before_and_behind_them(
     assert np.array_equal(encode(ours, alone), before)
 
 
+@pytest.mark.tail
 def test_a_network_with_one_type_of_token_refuses_pairs(models: TinyModels, cache_dir: Path) -> None:
     encoder = load(models, cache_dir, "MPNet", OpenVINOEncoder)
     with pytest.raises(ValueError, match="reads no token_type_ids"):
@@ -65,6 +125,7 @@ def test_a_network_with_one_type_of_token_refuses_pairs(models: TinyModels, cach
     assert len(encode(encoder, make_batch(is_pair=False))) == len(LENGTHS)
 
 
+@pytest.mark.tail
 def test_streams_that_encode_side_by_side_lend_their_memory_to_one_batch_at_a_time(
     models: TinyModels, cache_dir: Path
 ) -> None:

@@ -1,12 +1,14 @@
-"""Files of weights: their headers without torch, and their tensors; a pickle is read and never run."""
+"""Weights: headers and tensors of their files, of which no pickle is run, and their rounded numbers."""
 
 import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -14,9 +16,10 @@ from tests.classifiers import STRUCTBERT
 from tests.models import TinyModels, read_card
 from tests.rexuninlu import GOLDEN
 from vectormill.domain.errors import ModelError
+from vectormill.models.rounding import RoundedWeight, round_linear, round_table
 from vectormill.models.weights import TensorHeader, read_header
 from worker.model.network import EncoderNetwork
-from worker.model.weights import open_weights
+from worker.model.weights import RoundedEmbedding, RoundedLinear, apply_quantization, open_weights
 from worker.placement.model_shape import has_weights, read_model_shape
 
 TENSORS = {
@@ -113,3 +116,66 @@ def test_any_model_is_read_from_the_pickle_that_torch_wrote(tmp_path: Path) -> N
     whole, pickled = (network.state_dict() for network in networks)
     assert whole.keys() == pickled.keys()
     assert all(torch.equal(whole[name], pickled[name]) for name in whole)
+
+
+WEIGHT = torch.randn((6, 128), generator=torch.Generator().manual_seed(0))
+
+
+def rounded(weight: Tensor, num_inputs: int | None = None) -> Tensor:
+    layer = RoundedLinear(weight.shape, torch.float32, None, num_inputs)
+    assert layer.numbers.is_meta, "nothing is held before"
+    layer.hold(weight)
+    return layer.weight
+
+
+def test_rows_and_whole_groups_of_a_weight_are_rounded_as_in_the_whole() -> None:
+    whole = rounded(WEIGHT)
+    assert whole.shape == WEIGHT.shape
+    assert 0 < (whole - WEIGHT).abs().max() < 0.3
+    assert torch.equal(rounded(WEIGHT[2:5]), whole[2:5])
+    assert torch.equal(rounded(WEIGHT[:, 64:], num_inputs=128), whole[:, 64:])
+
+
+def test_a_part_that_cuts_a_group_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ModelError, match=r"multiple of the group size \(64\); use fewer devices"):
+        rounded(WEIGHT[:, :32], num_inputs=128)
+
+
+def test_a_model_keeps_its_small_tables_and_its_biases_as_they_are() -> None:
+    model = nn.ModuleDict(
+        {"words": nn.Embedding(5000, 8), "positions": nn.Embedding(80, 8), "dense": nn.Linear(8, 4)}
+    ).requires_grad_(False)
+    bias = model["dense"].bias.clone()
+    apply_quantization(model)
+    assert isinstance(model["words"], RoundedEmbedding)
+    assert type(model["positions"]) is nn.Embedding
+    assert model["words"](torch.tensor([[1, 2]])).shape == (1, 2, 8)
+    assert torch.equal(model["dense"].bias, bias)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def restore(rounded: RoundedWeight) -> NDArray[np.float32]:
+    return rounded.numbers.astype(np.float32) * rounded.scales
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "group_size"),
+    [
+        (384, 64),
+        (48, 16),  # the largest group that divides a row evenly
+        (100, 100),  # groups of 4 would have more scales than they save
+        (7, 7),
+    ],
+)
+def test_no_number_is_further_from_its_weight_than_half_a_step(num_inputs: int, group_size: int) -> None:
+    weight = np.random.default_rng(0).standard_normal((5, num_inputs)).astype(np.float32)
+    rounded = round_linear(weight)
+    assert rounded.numbers.shape == (5, num_inputs // group_size, group_size)
+    error = np.abs(restore(rounded) - weight.reshape(rounded.numbers.shape))
+    assert (error <= rounded.scales * 0.501).all()
+
+
+def test_a_group_of_zeros_stays_zero() -> None:
+    weight = np.zeros((2, 64), np.float32)
+    assert not restore(round_linear(weight)).any()
+    assert not restore(round_table(weight)).any()

@@ -1,4 +1,7 @@
-"""The two forms of a batch that ranks compute, padded and packed. A strategy decides what of it a rank computes."""
+"""The two forms in which a transformer computes a batch, padded and packed.
+
+A transformer is whole, or the part that a rank of a shared model has: a strategy decides what of a batch it is given.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -35,17 +38,15 @@ class Part:
 
 
 class Form(Protocol):
-    """Knows the rank's transformer, whole or a part of it; one that is cut is called by all ranks at once."""
+    """One form of batches for a rank's transformer, whole or a part of it.
+
+    A transformer that is cut is called by all ranks
+    at once."""
 
     @property
     @abstractmethod
     def attention(self) -> str:
         """Return the kernel as an EncoderReport names it."""
-
-    @property
-    @abstractmethod
-    def kernel(self) -> str:
-        """Return the name that transformers know the kernel by."""
 
     @abstractmethod
     def lay_out(self, batch: Batch) -> Part:
@@ -69,7 +70,9 @@ POOL_MASK = "pool_mask"
 
 
 class PaddedForm(Form):
-    """`token_inputs` are those that this rank's part of the transformer reads; a later stage reads none."""
+    """Sequences as rows, as long as the longest of them.
+
+    `token_inputs` are those that this rank's part of the transformer reads; a later stage reads none."""
 
     def __init__(self, transformer: nn.Module, token_inputs: Sequence[str], modes: Sequence[str]) -> None:
         self._transformer = transformer
@@ -81,10 +84,6 @@ class PaddedForm(Form):
     @property
     def attention(self) -> str:
         return f"padded ({self._kernel})"
-
-    @property
-    def kernel(self) -> str:
-        return self._kernel
 
     def lay_out(self, batch: Batch) -> Part:
         padded = pad_batch(batch, self._pad_token_id)
@@ -122,7 +121,9 @@ PROMPT_LENGTHS = "prompt_lengths"
 
 
 class PackedForm(Form):
-    """Every rank that computes a sequence has the same bounds for it, whichever heads or layers are its own.
+    """Sequences one behind the other, told apart by their bounds; no padding is computed or passed on.
+
+    Every rank that computes a sequence has the same bounds for it, whichever heads or layers are its own.
 
     `token_inputs` as of PaddedForm. To be run while the transformer attends by `kernel`.
     """
@@ -144,10 +145,6 @@ class PackedForm(Form):
     @property
     def attention(self) -> str:
         return f"packed ({self._kernel})"
-
-    @property
-    def kernel(self) -> str:
-        return self._kernel
 
     def lay_out(self, batch: Batch) -> Part:
         packed = pack_batch(batch, self._shape)
