@@ -41,12 +41,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(names) == COMMANDS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command, "--help") == 0
-    help = capsys.readouterr().out
-    assert "Example" in help
-    assert f"vectormill {command}" in help.partition("Example")[2]
+def test_the_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        assert run(command, "--help") == 0
+        help = capsys.readouterr().out
+        assert "Example" in help
+        assert f"vectormill {command}" in help.partition("Example")[2]
 
 
 def test_the_help_of_a_command_loads_nothing_that_it_needs_only_to_run() -> None:
@@ -118,9 +118,8 @@ def test_to_migrate_without_a_database_says_which_setting_is_missing(
     assert "set VECTORMILL_DATABASE_URL" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "words"),
-    [
+def test_every_error_has_a_code_and_a_sentence() -> None:
+    for error, code, words in [
         (InvalidItem("in.jsonl, line 3: no."), exits.BAD_INPUT, "in.jsonl, line 3: no."),
         (UnknownModel(), exits.BAD_INPUT, "not registered"),
         (ApiError(422, "Refused", "Bad priority."), exits.BAD_INPUT, "Bad priority."),
@@ -140,11 +139,9 @@ def test_to_migrate_without_a_database_says_which_setting_is_missing(
         ),
         (KeyError("x"), exits.BUG, "unexpectedly (KeyError: 'x')"),
         (KeyboardInterrupt(), exits.INTERRUPTED, ""),
-    ],
-)
-def test_every_error_has_a_code_and_a_sentence(error: BaseException, code: int, words: str) -> None:
-    assert exits.exit_code_of(error) == code
-    assert words in exits.describe(error)
+    ]:
+        assert exits.exit_code_of(error) == code
+        assert words in exits.describe(error)
 
 
 def test_every_way_a_job_ends_has_a_code() -> None:

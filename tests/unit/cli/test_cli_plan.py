@@ -59,21 +59,16 @@ def test_the_devices_of_this_machine_can_be_divided(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["replicas"][0]["stages"][0]["shards"][0]["device"] == "cpu:0"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_a_plan_that_cannot_be_made_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, sentence in [
         (["--devices", "4x24"], "no device '4x24'"),  # no GiB: taken as a name
         (["--devices", "4x24GiB,usb"], "Write for example 4x24GiB,nvlink"),
         (["--devices", "1x0.85GiB"], "(1) one device with 1 GiB of memory or more"),
         (["--devices", "2x8GiB", "--strategy", "best"], "'best' is none of auto, replicate"),
         (["--model", "none"], "all-MiniLM-L6-v2"),
-    ],
-)
-def test_a_plan_that_cannot_be_made_says_why(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*arguments) != 0
-    assert sentence in capsys.readouterr().err
+    ]:
+        assert run(*arguments) != 0
+        assert sentence in capsys.readouterr().err
 
 
 def test_a_model_whose_weights_are_not_there_is_planned_by_its_configuration_alone(

@@ -12,9 +12,8 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.search.filter import parse_filter, read_filters
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
+def test_a_filter_is_read_as_it_is_typed() -> None:
+    for written, expected in [
         ([], None),
         (["lang=de"], {"lang": {"eq": "de"}}),
         (["year>=2020"], {"year": {"gte": 2020}}),
@@ -26,19 +25,17 @@ from vectormill.search.filter import parse_filter, read_filters
         (["x=NaN"], {"x": {"eq": "NaN"}}),
         (["url=a=b"], {"url": {"eq": "a=b"}}),
         (['{"lang": {"in": ["de"]}}', "n>1"], {"and": [{"lang": {"in": ["de"]}}, {"n": {"gt": 1}}]}),
-    ],
-)
-def test_a_filter_is_read_as_it_is_typed(written: list[str], expected: dict[str, Any] | None) -> None:
-    found = read_filters(written)
-    assert found == expected
-    if found is not None:
-        parse_filter(found)
+    ]:
+        found = read_filters(written)
+        assert found == expected
+        if found is not None:
+            parse_filter(found)
 
 
-@pytest.mark.parametrize("written", ["lang", "{", "=de", '{"a": 1', '{"a": NaN}', '{"a": {"gt": -Infinity}}'])
-def test_what_is_no_filter_is_refused(written: str) -> None:
-    with pytest.raises(InvalidOption, match="--filter"):
-        read_filters([written])
+def test_what_is_no_filter_is_refused() -> None:
+    for written in ["lang", "{", "=de", '{"a": 1', '{"a": NaN}', '{"a": {"gt": -Infinity}}']:
+        with pytest.raises(InvalidOption, match="--filter"):
+            read_filters([written])
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The bodies of searches; each is answered with a passage, found after the index gave too little."""
     bodies: list[dict[str, Any]] = []
 
-    def answer(self: Client, collection: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self: Client, operation: Any, collection: str, *, body: dict[str, Any], **_: Any) -> Any:
         bodies.append(body)
         passage = {"index": 0, "start": 0, "end": 4}
         match = {
@@ -55,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         }  # fmt: skip
         return {"data": [match], "num_rows_read": 12_345, "repeated_because": "the index gave 1 row of 2"}
 
-    monkeypatch.setattr(Client, "_post_search", answer)
+    monkeypatch.setattr(Client, "ask", answer)
     return bodies
 
 
@@ -82,34 +79,29 @@ def test_every_option_reaches_the_api(
     assert "Searched again exactly, for the index gave 1 row of 2." in printed.err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_a_search_that_means_nothing_is_refused_before_it_is_sent(asked: list[dict[str, Any]]) -> None:
+    for arguments in (
         "docs",
         "docs text --like a",
         "docs a --hybrid --mode text",
         "docs a --include b",
         "docs a --hybrid --weights 1",
         "docs a --hybrid --weights 1:many",
-    ],
-)
-def test_a_search_that_means_nothing_is_refused_before_it_is_sent(
-    asked: list[dict[str, Any]], arguments: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["search", *arguments.split(), "--api-url", "http://127.0.0.1:1"])
-    assert ended.value.code == 2
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["search", *arguments.split(), "--api-url", "http://127.0.0.1:1"])
+        assert ended.value.code == 2
     assert not asked
 
 
 def test_many_queries_share_their_options(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(self: Client, collection: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self: Client, operation: Any, collection: str, *, body: dict[str, Any], **_: Any) -> Any:
         asked.append(json.loads(json.dumps(body)))
         return {"data": [{"data": [{"key": "a", "score": 1}], "num_rows_read": 7, "next_offset": 10}] * 2}
 
-    monkeypatch.setattr(Client, "_post_search", answer)
+    monkeypatch.setattr(Client, "ask", answer)
     with Client("http://127.0.0.1:1") as client:
         first, second = client.search_many("docs", ["a", {"more_like": "k", "limit": 3}], limit=1, mode=None)
         assert client.search_many("docs", []) == []

@@ -51,12 +51,15 @@ def test_counts_say_nothing_of_what_is_not_known_yet() -> None:
     assert describe_counts(job | {"eta_seconds": None}) == "0 of 8,000 items"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (3599.4, "59:59 min"), (14_700, "4:05 h")],
-)
-def test_seconds_are_told_as_people_do(seconds: float, words: str) -> None:
-    assert describe_seconds(seconds) == words
+def test_seconds_are_told_as_people_do() -> None:
+    for seconds, words in [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1:00 min"),
+        (3599.4, "59:59 min"),
+        (14_700, "4:05 h"),
+    ]:
+        assert describe_seconds(seconds) == words
 
 
 def test_without_a_terminal_a_line_is_written_when_something_changes(
@@ -103,9 +106,8 @@ RUN: dict[str, Any] = {"state": "running", "phase": "reading", "counts": {"num_r
 BUILD = {"indexing": {"progress": {"index": "hnsw", "phase": "loading tuples", "share": 0.25}}}
 
 
-@pytest.mark.parametrize(
-    ("run", "look"),
-    [
+def test_a_run_is_shown_by_its_phase_and_while_it_encodes_by_its_job() -> None:
+    for run, look in [
         (RUN, Look("reading", "1,200 read")),
         (RUN | {"counts": {}}, Look("reading", "nothing read yet")),
         (RUN | {"state": "completed"}, Look("completed", "1,200 read")),
@@ -121,10 +123,8 @@ BUILD = {"indexing": {"progress": {"index": "hnsw", "phase": "loading tuples", "
             RUN | {"phase": "encoding", "encoding": {"num_items": 0, "num_done": 0, "num_failed": 0}},
             Look("encoding", "0 of 0 items"),
         ),
-    ],
-)
-def test_a_run_is_shown_by_its_phase_and_while_it_encodes_by_its_job(run: dict[str, Any], look: Look) -> None:
-    assert look_at_run(run) == look
+    ]:
+        assert look_at_run(run) == look
 
 
 def test_what_the_phases_of_a_run_found_is_told_in_words() -> None:
@@ -148,16 +148,13 @@ def test_what_the_phases_of_a_run_found_is_told_in_words() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("run", "look"),
-    [
+def test_a_build_of_an_index_is_shown_by_its_phase_and_share() -> None:
+    for run, look in [
         ({"state": "running", "report": BUILD}, Look("hnsw: loading tuples", "25%", 0.25)),
         ({"state": "running", "report": {"indexing": {"progress": None}}}, Look("running")),
         ({"state": "queued", "report": {}}, Look("queued")),
-    ],
-)
-def test_a_build_of_an_index_is_shown_by_its_phase_and_share(run: dict[str, Any], look: Look) -> None:
-    assert look_at_indexing(run) == look
+    ]:
+        assert look_at_indexing(run) == look
 
 
 def test_where_nothing_is_counted_the_line_is_the_stage_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,9 +203,8 @@ def test_a_summary_tells_of_switches_where_a_worker_uses_any() -> None:
     assert describe_choice({}, "switches") == ("not known yet", "")  # the model is being loaded
 
 
-@pytest.mark.parametrize(
-    ("counts", "sentences"),
-    [
+def test_what_became_of_long_texts_is_told_in_a_sentence() -> None:
+    for counts, sentences in [
         (
             {},
             [
@@ -221,30 +217,24 @@ def test_a_summary_tells_of_switches_where_a_worker_uses_any() -> None:
             {"truncated_items": 0, "num_passages": 12_345},
             ["Texts longer than 256 tokens were read in 12,345 passages."],
         ),
-    ],
-)
-def test_what_became_of_long_texts_is_told_in_a_sentence(
-    counts: dict[str, int], sentences: list[str]
-) -> None:
-    found = describe_long_texts(JOB | counts)
-    assert len(found) == len(sentences)
-    assert all(full.startswith(start) for full, start in zip(found, sentences, strict=True))
-    lines = {line.name: line for line in summarize_job(JOB | counts, [])}
-    assert lines["truncated"].reason == "longer than 256 tokens, and cut there"
-    assert ("passages" in lines) == ("num_passages" in counts)
+    ]:
+        found = describe_long_texts(JOB | counts)
+        assert len(found) == len(sentences)
+        assert all(full.startswith(start) for full, start in zip(found, sentences, strict=True))
+        lines = {line.name: line for line in summarize_job(JOB | counts, [])}
+        assert lines["truncated"].reason == "longer than 256 tokens, and cut there"
+        assert ("passages" in lines) == ("num_passages" in counts)
 
 
-@pytest.mark.parametrize(
-    ("report", "expected"),
-    [
+def test_a_choice_is_read_with_its_reason() -> None:
+    cases: list[tuple[dict[str, Any], tuple[str, str]]] = [
         ({"device": {"value": "cpu:0", "reason": "only one"}}, ("cpu:0", "only one")),
         ({"device": {"value": "cpu:0"}}, ("cpu:0", "")),
         ({"device": None}, ("not known yet", "")),  # the model is being loaded
         ({}, ("not known yet", "")),
-    ],
-)
-def test_a_choice_is_read_with_its_reason(report: dict[str, Any], expected: tuple[str, str]) -> None:
-    assert describe_choice(report, "device") == expected
+    ]
+    for report, expected in cases:
+        assert describe_choice(report, "device") == expected
 
 
 def test_a_cell_that_looks_like_markup_or_has_tabs_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,28 +250,23 @@ def test_a_prompt_that_the_authors_want_and_nobody_gave_is_told() -> None:
     assert describe_missing_prompt(JOB, [{"name": "other", "unprompted": "x"}]) == []
 
 
-@pytest.mark.parametrize("report", [{}, {"device": "cpu"}])
-def test_a_worker_that_says_little_is_shown_all_the_same(report: dict[str, Any]) -> None:
-    row = summarize_worker({"name": "w", "model": "m", "report": report})
-    assert set(row) == {"name", "model", *REPORT_COLUMNS}
-    assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"], row["loaded"]) == ("-",) * 5
+def test_a_worker_that_says_little_is_shown_all_the_same() -> None:
+    for report in [{}, {"device": "cpu"}]:
+        row = summarize_worker({"name": "w", "model": "m", "report": report})
+        assert set(row) == {"name", "model", *REPORT_COLUMNS}
+        assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"], row["loaded"]) == ("-",) * 5
 
 
-@pytest.mark.parametrize(
-    ("devices", "strategy", "expected"),
-    [
+def test_a_worker_s_part_of_the_plan_is_shown_in_few_words() -> None:
+    for devices, strategy, expected in [
         ("1x24GiB", "auto", "replicate: layers 0-5"),
         ("2x24GiB", "pipeline", "pipeline: layers 0-2 | 3-5"),
         ("2x24GiB", "fully_sharded", "fully sharded: layers 0-5, each over 2 devices"),
-    ],
-)
-def test_a_worker_s_part_of_the_plan_is_shown_in_few_words(
-    devices: str, strategy: str, expected: str
-) -> None:
-    inventory = describe_inventory(devices)
-    card = Registry({}).card(DEFAULT_MODEL)
-    placement = plan_worker(card, inventory, load_worker_settings(strategy=strategy))
-    assert describe_plan({"placement": part_json(placement, placement.replicas[0])}) == expected
+    ]:
+        inventory = describe_inventory(devices)
+        card = Registry({}).card(DEFAULT_MODEL)
+        placement = plan_worker(card, inventory, load_worker_settings(strategy=strategy))
+        assert describe_plan({"placement": part_json(placement, placement.replicas[0])}) == expected
 
 
 def step(text: str, span: str, kind: str) -> dict[str, Any]:
@@ -320,9 +305,8 @@ def test_texts_are_found_by_their_keys_and_only_so_many_are_shown() -> None:
     assert show_texts(items, rows, 2) == ["k1: t1", "k2: t2"]
 
 
-@pytest.mark.parametrize(
-    ("where", "kind"),
-    [
+def test_a_query_a_folder_and_files_are_told_apart() -> None:
+    for where, kind in [
         ("SELECT id, body FROM articles", "sql"),
         ("with some as (select 1) select * from some", "sql"),
         ("select", "files"),  # a file of this name
@@ -330,10 +314,8 @@ def test_texts_are_found_by_their_keys_and_only_so_many_are_shown() -> None:
         ("articles.jsonl", "files"),
         ("docs/", "tree"),
         ("my notes/", "tree"),
-    ],
-)
-def test_a_query_a_folder_and_files_are_told_apart(where: str, kind: str) -> None:
-    assert read_source(where, key=None, text=None, metadata=None)[0] == kind
+    ]:
+        assert read_source(where, key=None, text=None, metadata=None)[0] == kind
 
 
 def test_a_folder_that_is_there_needs_no_slash(tmp_path: Path) -> None:

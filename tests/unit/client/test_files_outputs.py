@@ -3,7 +3,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -28,18 +28,15 @@ def fetch(file: BinaryIO, format: str) -> None:
         file.write(b"lines\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "expected"),
-    [
+def test_the_name_of_the_output_tells_its_format() -> None:
+    for name, given, expected in [
         ("out.parquet", None, "parquet"),
         ("out.jsonl", None, "ndjson"),
         ("out.v1.NDJSON", None, "ndjson"),
         ("out.npy", None, "npy"),
         ("out.bin", "npy", "npy"),
-    ],
-)
-def test_the_name_of_the_output_tells_its_format(name: str, given: str | None, expected: str) -> None:
-    assert choose_format(Path(name), given) == expected
+    ]:
+        assert choose_format(Path(name), given) == expected
 
 
 def test_a_name_that_tells_no_format_is_refused_with_those_that_do() -> None:
@@ -64,18 +61,18 @@ def test_npy_has_its_keys_beside_it_row_by_row(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "out.npy.keys.txt"]
 
 
-@pytest.mark.parametrize("number", [np.float16, np.int8, np.uint8])
-def test_npy_has_the_numbers_that_the_vectors_are_of(tmp_path: Path, number: type) -> None:
-    rows: np.ndarray = np.array([[1, -2, 3], [4, 5, 6]]).astype(number)
+def test_npy_has_the_numbers_that_the_vectors_are_of(tmp_path: Path) -> None:
+    for number in [np.float16, np.int8, np.uint8]:
+        rows: np.ndarray = np.array([[1, -2, 3], [4, 5, 6]]).astype(number)
 
-    def fetch_rows(file: BinaryIO, format: str) -> None:
-        embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 3)
-        pq.write_table(pa.table({"key": ["a", "b"], "embedding": embedding}), file)
+        def fetch_rows(file: BinaryIO, format: str, rows: "np.ndarray[Any, Any]" = rows) -> None:
+            embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 3)
+            pq.write_table(pa.table({"key": ["a", "b"], "embedding": embedding}), file)
 
-    write_vectors(fetch_rows, tmp_path / "out.npy", "npy")
-    loaded = np.load(tmp_path / "out.npy")
-    assert loaded.dtype == np.dtype(number)
-    np.testing.assert_array_equal(loaded, rows)
+        write_vectors(fetch_rows, tmp_path / "out.npy", "npy")
+        loaded = np.load(tmp_path / "out.npy")
+        assert loaded.dtype == np.dtype(number)
+        np.testing.assert_array_equal(loaded, rows)
 
 
 def test_npy_of_no_vectors_is_an_empty_matrix(tmp_path: Path) -> None:
@@ -87,17 +84,18 @@ def test_npy_of_no_vectors_is_an_empty_matrix(tmp_path: Path) -> None:
     assert np.load(tmp_path / "out.npy").shape[0] == 0
 
 
-@pytest.mark.parametrize("format", ["ndjson", "parquet", "npy"])
-def test_a_fetch_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, format: str) -> None:
-    def break_off(file: BinaryIO, format: str) -> None:
-        file.write(b"half")
-        raise ConnectionError
+def test_a_fetch_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    for format in ["ndjson", "parquet", "npy"]:
 
-    (tmp_path / "out").write_text("before")
-    with pytest.raises(ConnectionError):
-        write_vectors(break_off, tmp_path / "out", format)
-    assert (tmp_path / "out").read_text() == "before"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        def break_off(file: BinaryIO, format: str) -> None:
+            file.write(b"half")
+            raise ConnectionError
+
+        (tmp_path / "out").write_text("before")
+        with pytest.raises(ConnectionError):
+            write_vectors(break_off, tmp_path / "out", format)
+        assert (tmp_path / "out").read_text() == "before"
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_replacement_has_the_mode_of_an_ordinary_file(tmp_path: Path) -> None:

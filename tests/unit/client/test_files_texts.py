@@ -52,34 +52,34 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_of_file_gives_the_same_items_and_can_be_read_twice(tmp_path: Path, name: str) -> None:
-    WRITERS[name](tmp_path / name, ROWS)
-    items = read_texts(str(tmp_path / name))
-    assert list(items) == EXPECTED
-    assert list(items) == EXPECTED
+def test_every_kind_of_file_gives_the_same_items_and_can_be_read_twice(tmp_path: Path) -> None:
+    for name in WRITERS:
+        WRITERS[name](tmp_path / name, ROWS)
+        items = read_texts(str(tmp_path / name))
+        assert list(items) == EXPECTED
+        assert list(items) == EXPECTED
 
 
-@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.parquet"])
-def test_fields_can_be_named(tmp_path: Path, name: str) -> None:
-    rows = [{"doi": "10/1", "id": 3, "abstract": "one"}]
-    {"in.jsonl": write_jsonl, "in.csv": write_csv, "in.parquet": write_parquet}[name](tmp_path / name, rows)
-    items = read_texts(str(tmp_path / name), Fields(key="doi", text="abstract"))
-    assert list(items) == [{"key": "10/1", "text": "one"}]
+def test_fields_can_be_named(tmp_path: Path) -> None:
+    for name in ["in.jsonl", "in.csv", "in.parquet"]:
+        rows = [{"doi": "10/1", "id": 3, "abstract": "one"}]
+        {"in.jsonl": write_jsonl, "in.csv": write_csv, "in.parquet": write_parquet}[name](
+            tmp_path / name, rows
+        )
+        items = read_texts(str(tmp_path / name), Fields(key="doi", text="abstract"))
+        assert list(items) == [{"key": "10/1", "text": "one"}]
 
 
-@pytest.mark.parametrize(
-    ("row", "key"),
-    [
-        ({"id": 7, "text": "x"}, "7"),  # a database's number
-        ({"key": "k", "id": 7, "text": "x"}, "k"),
-        ({"key": None, "id": "i", "text": "x"}, "i"),
-        ({"text": "x"}, "1"),  # the line
-    ],
-)
-def test_the_key_is_key_or_id_or_the_line(tmp_path: Path, row: dict[str, Any], key: str) -> None:
-    write_jsonl(tmp_path / "in.jsonl", [row])
-    assert [item["key"] for item in read_texts(str(tmp_path / "in.jsonl"))] == [key]
+def test_the_key_is_key_or_id_or_the_line(tmp_path: Path) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "7": {"id": 7, "text": "x"},  # a database's number
+        "k": {"key": "k", "id": 7, "text": "x"},
+        "i": {"key": None, "id": "i", "text": "x"},
+        "1": {"text": "x"},  # the line
+    }
+    for key, row in rows.items():
+        write_jsonl(tmp_path / "in.jsonl", [row])
+        assert [item["key"] for item in read_texts(str(tmp_path / "in.jsonl"))] == [key]
 
 
 def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> None:
@@ -89,9 +89,8 @@ def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
+def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
+    for name, content, sentence in [
         ("in.jsonl", b'{"text": "x"}\n{"text"\n', "in.jsonl, line 2: it is not JSON"),
         ("in.jsonl", b'{"text": "x"}\n\n[1]\n', "in.jsonl, line 3: expected a JSON object"),
         ("in.jsonl", b'{"text": "\xff"}\n', "in.jsonl, line 1: it is not UTF-8 (byte 11 of the line)."),
@@ -127,15 +126,11 @@ def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> Non
         ("in.csv.gz", b"no gzip", "in.csv.gz is not a whole gzip file"),
         ("in.parquet", b"no parquet", "in.parquet cannot be read as Parquet"),
         ("in.txt", b"x", "in.txt has no known format."),
-    ],
-)
-def test_what_cannot_be_read_is_named_with_its_place(
-    tmp_path: Path, name: str, content: bytes, sentence: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidItem) as caught:
-        list(read_texts(str(tmp_path / name), STRICT))
-    assert sentence in str(caught.value)
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidItem) as caught:
+            list(read_texts(str(tmp_path / name), STRICT))
+        assert sentence in str(caught.value)
 
 
 def test_a_parquet_file_without_texts_names_the_columns_it_has(tmp_path: Path) -> None:
@@ -186,14 +181,14 @@ NOT_UTF8 = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_UTF8)
-def test_a_row_that_is_not_utf8_travels_alone_to_where_items_are_reported(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(NOT_UTF8[name])
-    texts = {item["key"]: item["text"] for item in read_texts(str(tmp_path / name))}
-    assert texts == {"a": "x", "b": "caf\udce9", "c": "y"}
-    failure = find_text_failure(texts["b"].encode("utf-8", "surrogatepass"), max_chars=100)
-    assert failure is not None
-    assert failure.code == LONE_SURROGATE
+def test_a_row_that_is_not_utf8_travels_alone_to_where_items_are_reported(tmp_path: Path) -> None:
+    for name in NOT_UTF8:
+        (tmp_path / name).write_bytes(NOT_UTF8[name])
+        texts = {item["key"]: item["text"] for item in read_texts(str(tmp_path / name))}
+        assert texts == {"a": "x", "b": "caf\udce9", "c": "y"}
+        failure = find_text_failure(texts["b"].encode("utf-8", "surrogatepass"), max_chars=100)
+        assert failure is not None
+        assert failure.code == LONE_SURROGATE
 
 
 def test_a_file_that_is_not_utf8_travels_to_its_first_bad_byte_and_leaves_its_neighbours_be(

@@ -33,23 +33,19 @@ def make_rows() -> list[dict[str, Any]]:
     return [dict(zip(DATA, values, strict=True)) for values in zip(*DATA.values(), strict=True)]
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
+def test_the_rows_of_a_table_are_items_and_can_be_read_again() -> None:
+    for table in [
         pd.DataFrame(DATA),
         pl.DataFrame(DATA),
         pl.DataFrame(DATA).lazy(),
         pa.table(DATA),
         pa.table(DATA).to_batches()[0],
         make_rows(),
-    ],
-    ids=["pandas", "polars", "polars lazy", "pyarrow table", "pyarrow batch", "dictionaries"],
-)
-def test_the_rows_of_a_table_are_items_and_can_be_read_again(table: Any) -> None:
-    items = read_items(table, COLUMNS)
-    assert list(items) == ITEMS
-    assert list(items) == ITEMS
-    assert iter(items) is not items
+    ]:
+        items = read_items(table, COLUMNS)
+        assert list(items) == ITEMS
+        assert list(items) == ITEMS
+        assert iter(items) is not items
 
 
 def test_what_can_be_read_once_is_its_own_iterator_so_that_no_upload_repeats_it() -> None:
@@ -86,22 +82,17 @@ def test_texts_alone_are_counted() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("table", "columns", "error", "sentence"),
-    [
+def test_what_is_missing_is_named() -> None:
+    for table, columns, error, sentence in [
         (pd.DataFrame({"body": ["a"]}), None, InvalidItem, "there is no field 'text'"),
         (pl.DataFrame({"text": ["a"]}), Columns(key="id"), InvalidItem, "there is no field 'id'"),
         (pd.DataFrame({"text": ["a", None]}), None, InvalidItem, "row 2: the field 'text' is empty"),
         (pa.table({"text": ["a"]}), Columns(metadata=("page",)), InvalidOption, "no column 'page'"),
         ("a text", None, InvalidOption, "this is of the type str"),
         (7, None, InvalidOption, "a DataFrame of pandas or polars"),
-    ],
-)
-def test_what_is_missing_is_named(
-    table: Any, columns: Columns | None, error: type[Exception], sentence: str
-) -> None:
-    with pytest.raises(error, match=sentence):
-        list(read_items(table, columns))
+    ]:
+        with pytest.raises(error, match=sentence):
+            list(read_items(table, columns))
 
 
 def test_the_client_alone_loads_no_library_of_tables_or_servers() -> None:

@@ -82,21 +82,21 @@ def busy(status: int = 429, retry_after: str | None = None) -> httpx.Response:
     return httpx.Response(status, headers=headers, json={"title": "Busy", "detail": "Come back later."})
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_what_passes_is_asked_again_after_longer_and_longer_pauses(do: Do, status: int) -> None:
-    server = Server([busy(status)] * 3)
-    assert do(server, ("models",)) == []
-    assert len(server.requests) == 4
-    for pause, least in zip(server.pauses, (0.2, 0.4, 0.8), strict=True):
-        assert least <= pause <= least * (1 + JITTER_SHARE)
+def test_what_passes_is_asked_again_after_longer_and_longer_pauses(do: Do) -> None:
+    for status in [429, 502, 503, 504]:
+        server = Server([busy(status)] * 3)
+        assert do(server, ("models",)) == []
+        assert len(server.requests) == 4
+        for pause, least in zip(server.pauses, (0.2, 0.4, 0.8), strict=True):
+            assert least <= pause <= least * (1 + JITTER_SHARE)
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 500])
-def test_what_does_not_pass_is_not_asked_again(do: Do, status: int) -> None:
-    server = Server([busy(status)])
-    with pytest.raises(ApiError):
-        do(server, ("models",))
-    assert (len(server.requests), server.pauses) == (1, [])
+def test_what_does_not_pass_is_not_asked_again(do: Do) -> None:
+    for status in [400, 401, 404, 409, 422, 500]:
+        server = Server([busy(status)])
+        with pytest.raises(ApiError):
+            do(server, ("models",))
+        assert (len(server.requests), server.pauses) == (1, [])
 
 
 def test_no_pause_is_shorter_than_the_server_asked_for(do: Do) -> None:
@@ -164,39 +164,32 @@ def test_a_submission_is_repeated_under_one_key_with_the_same_items(do: Do) -> N
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_what_makes_something_is_repeated_under_one_key_with_the_same_body(do: Do) -> None:
+    for call in [
         ("push", "docs", [{"key": "a", "text": "one"}]),
         ("start_run", "docs", "check"),
         ("reindex", "docs"),
         ("run_schedule", "nightly"),
         ("create_webhook", "https://example.com/hook"),
-    ],
-    ids=lambda call: call[0],
-)
-def test_what_makes_something_is_repeated_under_one_key_with_the_same_body(
-    do: Do, call: tuple[Any, ...]
-) -> None:
-    server = Server([busy(503), busy(429, retry_after="1")])
-    do(server, call, call)
-    assert len(server.requests) == 4
-    keys = [request.headers["Idempotency-Key"] for request in server.requests]
-    assert keys[0] == keys[1] == keys[2] != keys[3]  # another call means another thing
-    assert len({(request.url, request.content) for request in server.requests}) == 1
+    ]:
+        server = Server([busy(503), busy(429, retry_after="1")])
+        do(server, call, call)
+        assert len(server.requests) == 4
+        keys = [request.headers["Idempotency-Key"] for request in server.requests]
+        assert keys[0] == keys[1] == keys[2] != keys[3]  # another call means another thing
+        assert len({(request.url, request.content) for request in server.requests}) == 1
 
 
-@pytest.mark.parametrize("call", [("submit",), ("push", "docs")], ids=lambda call: call[0])
-def test_items_that_come_once_are_sent_once(do: Do, call: tuple[str, ...]) -> None:
-    server = Server([busy(503)])
-    with pytest.raises(ApiFailure):
-        do(server, (*call, iter([{"key": "a", "text": "one"}])))
-    assert len(server.requests) == 1
+def test_items_that_come_once_are_sent_once(do: Do) -> None:
+    for call in [("submit",), ("push", "docs")]:
+        server = Server([busy(503)])
+        with pytest.raises(ApiFailure):
+            do(server, (*call, iter([{"key": "a", "text": "one"}])))
+        assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("written", "seconds"),
-    [
+def test_how_long_a_server_wants_to_be_left_alone_is_read() -> None:
+    for written, seconds in [
         ("17", 17.0),
         ("Mon, 23 Nov 2026 12:00:30 GMT", 30.0),
         ("Mon, 23 Nov 2026 12:00:30 -0000", 30.0),
@@ -204,10 +197,8 @@ def test_items_that_come_once_are_sent_once(do: Do, call: tuple[str, ...]) -> No
         ("", None),
         ("soon", None),
         ("-5", None),
-    ],
-)
-def test_how_long_a_server_wants_to_be_left_alone_is_read(written: str, seconds: float | None) -> None:
-    assert read_retry_after({"Retry-After": written}, NOW) == seconds
+    ]:
+        assert read_retry_after({"Retry-After": written}, NOW) == seconds
 
 
 def test_pauses_double_up_to_the_longest_and_differ_by_chance() -> None:

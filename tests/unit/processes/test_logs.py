@@ -148,17 +148,14 @@ def test_a_log_that_grew_too_large_is_cut_while_it_is_being_written(tmp_path: Pa
     assert (tmp_path / "a.log.1").read_bytes() == b"x" * 100
 
 
-@pytest.mark.parametrize(
-    ("content", "tail"),
-    [
+def test_the_last_lines_are_shown(tmp_path: Path) -> None:
+    for content, tail in [
         (b"", ""),
         (b"a\nb\nc\n", "\n    b\n    c"),
         (b"a\nb\xff\n", "\n    a\n    b\N{REPLACEMENT CHARACTER}"),  # a child may write anything
-    ],
-)
-def test_the_last_lines_are_shown(tmp_path: Path, content: bytes, tail: str) -> None:
-    path = tmp_path / "a.log"
-    path.write_bytes(content)
-    assert tail_of(path, lines=2) == tail
-    assert tail_of(tmp_path / "missing") == ""
-    assert tail_of(None) == ""
+    ]:
+        path = tmp_path / "a.log"
+        path.write_bytes(content)
+        assert tail_of(path, lines=2) == tail
+        assert tail_of(tmp_path / "missing") == ""
+        assert tail_of(None) == ""

@@ -162,26 +162,23 @@ def test_a_killed_supervisor_leaves_no_child() -> None:
     wait_for(lambda: not any(map(processes.is_alive, pids)))
 
 
-@pytest.mark.parametrize(
-    ("runs", "pauses"),
-    [
+def test_pauses_grow_while_a_child_goes_on_dying() -> None:
+    for runs, pauses in [
         ([0, 0, 0, 0, 0, 0, 0, 0], [0.5, 1, 2, 4, 8, 16, 30, 30]),  # doubles, up to half a minute
         ([0, 0, 59, 61, 0], [0.5, 1, 2, 0.5, 1]),  # only a minute of good health is forgiven
-    ],
-)
-def test_pauses_grow_while_a_child_goes_on_dying(runs: list[float], pauses: list[float]) -> None:
-    backoff = Backoff()
-    assert [backoff.pause_after(ran) for ran in runs] == pauses
+    ]:
+        backoff = Backoff()
+        assert [backoff.pause_after(ran) for ran in runs] == pauses
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_signal_sets_the_event_and_handlers_come_back(number: signal.Signals) -> None:
-    earlier = signal.getsignal(number)
-    with StopSignals() as stopping:
-        assert not stopping.is_set()
-        os.kill(os.getpid(), number)
-        assert stopping.wait(DEADLINE_SECONDS)
-    assert signal.getsignal(number) is earlier
+def test_a_stop_signal_sets_the_event_and_handlers_come_back() -> None:
+    for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
+        earlier = signal.getsignal(number)
+        with StopSignals() as stopping:
+            assert not stopping.is_set()
+            os.kill(os.getpid(), number)
+            assert stopping.wait(DEADLINE_SECONDS)
+        assert signal.getsignal(number) is earlier
 
 
 def test_what_follows_a_child_is_told_how_it_ended(tmp_path: Path) -> None:

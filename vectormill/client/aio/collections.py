@@ -59,14 +59,14 @@ class CollectionCalls(ExportTransport):
         return self.pages(CollectionBody, operations.LIST.path, {})
 
     async def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
-        """Everything about one; `exact` counts its rows, which reads each of them."""
+        """Return everything about one collection; `exact` counts its rows, which reads each of them."""
         timeout = self.long_timeout if exact else self.short_timeout
         return await self.ask(operations.SHOW, name, params=given({"exact": exact or None}), timeout=timeout)
 
     async def change_collection(
         self, name: str, *, keep_text: bool | None = None, language: str | None = None
     ) -> CollectionDetail:
-        """Other wishes; what is None stays as it is."""
+        """Change what is not None."""
         body = given({"keep_text": keep_text, "language": language})
         return await self.ask(operations.CHANGE, name, body=body, timeout=self.long_timeout)
 
@@ -109,7 +109,7 @@ class CollectionCalls(ExportTransport):
         rebuild: bool = False,
         drop: bool = False,
     ) -> RunBody:
-        """Keep what is wanted, and answer the run that builds and drop; `wait_run` follows it.
+        """Change the wanted indexes, and return the run that builds and drops them; `wait_run` follows it.
 
         `policy` is auto, hnsw or none. `filters` are all fields of the metadata that have an index; what is None stays
         as it is.
@@ -135,7 +135,7 @@ class CollectionCalls(ExportTransport):
         include: Sequence[str] | None = None,
         after: str | None = None,
     ) -> int:
-        """Streams a collection's rows, in the order of their keys, into a file; the number of bytes.
+        """Stream a collection's rows, in the order of their keys, into a file, and return the number of bytes.
 
         NDJSON that loses its connection goes on behind the last row that came whole. Parquet cannot: without its end a
         file is none, so that it begins anew, and only in a path. A path gets the whole export or is left as it was.
