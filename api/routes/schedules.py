@@ -1,7 +1,6 @@
 """Schedules over HTTP: make, look, list, change, pause, resume, run now, delete, and their history."""
 
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -12,7 +11,7 @@ from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import ScheduleNotFound
-from vectormill.runs.runs import find_run
+from vectormill.runs.runs import find_run, position_of
 from vectormill.schedules import operations
 from vectormill.schedules.bodies import (
     ScheduleBody,
@@ -38,10 +37,6 @@ from vectormill.schedules.schedules import (
 )
 
 router = APIRouter(tags=["schedules"])
-
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# The latest moment of a cursor: no run is made later.
-LAST_MICROSECOND: Final = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 
 
 def parse_schedule_name(name: Annotated[str, Path(description="The schedule's name.")]) -> str:
@@ -137,14 +132,12 @@ def get_history(
     resources: ResourcesDependency, name: ScheduleName, wanted: Annotated[PageFilter, Query()]
 ) -> ScheduledRunPage:
     """List the due times of a schedule, the newest first: runs, and those that were skipped, with the reason."""
-    position = decode_cursor(wanted.after)
-    before = None if position is None else EPOCH + timedelta(microseconds=min(position, LAST_MICROSECOND))
     with resources.engine.connect() as connection:
-        found = list_scheduled_runs(connection, name, before=before, limit=wanted.limit + 1)
+        found = list_scheduled_runs(
+            connection, name, before=decode_cursor(wanted.after), limit=wanted.limit + 1
+        )
     page = found[: wanted.limit]
     return ScheduledRunPage(
         data=[describe_scheduled_run(run) for run in page],
-        next=encode_cursor((page[-1].created_at - EPOCH) // timedelta(microseconds=1))
-        if len(found) > len(page)
-        else None,
+        next=encode_cursor(position_of(page[-1])) if len(found) > len(page) else None,
     )

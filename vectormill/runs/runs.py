@@ -163,6 +163,12 @@ def position_of(run: Run) -> int:
     return (run.created_at - _EPOCH) // _MICROSECOND
 
 
+def moment_of(position: int | None) -> datetime:
+    """Return the moment at which a page is cut; the last there is for None, or for a later one."""
+    last = (_LAST - _EPOCH) // _MICROSECOND
+    return _EPOCH + timedelta(microseconds=last if position is None else min(position, last))
+
+
 def list_runs(
     connection: Connection, *, collection: str | None = None, before: int | None = None, limit: int
 ) -> list[Run]:
@@ -170,11 +176,7 @@ def list_runs(
 
     Raise CollectionNotFound.
     """
-    last = position_of_last()
-    values: dict[str, Any] = {
-        "before": _EPOCH + timedelta(microseconds=last if before is None else min(before, last)),
-        "limit": limit,
-    }
+    values: dict[str, Any] = {"before": moment_of(before), "limit": limit}
     if collection is None:
         rows = connection.execute(LIST_RUNS, values)
     else:
@@ -183,10 +185,6 @@ def list_runs(
             raise CollectionNotFound(f"There is no collection {collection!r}.")
         rows = connection.execute(LIST_RUNS_OF_COLLECTION, {**values, "collection_id": collection_id})
     return [read_run(row) for row in rows]
-
-
-def position_of_last() -> int:
-    return (_LAST - _EPOCH) // _MICROSECOND
 
 
 LOCK_RUN = text("SELECT id FROM vectormill.runs WHERE id = :run_id FOR NO KEY UPDATE")

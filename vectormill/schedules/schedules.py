@@ -33,7 +33,7 @@ from vectormill.runs.run import (
     SKIPPED,
     Run,
 )
-from vectormill.runs.runs import FROM_RUNS, RUN_COLUMNS, create_run, read_run
+from vectormill.runs.runs import FROM_RUNS, RUN_COLUMNS, create_run, moment_of, read_run
 from vectormill.schedules.cron import check_cron, find_timezone, newest_due, next_due
 from vectormill.schedules.schedule import (
     SKIP,
@@ -226,20 +226,23 @@ FIND_SCHEDULE_ID = text("SELECT id FROM vectormill.schedules WHERE name = :name"
 LIST_RUNS_OF_SCHEDULE = text(f"""
     SELECT {RUN_COLUMNS} {FROM_RUNS}
      WHERE runs.schedule_id = CAST(:schedule_id AS bigint)
-       AND runs.created_at < coalesce(CAST(:before AS timestamptz), 'infinity')
+       AND runs.created_at < CAST(:before AS timestamptz)
      ORDER BY runs.created_at DESC
      LIMIT CAST(:limit AS integer)
 """)
 
 
 def list_scheduled_runs(
-    connection: Connection, name: str, *, before: datetime | None = None, limit: int = 50
+    connection: Connection, name: str, *, before: int | None = None, limit: int = 50
 ) -> Sequence[Run]:
-    """List the runs of a schedule, newest first, with those that were skipped. Raise ScheduleNotFound."""
+    """List the runs of a schedule, newest first, with those that were skipped.
+
+    `before` is position_of the last one that is known. Raise ScheduleNotFound.
+    """
     schedule_id = connection.execute(FIND_SCHEDULE_ID, {"name": name}).scalar_one_or_none()
     if schedule_id is None:
         raise _not_found(name)
-    values = {"schedule_id": schedule_id, "before": before, "limit": limit}
+    values = {"schedule_id": schedule_id, "before": moment_of(before), "limit": limit}
     return [read_run(row) for row in connection.execute(LIST_RUNS_OF_SCHEDULE, values)]
 
 
