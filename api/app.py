@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.console.guard import ConsoleGuard, is_for_people
 from api.console.routes import CONSOLE_ROUTERS, make_console
 from api.dependencies import Resources
-from api.door.door import Door
+from api.door.admission import AdmissionControl
 from api.door.hosts import parse_allowed_hosts, parse_trusted_proxies
 from api.door.keys import KeyGuard
 from api.door.observer import RequestObserver
@@ -113,8 +113,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         yield
         await resources.puts.close()
         await resources.queries.close()
-        if resources.doorbell is not None:
-            await run_in_threadpool(resources.doorbell.close)
+        if resources.redis is not None:
+            await run_in_threadpool(resources.redis.close)
         await run_in_threadpool(resources.searches.close)
         await run_in_threadpool(lookout.close)
         if own_engine is not None:
@@ -154,7 +154,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     for router in (collections.index_router, *CONSOLE_ROUTERS):
         app.include_router(router)
     register_handlers(app)
-    add_door(app, settings, resources)
+    add_middlewares(app, settings, resources)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     build_routes(app)
     return app
@@ -169,13 +169,13 @@ def build_routes(app: FastAPI) -> None:
         route.matches({"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []})
 
 
-def add_door(app: FastAPI, settings: Settings, resources: Resources) -> None:
-    """Add the two middlewares of a request: the observer, which is the outermost, and the door behind it."""
+def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> None:
+    """Add the two middlewares of a request: the observer, which is the outermost, and admission control behind it."""
     keyring = Keyring(resources.engine, settings.max_requests + settings.max_logins)
     is_local = is_loopback_host(settings.api_host)
     app.state.console, app.state.keyring = make_console(app.version), keyring
     app.add_middleware(
-        Door,
+        AdmissionControl,
         settings=settings,
         gates=resources.gates,
         hosts=parse_allowed_hosts(settings.api_host, settings.allowed_hosts),
@@ -231,7 +231,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
             open_search_engine(engine), settings.search_timeout_seconds, settings.max_requests
         ),
         registry=registry,
-        doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
+        redis=connect_redis(settings.redis_url) if settings.redis_url else None,
         queries=QueryExchange(settings, engine, registry, metrics.queries, is_stopping),
         generations=LiveGenerations(engine, settings.max_requests),
         metrics=metrics,
@@ -242,7 +242,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
     )
 
 
-def open_doorbell(redis_url: str) -> redis.Redis:
+def connect_redis(redis_url: str) -> redis.Redis:
     """Return a client that checks whether Redis is there: one attempt, one second. It connects at first use."""
     return redis.Redis.from_url(
         redis_url,

@@ -1,12 +1,15 @@
 """Cursors: the opaque `next` of a page. Clients hand it back as `after` and never look inside."""
 
 import re
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from api.problems import Place, Problem
 from vectormill.operation import CURSOR
+
+T = TypeVar("T")
 
 After = Annotated[
     str | None,
@@ -18,17 +21,16 @@ After = Annotated[
 ]
 
 
-class PageFilter(BaseModel):
-    """The page of a list that a client asks for."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    limit: int = Field(default=50, ge=1, le=200)
-    after: After = None
-
-
 def encode_cursor(position: int) -> str:
     return f"{position:016x}"
+
+
+def cut_page(
+    found: Sequence[T], limit: int, position_of: Callable[[T], int]
+) -> tuple[Sequence[T], str | None]:
+    """Return the first `limit` of what was found, and the cursor behind them, which is None on the last page."""
+    page = found[:limit]
+    return page, encode_cursor(position_of(page[-1])) if len(found) > limit else None
 
 
 def decode_cursor(cursor: str | None) -> int | None:

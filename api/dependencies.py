@@ -23,7 +23,7 @@ from vectormill.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`doorbell` is None when no Redis is configured.
+    """`redis` is None when no Redis is configured.
 
     `is_stopping` tells streams without an end to end now.
     """
@@ -32,7 +32,7 @@ class Resources:
     engine: Engine
     searches: SearchPool
     registry: Registry
-    doorbell: redis.Redis | None
+    redis: redis.Redis | None
     queries: QueryExchange
     generations: LiveGenerations
     metrics: ApiMetrics

@@ -19,8 +19,8 @@ POLL_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
-class Glance:
-    """A followed job as it was last read. Callers who come during a read wait for it by the lock."""
+class FollowedJob:
+    """A job that clients follow, as it was last read. Those who come during a read wait for it by the lock."""
 
     num_watchers: int = 0
     body: JobBody | None = None
@@ -34,29 +34,29 @@ class Watch:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
-        self._glances: dict[UUID, Glance] = {}
+        self._followed: dict[UUID, FollowedJob] = {}
 
     @contextmanager
-    def join(self, job_id: UUID) -> Iterator[Glance]:
-        """For the time of the block one more follows the job."""
-        glance = self._glances.setdefault(job_id, Glance())
-        glance.num_watchers += 1
+    def join(self, job_id: UUID) -> Iterator[FollowedJob]:
+        """Count one more follower of the job for as long as the block runs."""
+        followed = self._followed.setdefault(job_id, FollowedJob())
+        followed.num_watchers += 1
         try:
-            yield glance
+            yield followed
         finally:
-            glance.num_watchers -= 1
-            if not glance.num_watchers:
-                del self._glances[job_id]
+            followed.num_watchers -= 1
+            if not followed.num_watchers:
+                del self._followed[job_id]
 
-    async def look(self, job_id: UUID, glance: Glance) -> JobBody:
-        """The job, as it stood less than a poll ago. Raises JobNotFound."""
-        async with glance.lock:
-            if glance.body is None or self._clock() - glance.read_at >= POLL_SECONDS:
+    async def look(self, job_id: UUID, followed: FollowedJob) -> JobBody:
+        """Return the job as it stood less than a poll ago. Raise JobNotFound."""
+        async with followed.lock:
+            if followed.body is None or self._clock() - followed.read_at >= POLL_SECONDS:
                 body = await run_in_threadpool(self.load, job_id)
-                glance.body, glance.read_at = body, self._clock()
-            return glance.body
+                followed.body, followed.read_at = body, self._clock()
+            return followed.body
 
     def load(self, job_id: UUID) -> JobBody:
-        """The job as it stands now. Raises JobNotFound."""
+        """Return the job as it stands now. Raise JobNotFound."""
         with self._engine.connect() as connection:
             return tell_job(connection, find_job(connection, job_id))

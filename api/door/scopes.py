@@ -61,7 +61,7 @@ MAX_KEPT_CHARS: Final = 256
 
 
 def find_scope(method: str, path: str) -> str | None:
-    """The scope that the request needs; None when it needs no key at all."""
+    """Return the scope that a request needs; None when it needs no key at all."""
     return (_find_scope if len(path) <= MAX_KEPT_CHARS else _find_scope.__wrapped__)(method, path)
 
 

@@ -28,7 +28,7 @@ class PatientConfig(uvicorn.Config):
         self.max_connections = max_connections
 
 
-class HeadKeeper:
+class HeadCoalescer:
     """A transport that holds the head of an answer until the body comes, but not beyond this turn of the event loop."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,7 +67,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = cast(asyncio.Transport, HeadKeeper(transport, self.loop))
+        self.transport = cast(asyncio.Transport, HeadCoalescer(transport, self.loop))
         assert isinstance(self.config, PatientConfig)
         if len(self.connections) > self.config.max_connections:
             self._refuse(b"503 Service Unavailable", TOO_MANY)

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import is_database_away
 from api.serving import WRITER, serve
-from api.watch import POLL_SECONDS, Glance
+from api.watch import POLL_SECONDS, FollowedJob
 from vectormill.domain.errors import JobNotFound
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import JobBody
@@ -47,13 +47,13 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = self._resources.watch
-        with self._resources.gates.watchers.enter(), watch.join(self._job_id) as glance:
-            self.body_iterator = follow_job(self._resources, self._job_id, self._job, glance)
+        with self._resources.gates.watchers.enter(), watch.join(self._job_id) as followed:
+            self.body_iterator = follow_job(self._resources, self._job_id, self._job, followed)
             await super().__call__(scope, receive, send)
 
 
 async def follow_job(
-    resources: Resources, job_id: UUID, job: JobBody, glance: Glance
+    resources: Resources, job_id: UUID, job: JobBody, followed: FollowedJob
 ) -> AsyncIterator[bytes]:
     yield b"retry: %d\n\n" % RETRY_MILLISECONDS
     yield write_event(job)
@@ -61,7 +61,7 @@ async def follow_job(
     while last["state"] not in TERMINAL_JOB_STATES and not resources.is_stopping():
         await anyio.sleep(POLL_SECONDS)
         try:
-            job = await resources.watch.look(job_id, glance)
+            job = await resources.watch.look(job_id, followed)
         except JobNotFound:
             return
         except Exception as error:  # a restart of Postgres is no reason to end the stream; anything else is

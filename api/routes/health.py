@@ -82,7 +82,7 @@ def get_metrics(resources: ResourcesDependency) -> Response:
 
 
 def check_readiness(resources: Resources) -> Readiness:
-    has_redis = is_redis_there(resources.doorbell)
+    has_redis = is_redis_there(resources.redis)
     try:
         with resources.engine.connect() as connection:
             num_workers = sum(count_workers(connection).values())
@@ -118,11 +118,11 @@ def check_readiness(resources: Resources) -> Readiness:
     )
 
 
-def is_redis_there(doorbell: redis.Redis | None) -> bool:
-    if doorbell is None:
+def is_redis_there(client: redis.Redis | None) -> bool:
+    if client is None:
         return False
     try:
-        return bool(doorbell.ping())
+        return bool(client.ping())
     except (redis.RedisError, OSError) as error:
         logger.warning("Redis did not answer: %s", error)
         return False

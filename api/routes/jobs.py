@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
-from api.cursors import decode_cursor, encode_cursor
+from api.cursors import cut_page, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
 from api.intake.submissions import receive_job
@@ -68,9 +68,9 @@ def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
     before_seq = decode_cursor(query.after)
     with resources.engine.connect() as connection:
         jobs = list_jobs(connection, state=query.state, before_seq=before_seq, limit=query.limit + 1)
-        page = jobs[: query.limit]
+        page, cursor = cut_page(jobs, query.limit, lambda job: job.seq)
         bodies = tell_jobs(connection, page)
-    return JobPage(data=bodies, next=encode_cursor(page[-1].seq) if len(jobs) > len(page) else None)
+    return JobPage(data=bodies, next=cursor)
 
 
 @serve(router, operations.SHOW)
@@ -149,11 +149,8 @@ def get_errors(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) 
         find_job(
             connection, job_id
         )  # last: a job that is deleted meanwhile is not found, and has no short page
-    page = errors[: query.limit]
-    return ItemErrorPage(
-        data=[describe(ItemErrorBody, error) for error in page],
-        next=encode_cursor(page[-1].item) if len(errors) > len(page) else None,
-    )
+    page, cursor = cut_page(errors, query.limit, lambda error: error.item)
+    return ItemErrorPage(data=[describe(ItemErrorBody, error) for error in page], next=cursor)
 
 
 @serve(router, operations.LIST_TRUNCATED)

@@ -4,10 +4,10 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path
 from sqlalchemy import Connection
 
-from api.cursors import PageFilter, decode_cursor, encode_cursor
+from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
@@ -18,6 +18,7 @@ from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import respecify
+from vectormill.operation import PageQuery
 from vectormill.runs import operations
 from vectormill.runs.bodies import RunBody, RunPage, RunRequest, describe_run
 from vectormill.runs.run import ENCODING, REINDEX, Run
@@ -86,28 +87,23 @@ def choose_spec(
 
 
 @serve(router, operations.LIST_OF)
-def get_runs_of_collection(
-    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[PageFilter, Query()]
-) -> RunPage:
+def get_runs_of_collection(resources: ResourcesDependency, name: CollectionName, query: PageQuery) -> RunPage:
     """List the runs of a collection, newest first."""
-    return read_page(resources, name, wanted)
+    return read_page(resources, name, query)
 
 
 @serve(router, operations.LIST)
-def get_runs(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> RunPage:
+def get_runs(resources: ResourcesDependency, query: PageQuery) -> RunPage:
     """List the runs of all collections, newest first."""
-    return read_page(resources, None, wanted)
+    return read_page(resources, None, query)
 
 
-def read_page(resources: Resources, collection: str | None, wanted: PageFilter) -> RunPage:
-    before = decode_cursor(wanted.after)
+def read_page(resources: Resources, collection: str | None, query: PageQuery) -> RunPage:
+    before = decode_cursor(query.after)
     with resources.engine.connect() as connection:
-        found = list_runs(connection, collection=collection, before=before, limit=wanted.limit + 1)
-    page = found[: wanted.limit]
-    return RunPage(
-        data=[describe_run(run) for run in page],
-        next=encode_cursor(position_of(page[-1])) if len(found) > len(page) else None,
-    )
+        found = list_runs(connection, collection=collection, before=before, limit=query.limit + 1)
+    page, cursor = cut_page(found, query.limit, position_of)
+    return RunPage(data=[describe_run(run) for run in page], next=cursor)
 
 
 @serve(router, operations.SHOW)

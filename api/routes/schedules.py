@@ -3,14 +3,15 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path
 
-from api.cursors import PageFilter, decode_cursor, encode_cursor
+from api.cursors import cut_page, decode_cursor
 from api.dependencies import ResourcesDependency, parse_collection_name
 from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import ScheduleNotFound
+from vectormill.operation import PageQuery
 from vectormill.runs.runs import find_run, position_of
 from vectormill.schedules import operations
 from vectormill.schedules.bodies import (
@@ -63,15 +64,12 @@ def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> Sche
 
 
 @serve(router, operations.LIST)
-def get_schedules(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> SchedulePage:
+def get_schedules(resources: ResourcesDependency, query: PageQuery) -> SchedulePage:
     """List all schedules, the oldest first."""
     with resources.engine.connect() as connection:
-        found = list_schedules(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
-    page = found[: wanted.limit]
-    return SchedulePage(
-        data=[describe_schedule(schedule) for schedule in page],
-        next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
-    )
+        found = list_schedules(connection, after=decode_cursor(query.after), limit=query.limit + 1)
+    page, cursor = cut_page(found, query.limit, lambda schedule: schedule.id)
+    return SchedulePage(data=[describe_schedule(schedule) for schedule in page], next=cursor)
 
 
 @serve(router, operations.SHOW)
@@ -128,16 +126,11 @@ def post_run(
 
 
 @serve(router, operations.HISTORY)
-def get_history(
-    resources: ResourcesDependency, name: ScheduleName, wanted: Annotated[PageFilter, Query()]
-) -> ScheduledRunPage:
+def get_history(resources: ResourcesDependency, name: ScheduleName, query: PageQuery) -> ScheduledRunPage:
     """List the due times of a schedule, the newest first: runs, and those that were skipped, with the reason."""
     with resources.engine.connect() as connection:
         found = list_scheduled_runs(
-            connection, name, before=decode_cursor(wanted.after), limit=wanted.limit + 1
+            connection, name, before=decode_cursor(query.after), limit=query.limit + 1
         )
-    page = found[: wanted.limit]
-    return ScheduledRunPage(
-        data=[describe_scheduled_run(run) for run in page],
-        next=encode_cursor(position_of(page[-1])) if len(found) > len(page) else None,
-    )
+    page, cursor = cut_page(found, query.limit, position_of)
+    return ScheduledRunPage(data=[describe_scheduled_run(run) for run in page], next=cursor)

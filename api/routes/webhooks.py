@@ -4,19 +4,20 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path
 
-from api.cursors import PageFilter, decode_cursor, encode_cursor
+from api.cursors import cut_page, decode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
-from vectormill.operation import describe
+from vectormill.operation import PageQuery, describe
 from vectormill.webhooks import operations
 from vectormill.webhooks.bodies import (
     DeliveryBody,
     DeliveryPage,
+    DeliveryQuery,
     NewWebhookBody,
     ReplayedBody,
     ReplayRequest,
@@ -35,7 +36,7 @@ from vectormill.webhooks.deliveries import (
     replay_failed,
 )
 from vectormill.webhooks.targets import check_url
-from vectormill.webhooks.webhook import DeliveryState, check_events, make_secret
+from vectormill.webhooks.webhook import check_events, make_secret
 from vectormill.webhooks.webhooks import (
     change_webhook,
     create_webhook,
@@ -72,16 +73,12 @@ WebhookId = Annotated[int, Depends(parse_webhook_id)]
 DeliveryId = Annotated[int, Depends(parse_delivery_id)]
 
 
-class DeliveryFilter(PageFilter):
-    state: DeliveryState | None = None
-
-
 def check_target(resources: Resources, url: str) -> str:
     return check_url(url, allows_private=resources.settings.webhook_private_targets)
 
 
 def check_text(text: str) -> str:
-    """Raises InvalidOption for what Postgres cannot keep."""
+    """Return the text. Raises InvalidOption if it has characters that cannot be stored or shown."""
     if "\0" in text or not text.isprintable():
         raise InvalidOption("The description has characters that cannot be shown; leave them out.")
     return text
@@ -105,20 +102,17 @@ def post_webhook(
 
 
 @serve(router, operations.LIST)
-def get_webhooks(resources: ResourcesDependency, wanted: Annotated[PageFilter, Query()]) -> WebhookPage:
-    """Webhooks, the oldest first."""
+def get_webhooks(resources: ResourcesDependency, query: PageQuery) -> WebhookPage:
+    """List webhooks, the oldest first."""
     with resources.engine.connect() as connection:
-        found = list_webhooks(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
-    page = found[: wanted.limit]
-    return WebhookPage(
-        data=[describe(WebhookBody, webhook) for webhook in page],
-        next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
-    )
+        found = list_webhooks(connection, after=decode_cursor(query.after), limit=query.limit + 1)
+    page, cursor = cut_page(found, query.limit, lambda webhook: webhook.id)
+    return WebhookPage(data=[describe(WebhookBody, webhook) for webhook in page], next=cursor)
 
 
 @serve(router, operations.SHOW)
 def get_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> WebhookBody:
-    """One webhook: whether it is enabled, and what became of its messages."""
+    """Show one webhook: whether it is enabled, and how many messages were delivered, refused and given up."""
     with resources.engine.connect() as connection:
         return describe(WebhookBody, find_webhook(connection, webhook_id))
 
@@ -140,7 +134,7 @@ def patch_webhook(resources: ResourcesDependency, webhook_id: WebhookId, body: W
 
 @serve(router, operations.DELETE)
 def remove_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> None:
-    """Nothing is sent to it any more, and its deliveries are gone."""
+    """Delete the webhook and its deliveries; nothing is sent to it any more."""
     with resources.engine.begin() as connection:
         delete_webhook(connection, webhook_id)
 
@@ -149,7 +143,7 @@ def remove_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> Non
 def post_rotation(
     resources: ResourcesDependency, webhook_id: WebhookId, body: RotationRequest
 ) -> NewWebhookBody:
-    """Another secret, shown this once. For a while messages are signed with the former one too."""
+    """Make another secret, which is shown this once. For a while messages are signed with the former one too."""
     secret = make_secret()
     with resources.engine.begin() as connection:
         webhook = rotate_secret(connection, webhook_id, secret, body.grace_seconds)
@@ -172,30 +166,27 @@ def post_replay(resources: ResourcesDependency, webhook_id: WebhookId, body: Rep
 
 @serve(router, operations.LIST_DELIVERIES)
 def get_deliveries(
-    resources: ResourcesDependency, webhook_id: WebhookId, wanted: Annotated[DeliveryFilter, Query()]
+    resources: ResourcesDependency, webhook_id: WebhookId, query: DeliveryQuery
 ) -> DeliveryPage:
-    """Its events, the newest first, and what became of them."""
+    """List the events of a webhook, the newest first, with the state of their delivery."""
     with resources.engine.connect() as connection:
         find_webhook(connection, webhook_id)
         found = list_deliveries(
             connection,
             webhook_id,
-            state=wanted.state,
-            before=decode_cursor(wanted.after),
-            limit=wanted.limit + 1,
+            state=query.state,
+            before=decode_cursor(query.after),
+            limit=query.limit + 1,
         )
-    page = found[: wanted.limit]
-    return DeliveryPage(
-        data=[describe_delivery(delivery) for delivery in page],
-        next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
-    )
+    page, cursor = cut_page(found, query.limit, lambda delivery: delivery.id)
+    return DeliveryPage(data=[describe_delivery(delivery) for delivery in page], next=cursor)
 
 
 @serve(router, operations.SHOW_DELIVERY)
 def get_delivery(
     resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
 ) -> DeliveryBody:
-    """One event of a webhook, and what became of it."""
+    """Show one event of a webhook, with the state of its delivery."""
     with resources.engine.connect() as connection:
         return describe_delivery(find_delivery(connection, webhook_id, delivery_id))
 

@@ -458,7 +458,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a login may be sent for ever",
-        "api/door/door.py",
+        "api/door/admission.py",
         "self._time(receive, LOGIN_SECONDS)",
         "self._time(receive)",
         (f"{FLOODS}::test_a_login_that_is_sent_byte_by_byte_ends_although_it_is_never_silent",),

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from vectormill.keys.api_key import READ, WRITE
-from vectormill.operation import NO_CONTENT, Nothing, Operation
+from vectormill.operation import NO_CONTENT, Nothing, Operation, PageQuery
 from vectormill.schedules.bodies import (
     ScheduleBody,
     ScheduleChange,
@@ -21,14 +21,14 @@ CREATE: Final = Operation(
     "POST", ALL, WRITE, ScheduleBody, ScheduleRequest, status=201, location=ONE, is_repeatable=False,
     example={"collection": "docs", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "overlap": "skip"},
 )  # fmt: skip
-LIST: Final = Operation("GET", ALL, READ, SchedulePage)
+LIST: Final = Operation("GET", ALL, READ, SchedulePage, query=PageQuery)
 SHOW: Final = Operation("GET", ONE, READ, ScheduleBody)
 CHANGE: Final = Operation("PATCH", ONE, WRITE, ScheduleBody, ScheduleChange, example={"cron": "30 4 * * *"})
 DELETE: Final = Operation("DELETE", ONE, WRITE, Nothing, status=NO_CONTENT)
 PAUSE: Final = Operation("POST", ONE + "/pause", WRITE, ScheduleBody)
 RESUME: Final = Operation("POST", ONE + "/resume", WRITE, ScheduleBody)
 RUN: Final = Operation("POST", ONE + "/run", WRITE, ScheduledRunBody, status=202)
-HISTORY: Final = Operation("GET", ONE + "/runs", READ, ScheduledRunPage)
+HISTORY: Final = Operation("GET", ONE + "/runs", READ, ScheduledRunPage, query=PageQuery)
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     CREATE, LIST, SHOW, CHANGE, DELETE, PAUSE, RESUME, RUN, HISTORY,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 from msgspec import Meta, Struct
 
 from vectormill.moments import Moment, tell_moment
-from vectormill.operation import NextCursor, describe, one_of
+from vectormill.operation import NextCursor, PageQuery, describe, one_of
 from vectormill.webhooks.webhook import (
     DELIVERY_STATES,
     EVENTS,
@@ -72,6 +72,12 @@ class ReplayRequest(Struct, forbid_unknown_fields=True):
     """The deliveries that are to be sent once more."""
 
     since: Annotated[datetime, Meta(tz=True, description="Deliveries of older events stay given up.")]
+
+
+class DeliveryQuery(PageQuery, kw_only=True):
+    """The page of deliveries that a client asks for."""
+
+    state: DeliveryState | None = None
 
 
 class WebhookBody(TypedDict):

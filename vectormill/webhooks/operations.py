@@ -6,10 +6,11 @@ All of it needs a key of the scope webhooks: a webhook has the server connect wh
 from typing import Any, Final
 
 from vectormill.keys.api_key import WEBHOOKS
-from vectormill.operation import NO_CONTENT, Nothing, Operation
+from vectormill.operation import NO_CONTENT, Nothing, Operation, PageQuery
 from vectormill.webhooks.bodies import (
     DeliveryBody,
     DeliveryPage,
+    DeliveryQuery,
     NewWebhookBody,
     ReplayedBody,
     ReplayRequest,
@@ -33,7 +34,7 @@ CREATE: Final = Operation(
         "description": "Tells the search team.",
     },
 )  # fmt: skip
-LIST: Final = Operation("GET", ALL, WEBHOOKS, WebhookPage)
+LIST: Final = Operation("GET", ALL, WEBHOOKS, WebhookPage, query=PageQuery)
 SHOW: Final = Operation("GET", ONE, WEBHOOKS, WebhookBody)
 CHANGE: Final = Operation("PATCH", ONE, WEBHOOKS, WebhookBody, WebhookChange, example={"is_enabled": True})
 DELETE: Final = Operation("DELETE", ONE, WEBHOOKS, Nothing, status=NO_CONTENT)
@@ -47,7 +48,7 @@ REPLAY_FAILED: Final = Operation(
     "POST", ONE + "/replay", WEBHOOKS, ReplayedBody, ReplayRequest, status=202,
     example={"since": "2026-11-23T00:00:00Z"},
 )  # fmt: skip
-LIST_DELIVERIES: Final = Operation("GET", DELIVERIES, WEBHOOKS, DeliveryPage)
+LIST_DELIVERIES: Final = Operation("GET", DELIVERIES, WEBHOOKS, DeliveryPage, query=DeliveryQuery)
 SHOW_DELIVERY: Final = Operation("GET", DELIVERY, WEBHOOKS, DeliveryBody)
 REPLAY: Final = Operation("POST", DELIVERY + "/replay", WEBHOOKS, DeliveryBody, status=202)
 

@@ -32,7 +32,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-class JudgedTransport(httpx.AsyncBaseTransport):
+class CheckedTransport(httpx.AsyncBaseTransport):
     """Sends to an address that it has checked, and nowhere else.
 
     It keeps no connection: one that is open to an address could serve another name there.
@@ -81,7 +81,7 @@ class Poster:
     async def post(self, posting: Posting) -> Reply:
         """Post a message and return the reply; raise nothing for what the other side does."""
         headers = make_headers(posting.message_id, posting.payload, posting.secrets, datetime.now(UTC))
-        transport = JudgedTransport(
+        transport = CheckedTransport(
             httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False),
             allows_private=self._allows_private,
             resolve=self._resolve,

@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.types import Message, Receive, Scope, Send
 
 from api.cursors import decode_cursor, encode_cursor
-from api.door.door import Door
+from api.door.admission import AdmissionControl
 from api.door.hosts import parse_allowed_hosts
 from api.door.keys import KeyGuard
 from api.door.observer import RequestObserver
@@ -229,7 +229,7 @@ def test_a_client_that_has_sent_its_body_is_waited_for_without_an_end() -> None:
             raise AssertionError(message)
 
         no_keys: Any = None
-        door = Door(
+        admission = AdmissionControl(
             application,
             settings=IMPATIENT,
             gates=Gates.of(IMPATIENT),
@@ -239,7 +239,7 @@ def test_a_client_that_has_sent_its_body_is_waited_for_without_an_end() -> None:
             is_for_people=lambda scope: False,
         )
         scope = {"type": "http", "method": "GET", "path": "/livez", "headers": []}  # which needs no key
-        served = asyncio.create_task(door(scope, receive, send))
+        served = asyncio.create_task(admission(scope, receive, send))
         # Twenty times the limit: were it counted, the task would have ended with a Problem.
         await asyncio.wait([served], timeout=0.02)
         leaves.set()

@@ -26,8 +26,8 @@ def test_watchers_of_a_job_share_a_read_until_the_next_poll() -> None:
     watch.load = read  # type: ignore[method-assign]
 
     async def look(num_watchers: int = 8) -> Any:
-        with watch.join(JOB_ID) as glance:
-            looks = (watch.look(JOB_ID, glance) for _ in range(num_watchers))
+        with watch.join(JOB_ID) as followed:
+            looks = (watch.look(JOB_ID, followed) for _ in range(num_watchers))
             return await asyncio.gather(*looks, return_exceptions=True)
 
     async def follow() -> None:

@@ -12,7 +12,7 @@ from standardwebhooks import WebhookVerificationError
 
 from tests.webhook_receiver import receiving
 from vectormill.domain.errors import InvalidOption
-from vectormill.webhooks.posting import JudgedTransport, Poster, Resolve, resolve
+from vectormill.webhooks.posting import CheckedTransport, Poster, Resolve, resolve
 from vectormill.webhooks.targets import check_url, refuse_address
 from vectormill.webhooks.webhook import Posting, Reply, make_secret
 
@@ -74,7 +74,7 @@ def test_a_name_that_is_answered_otherwise_a_moment_later_leads_where_it_led_whe
             return httpx.Response(200)
 
     async def send() -> httpx.Response:
-        transport = JudgedTransport(Wire(), allows_private=False, resolve=names)
+        transport = CheckedTransport(Wire(), allows_private=False, resolve=names)
         async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
             return await client.post("https://hooks.example.com:8443/x")
 

@@ -1,4 +1,4 @@
-"""Door: each request passes it once, within the limits, under a name of this API, and with a key or a session.
+"""AdmissionControl: lets a request in within the limits, under a name of this API, and with a key or a session.
 
 A client that sends its body byte by byte, or not at all (slow-loris), would hold what its request holds for ever: the
 body is timed, by a timer alone, so that streams stay streams.
@@ -27,7 +27,7 @@ FORM_TOO_SLOW: Final = Problem(
 )
 
 
-class Door:
+class AdmissionControl:
     """ASGI middleware. What `is_for_people` goes to `pages`, which knows sessions; all else needs a key."""
 
     def __init__(
