@@ -39,10 +39,9 @@ LONGEST_HOLD_SECONDS = 60.0
 class FaultyEncoder(DirectEncoder):
     """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
 
-    def __init__(self, order: EncoderOrder, num_streams: int = 1, *, is_queued: bool = False) -> None:
+    def __init__(self, order: EncoderOrder, num_streams: int = 1) -> None:
         self._order = order
         self._num_streams = num_streams
-        self._is_queued = is_queued
 
     def encode(self, batch: Batch) -> Ragged:
         if np.isin(LATER, batch.input_ids):
@@ -69,9 +68,7 @@ class FaultyEncoder(DirectEncoder):
 
     def describe(self) -> EncoderReport:
         choice = Choice("fake", "for tests")
-        return EncoderReport(
-            choice, choice, choice, "none", 1, 0.0, num_streams=self._num_streams, is_queued=self._is_queued
-        )
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0, num_streams=self._num_streams)
 
 
 def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
@@ -80,10 +77,6 @@ def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
 
 def load_two_streams(order: EncoderOrder) -> FaultyEncoder:
     return FaultyEncoder(order, num_streams=2)
-
-
-def load_queued(order: EncoderOrder) -> FaultyEncoder:
-    return FaultyEncoder(order, is_queued=True)
 
 
 def load_nothing(order: EncoderOrder) -> FaultyEncoder:

@@ -211,14 +211,17 @@ class Executor:
         in_flight = self._in_flight
         while (batch := in_flight.next_message()) is not None:
             runner.send(batch)
-        deadline = in_flight.find_deadline(seconds)
-        said = self._listen(runner, min(deadline, in_flight.ask_again_at()))
+        said = self._listen(runner, min(in_flight.find_deadline(seconds), in_flight.ask_again_at()))
         for message in said:
             in_flight.hear(message)
-        if flaw := in_flight.check.flaw:
+        self._look_after(runner, what, seconds, is_silent=not said)
+
+    def _look_after(self, runner: AnyRunner, what: str, seconds: float, *, is_silent: bool) -> None:
+        """Raise RunnerLost for a runner that cannot encode a known text, or was silent for too long."""
+        if flaw := self._in_flight.check.flaw:
             raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
-        if not said and time.monotonic() >= deadline:
-            in_flight.suspect_overdue(seconds)
+        if is_silent and time.monotonic() >= self._in_flight.find_deadline(seconds):
+            self._in_flight.suspect_overdue(seconds)
             raise self._abandon(runner, f"{what} took more than {seconds:g} s")
 
     def _listen(self, runner: AnyRunner, deadline: float) -> list[object]:

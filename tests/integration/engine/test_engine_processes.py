@@ -97,11 +97,14 @@ def test_an_engine_that_has_nothing_to_do_uses_no_processor_time(tmp_path: Path)
         engine.stop()
 
 
+def start_runner(cache_dir: Path) -> Runner:
+    device = split_processor(detect_inventory(), 1)[0]
+    return Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, cache_dir)), dict(os.environ))
+
+
 def test_what_a_runner_said_before_it_died_is_heard(tmp_path: Path) -> None:
     """Else a batch that it had finished would be blamed for its death."""
-    device = split_processor(detect_inventory(), 1)[0]
-    order = EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)
-    runner = Runner(Load(FACTORY, order), dict(os.environ))
+    runner = start_runner(tmp_path)
     assert isinstance(runner.receive()[0], Loaded)
     for number, word in enumerate((1, CRASH), start=1):
         runner.send(Encode(number, Batch.from_ids([np.array([word], np.int32)]), is_urgent=False))
@@ -116,8 +119,7 @@ def test_a_process_that_reads_nothing_any_more_is_lost(
 ) -> None:
     """As one whose reader is stuck in a driver: a batch that fills the pipe must not be sent for ever."""
     monkeypatch.setattr(runner_module, "SEND_TIMEOUT_SECONDS", 1)
-    device = split_processor(detect_inventory(), 1)[0]
-    runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
+    runner = start_runner(tmp_path)
     try:
         os.kill(runner.pid, signal.SIGSTOP)
         batch = Batch.from_ids([np.ones(1, np.int32)])
@@ -138,8 +140,7 @@ def test_a_process_that_cannot_be_killed_is_given_up(
 ) -> None:
     """As one that waits inside a driver. The executor, which waits for it, would look at no time-out any more."""
     monkeypatch.setattr(runner_module, "KILL_TIMEOUT_SECONDS", 0.5)
-    device = split_processor(detect_inventory(), 1)[0]
-    runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
+    runner = start_runner(tmp_path)
     process = psutil.Process(runner.pid)
     try:
         with monkeypatch.context() as spared:
@@ -154,8 +155,7 @@ def test_a_process_that_cannot_be_killed_is_given_up(
 
 def test_a_process_that_cannot_read_what_it_is_sent_ends(tmp_path: Path) -> None:
     """Else it would wait for batches that nobody reads, until the time of a forward pass is over."""
-    device = split_processor(detect_inventory(), 1)[0]
-    runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
+    runner = start_runner(tmp_path)
     assert isinstance(runner.receive()[0], Loaded)
     runner.connection.send_bytes(b"not a message")
     with pytest.raises(RunnerLost, match="status 4"):

@@ -36,21 +36,6 @@ def test_two_batches_are_encoded_side_by_side_and_each_text_gets_its_own_vector(
         assert np.array_equal(encode(engine, [text]).vectors[0], vector)
 
 
-def test_a_device_that_queues_batches_has_one_more_with_its_process(
-    make_engine: MakeEngine, tmp_path: Path
-) -> None:
-    """One that it computes, one queued behind it, and one that is prepared when the second takes its turn."""
-    engine = make_engine("load_queued", max_batch_tokens=16)
-    engine.start()
-    hold = tmp_path / HANG_WHILE_FILE_EXISTS
-    hold.touch()
-    with ThreadPoolExecutor(4) as threads:
-        futures = [threads.submit(encode, engine, [f"{word} " * 12]) for word in ("one", "two", "ten", "six")]
-        wait_for(lambda: len(engine._executor._in_flight.outstanding) == 3)
-        hold.unlink()
-        assert not any(future.result().failures for future in futures)
-
-
 def test_of_batches_that_ran_when_the_process_died_only_the_one_that_ends_it_alone_is_blamed(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:

@@ -5,18 +5,17 @@ import os
 import signal
 import sys
 import termios
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, request, runner_pids
+from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, runner_pids
 from tests.waiting import wait_for
 from vectormill.ragged import Ragged
 from worker.batching.batch import OwnedBatch
 from worker.engine.engine import Engine
-from worker.engine.request import EncodingCancelled, RunnerDied
+from worker.engine.request import RunnerDied
 from worker.runner.runner import Runner
 
 
@@ -113,39 +112,3 @@ def test_a_crash_blames_exactly_the_batch_that_was_being_encoded_though_an_urgen
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink(missing_ok=True)
         died = {name: isinstance(future.exception(), RunnerDied) for name, future in futures.items()}
     assert died == expected
-
-
-def test_a_batch_that_was_encoded_before_its_process_died_is_delivered_and_not_blamed(
-    make_engine: MakeEngine,
-) -> None:
-    """The outcome, the next start and the death arrive together; whoever sees the death first must hear the rest."""
-    engine = make_engine(max_batch_tokens=16)
-    engine.start()
-    with ThreadPoolExecutor(8) as threads:
-        for _ in range(5):
-            good = [threads.submit(encode, engine, [f"an innocent text {i} " * 3]) for i in range(3)]
-            bad = threads.submit(encode, engine, ["crash of the model in a batch that is full of it all"])
-            assert isinstance(bad.exception(), RunnerDied)
-            assert all(not future.result().failures for future in good)
-
-
-def test_an_interactive_request_that_is_cancelled_in_the_runner_takes_nobody_along(
-    make_engine: MakeEngine, tmp_path: Path
-) -> None:
-    engine = make_engine(max_batch_tokens=16)
-    engine.start()
-    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
-    cancelled = threading.Event()
-    with ThreadPoolExecutor(3) as threads:
-        bulk = []
-        for name in ("first", "second"):
-            text = f"a {name} text that alone fills a batch of the model"
-            bulk.append(threads.submit(encode, engine, [text]))
-            wait_for(lambda: len(engine._executor._in_flight.outstanding) == len(bulk))
-        question = threads.submit(engine.encode, request(["a question"], interactive=True), cancelled)
-        wait_for(lambda: len(engine._executor._in_flight.outstanding) == 3)
-        cancelled.set()
-        assert isinstance(question.exception(timeout=60), EncodingCancelled)
-        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
-        assert all(not future.result().failures for future in bulk)
-    assert not encode(engine, ["another question"], interactive=True).failures

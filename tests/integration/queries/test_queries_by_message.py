@@ -231,16 +231,6 @@ def test_without_a_worker_a_query_waits_for_one_and_is_never_written_down(
     assert find_residue(engine, SECRET) == []
 
 
-def test_a_query_that_comes_before_its_worker_is_answered(
-    client: httpx.Client, redis_url: str, redis: Redis
-) -> None:
-    with ThreadPoolExecutor(1) as clients:
-        answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
-        wait_for(lambda: "1.0" in told(client, "vectormill_query_texts_total"), because="it is asked")
-        with listening(redis_url):
-            assert answer.result().json()["data"][0]["key"] == "k4"
-
-
 def test_a_redis_that_is_away_is_waited_for_as_long_as_a_search_may_take(
     engine: Engine, redis: Redis
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.architecture.sources import ROOT
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.devices.detect import detect_inventory, detect_memory
+from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, DirectEncoder, Encoder, EncoderReport, ForwardPass
 from worker.runner.memory import PAUSE_SECONDS, MemoryGauge, count_hole_bytes, count_kernel_kills
@@ -159,12 +159,6 @@ def test_holes_in_segments_that_are_in_use_are_not_free_and_whole_segments_are()
         {"total_size": 100, "allocated_size": 10, "is_expandable": True},  # part by part
     ]
     assert count_hole_bytes(segments) == 70
-
-
-def test_memory_that_can_be_had_is_never_more_than_there_is() -> None:
-    memory = detect_memory()
-    assert 0 < memory.available_bytes <= memory.total_bytes
-    assert DEVICE.memory_bytes <= memory.total_bytes
 
 
 def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
