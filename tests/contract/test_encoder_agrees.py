@@ -181,7 +181,7 @@ def test_a_causal_model_agrees_whichever_side_its_tokenizer_pads(
 
 
 @pytest.mark.parametrize("backend", DEAR_CONVERSION)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(range(len(TEXTS))), cuts=st.sets(st.integers(1, len(TEXTS) - 1)))
 def test_a_vector_does_not_depend_on_the_company_of_its_text(
     backend: str, cache_dir: Path, models: TinyModels, order: list[int], cuts: set[int]

@@ -65,9 +65,6 @@ MODELS = {
 # Devices, model, precision, strategy, devices of each replica, reason.
 CASES = [
     ("1x8GiB", "22M", "fp32", REPLICATE, [1], "tiny"),
-    ("1x8GiB", "110M", "bf16", REPLICATE, [1], "small"),
-    ("1x8GiB", "335M", "fp32", REPLICATE, [1], "1.3 GiB"),
-    ("1x8GiB", "0.6B", "bf16", REPLICATE, [1], "1.1 GiB"),
     ("1x8GiB", "4B", "int8", REPLICATE, [1], "3.9 GiB in int8; 6.8 in bf16 would not fit"),
     ("2x8GiB", "7B", "int8", PIPELINE, [2], "6.9 GiB exceed the 6.2 of one"),
     (
@@ -77,14 +74,6 @@ CASES = [
         PIPELINE,
         [4],
         "three quarters of a card are not enough for half of the weights",
-    ),
-    (
-        "4x8GiB,nvlink",
-        "7B",
-        "bf16",
-        PIPELINE,
-        [4],
-        "four ranks hold the embeddings four times and little else",
     ),
     ("2x16GiB", "7B", "bf16", PIPELINE, [2], "99 % of a card are weights: fits, but leaves too little room"),
     ("2x16GiB,nvlink", "7B", "bf16", TENSOR, [2], "the same, where all-reduces are cheap"),
@@ -98,29 +87,21 @@ CASES = [
     ),
     ("4x16GiB,nvlink-pairs", "7B", "bf16", TENSOR, [2, 2], "each pair over its own bridge"),
     ("4x16GiB,sockets", "7B", "bf16", PIPELINE, [2, 2], "each pair on its own processor"),
-    ("1x24GiB", "7B", "bf16", REPLICATE, [1], "13 of 20 GiB"),
     ("2x24GiB", "7B", "bf16", REPLICATE, [1, 1], "fits twice"),
-    ("8x24GiB", "7B", "bf16", REPLICATE, [1] * 8, "fits eight times"),
     ("2x24GiB", "7B", "fp32", PIPELINE, [2], "26 GiB"),
     ("4x24GiB", "7B", "fp32", PIPELINE, [2, 2], "as small as fits, replicated"),
     ("8x24GiB", "22M", "bf16", REPLICATE, [1] * 8, "no reason to share"),
-    ("8x24GiB", "560M", "fp32", REPLICATE, [1] * 8, "half of it is the vocabulary"),
     ("4x24GiB", "70B", "int8", PIPELINE, [4], "68 GiB"),
     ("8x24GiB", "70B", "bf16", PIPELINE, [8], "130 GiB over PCIe"),
     ("8x24GiB,nvlink", "70B", "bf16", TENSOR, [8], "130 GiB over NVLink"),
     ("2x80GiB", "70B", "bf16", PIPELINE, [2], "over PCIe all-reduces cost more than the bubble"),
     ("2x80GiB,nvlink", "70B", "bf16", TENSOR, [2], "over NVLink they do not"),
-    ("4x80GiB,nvlink", "70B", "bf16", TENSOR, [2, 2], "groups as small as fit"),
     ("8x80GiB,nvlink", "70B", "bf16", TENSOR, [2] * 4, "groups as small as fit"),
     ("8x80GiB", "70B", "int8", REPLICATE, [1] * 8, "68 of 71 GiB, with room for 16,000 tokens"),
-    ("1x141GiB", "70B", "int8", REPLICATE, [1], "68 GiB"),
     ("8x141GiB,nvlink", "70B", "bf16", TENSOR, [2] * 4, "130 GiB are just too many for one"),
-    ("8x141GiB", "70B", "bf16", PIPELINE, [2] * 4, "the same over PCIe"),
     ("8x141GiB,nvlink", "70B", "int8", REPLICATE, [1] * 8, "quantization makes replicas"),
-    ("8x141GiB", "22M", "bf16", REPLICATE, [1] * 8, "tiny on large cards"),
     ("1x24GiB+1x8GiB", "7B", "bf16", PIPELINE, [2], "the small card takes some layers off the large one"),
     ("2x16GiB+2x80GiB", "7B", "bf16", HYBRID, [1, 1, 2], "large cards alone, small ones together"),
-    ("4x16GiB+2x80GiB", "7B", "bf16", HYBRID, [1, 1, 2, 2], "large cards alone, small ones in pairs"),
     ("1x80GiB+1x24GiB", "70B", "int8", PIPELINE, [2], "unequal stages"),
     ("1x8GiB+1x24GiB", "335M", "fp32", REPLICATE, [1, 1], "replicas on cards of two sizes"),
 ]
@@ -177,7 +158,7 @@ fleets = st.lists(st.sampled_from([8, 12, 16, 24, 40, 80]), min_size=1, max_size
 kinds_of_links = st.sampled_from(["pcie", "nvlink", "nvlink-pairs", "sockets"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(fleets, st.sampled_from(sorted(MODELS)), st.sampled_from(["fp32", "bf16", "int8"]), kinds_of_links)
 def test_a_plan_never_exceeds_a_device_and_never_idles_one_without_saying_why(
     sizes: list[int], name: str, precision: str, link: str
@@ -194,7 +175,7 @@ def test_a_plan_never_exceeds_a_device_and_never_idles_one_without_saying_why(
     assert "(1)" in message
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     fleets,
     st.sampled_from([8, 16, 80]),
