@@ -34,7 +34,7 @@ def cut_page(
 
 
 def decode_cursor(cursor: str | None) -> int | None:
-    """The position behind which the page starts; None is the first page. Raises Problem."""
+    """Return the position behind which the page starts; None for the first page. Raise Problem."""
     if cursor is None:
         return None
     if not re.fullmatch(CURSOR, cursor):

@@ -79,7 +79,7 @@ class Dispatcher:
         return self._is_redis_full and not self._is_redis_away
 
     def begin_term(self) -> None:
-        """Trust nothing at the next look: the dispatcher before may have died between COMMIT and publishing."""
+        """Recall every dispatch at the next look: the dispatcher before may have died between COMMIT and publishing."""
         self._has_unrung = True
 
     def recall_lost_messages(self) -> bool:

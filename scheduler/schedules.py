@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 def fire_due_schedules(engine: Engine) -> int:
     """Return the number of due times that were dealt with. Each is a transaction: one that fails stops no other.
 
-    Raises SQLAlchemyError when Postgres is away.
+    Raise SQLAlchemyError when Postgres is away.
     """
     with engine.connect() as connection:
         due = list_due_schedules(connection)

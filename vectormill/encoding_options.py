@@ -11,7 +11,7 @@ from vectormill.domain.encoding import EncodingOptions, Option, list_options
 
 
 def type_of(option: Option) -> Any:
-    """bool, int, str or Literal["truncate", …]."""
+    """Return the type of an option: bool, int, str or Literal["truncate", …]."""
     return Literal[option.help.choices] if option.help.choices else option.kind
 
 

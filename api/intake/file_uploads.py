@@ -80,7 +80,7 @@ def file_too_large(limit: Limit) -> Problem:
 
 
 def read_purpose(fields: dict[str, str]) -> str:
-    """Return the purpose of the file. Raises Problem for any but the one that is supported."""
+    """Return the purpose of the file. Raise Problem for any but the one that is supported."""
     purpose = fields.get("purpose")
     if purpose == BATCH:
         return BATCH
@@ -131,7 +131,7 @@ def invalid_form(reason: str) -> Problem:
 class MultipartReader:
     """Reads a multipart form as a stream (RFC 7578): short `fields`, and the part `file`, whose bytes go to `take`.
 
-    `filename` is what the client calls the file, None until it came. Raises Problem for a form that cannot be read.
+    `filename` is what the client calls the file, None until it came. Raise Problem for a form that cannot be read.
     """
 
     def __init__(self, boundary: bytes, take: Callable[[bytes], None]) -> None:
@@ -163,14 +163,14 @@ class MultipartReader:
             raise invalid_form(_sentence(error)) from error
 
     def feed(self, block: bytes) -> None:
-        """Read the next block. Raises Problem, and whatever `take` raises."""
+        """Read the next block. Raise Problem, and whatever `take` raises."""
         try:
             self._parser.write(block)
         except FormParserError as error:
             raise invalid_form(_sentence(error)) from error
 
     def finish(self) -> None:
-        """End the form. Raises Problem when it is incomplete, or has no file."""
+        """End the form. Raise Problem when it is incomplete, or has no file."""
         if not self._is_whole:
             raise invalid_form("it ends before its last boundary")
         if self.filename is None:

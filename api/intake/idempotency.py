@@ -24,7 +24,7 @@ async def read_idempotency_key(
         ),
     ] = None,
 ) -> str | None:
-    """Return the Idempotency-Key as it is kept, which tells the API keys apart. Raises Problem."""
+    """Return the Idempotency-Key as it is kept, which tells the API keys apart. Raise Problem."""
     if idempotency_key is None:
         return None
     if not SENDABLE.fullmatch(idempotency_key):

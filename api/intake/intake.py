@@ -25,7 +25,7 @@ class Intake:
         self._num_bytes = 0
 
     def admit(self, connection: Connection) -> None:
-        """Count what waits. Raises Problem when that leaves no room for what was taken so far."""
+        """Count what waits. Raise Problem when that leaves no room for what was taken so far."""
         self._num_pending = count_pending_items(connection)
         self._refuse_overflow()
 
@@ -36,19 +36,21 @@ class Intake:
             raise too_large(self._most_bytes, "bytes")
 
     def take_items(self, count: int) -> None:
-        """Raises Problem when these items are too many for one job, or find no room."""
+        """Count items of the job. Raise Problem when they are too many for one job, or find no room."""
         self._num_items += count
         if self._num_items > self._most_items.value:
             raise too_large(self._most_items, "items")
         self._refuse_overflow()
 
     def look_again(self, engine: Engine) -> None:
-        """Others have submitted since an upload began. Raises Problem when they took the room."""
+        """Admit the job once more, since others have submitted since its upload began. Raise Problem when they took the
+        room.
+        """
         if self._num_pending is not None:
             self.look(engine)
 
     def look(self, engine: Engine) -> None:
-        """Admit with a connection of its own. Raises Problem."""
+        """Admit with a connection of its own. Raise Problem."""
         with engine.connect() as connection:
             self.admit(connection)
 

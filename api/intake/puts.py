@@ -85,11 +85,11 @@ class Puts:
 
     @property
     def num_waiting(self) -> int:
-        """The number of puts that wait to be written."""
+        """Return the number of puts that wait to be written."""
         return self._coalescer.num_waiting
 
     async def write(self, collection: str, item: Item) -> Followed:
-        """The job with the item, committed; say `wait` next. Raises what a submission raises."""
+        """Return the job with the item, committed; call `wait` next. Raise what a submission raises."""
         return await self._coalescer.ask(collection, item)
 
     async def wait(self, followed: Followed, seconds: float) -> PutEnd | None:
@@ -109,7 +109,7 @@ class Puts:
                     self._remove(followed.job_id)
 
     async def close(self) -> None:
-        """Waits for what is being written, and removes the jobs of those who were answered."""
+        """Wait for what is being written, and remove the jobs of those who were answered."""
         await self._coalescer.close()
         tasks = [task for task in (self._follower, self._remover) if task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -202,7 +202,7 @@ class Puts:
             self._remover = asyncio.create_task(self._remove_answered(), name="removal of puts")
 
     async def _remove_answered(self) -> None:
-        """Many at once and after their answers: nobody waits for it. What stays, the pruner removes."""
+        """Remove many jobs at once, after their answers: nobody waits for it. What stays, the pruner removes."""
         await asyncio.sleep(0 if self._is_stopping() else REMOVE_SECONDS)
         self._remover = None
         answered, self._answered = self._answered, []

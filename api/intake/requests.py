@@ -43,7 +43,7 @@ class UnreadableItem(Exception):
 
 
 def decode_json(document: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """The document as the decoder's type. Raises one of DECODING_ERRORS."""
+    """Decode the document as the decoder's type. Raise one of DECODING_ERRORS."""
     try:
         return decoder.decode(document)
     except msgspec.ValidationError:
@@ -68,7 +68,7 @@ def _read_float(digits: str) -> float:
 
 
 def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """A whole JSON body. Raises Problem naming the field, or the byte at which it stops being JSON."""
+    """Decode a whole JSON body. Raise Problem naming the field, or the byte at which it stops being JSON."""
     try:
         return decode_json(body, decoder)
     except DECODING_ERRORS as error:
@@ -76,7 +76,7 @@ def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def describe_decoding_error(error: Exception, subject: str, *, line: int | None = None) -> Problem:
-    """The problem for a document that cannot be decoded; `subject` opens the sentence."""
+    """Return the problem of a document that cannot be decoded; `subject` opens its sentence."""
     if not isinstance(error, msgspec.ValidationError):
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         return Problem(
@@ -91,20 +91,20 @@ def describe_decoding_error(error: Exception, subject: str, *, line: int | None 
 
 
 def split_path(message: str) -> tuple[str, str]:
-    """msgspec's "Expected `str`, got `int` - at `$.items[2].text`" as its reason and "items[2].text"."""
+    """Split msgspec's "Expected `str`, got `int` - at `$.items[2].text`" into its reason and "items[2].text"."""
     reason, _, path = message.partition(" - at `")
     return reason, path.removesuffix("`").removeprefix("$").removeprefix(".")
 
 
 def to_pointer(path: str) -> str:
-    """ "items[2].text" as the JSON pointer (RFC 6901) "/items/2/text"."""
+    """Return "items[2].text" as the JSON pointer (RFC 6901) "/items/2/text"."""
     parts = path.replace("[", ".").replace("]", "").split(".")
     return "".join(f"/{part}" for part in parts if part)
 
 
 def make_item(body: ItemBody, max_key_bytes: int, *, reads_pairs: bool = False) -> Item:
-    """The item that the chunk keeps. Raises UnreadableItem for a key or metadata that Postgres could not store, and for
-    a pair that nobody reads.
+    """Return the item that the chunk keeps. Raise UnreadableItem for a key or metadata that Postgres could not store,
+    and for a pair that nobody reads.
     """
     key = check_key(body.key, max_key_bytes)
     metadata = b"" if body.metadata is None else encode_metadata(body.metadata)
@@ -139,7 +139,7 @@ def _encode_text(body: ItemBody, *, reads_pairs: bool) -> bytes:
 
 
 def check_key(key: str, max_key_bytes: int) -> str:
-    """The key itself. Raises UnreadableItem for one that Postgres could not store."""
+    """Return the key itself. Raise UnreadableItem for one that Postgres could not store."""
     try:
         num_key_bytes = len(key.encode())
     except UnicodeEncodeError:
@@ -155,9 +155,9 @@ def check_key(key: str, max_key_bytes: int) -> str:
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
-    """JSON that Postgres takes as jsonb, and that an answer can hold.
+    """Encode metadata as JSON that Postgres takes as jsonb, and that an answer can hold.
 
-    It is written anew, because JSON has more numbers than `numeric`. Raises UnreadableItem.
+    It is written anew, because JSON has more numbers than `numeric`. Raise UnreadableItem.
     """
     try:
         encoded = msgspec.json.encode(metadata)

@@ -56,7 +56,7 @@ NDJSON_TYPES: Final = (
 async def receive_job(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> JobBody:
-    """Return the job that the request asks for, committed. Raises Problem and the errors of a submission."""
+    """Return the job that the request asks for, committed. Raise Problem and the errors of a submission."""
     media_type = read_media_type(request)
     with resources.gates.uploads.enter():
         if media_type in NDJSON_TYPES:
@@ -74,7 +74,7 @@ async def receive_document(
         body = await read_body(request, resources.settings, hold)
 
         def submit() -> JobBody:
-            """Two transactions for a small job: the checks, and the job as it is then told."""
+            """Check and make the job in two transactions, and return it as the second one saw it."""
             document = decode_body(body, JOB_DECODER)
             override(document, query, request.query_params)
             new_job, items = parse_document(document, resources, idempotency_key)
@@ -160,7 +160,7 @@ def parse_document(
 
 
 def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool) -> Iterator[Item]:
-    """Raises Problem naming the first item that cannot be kept."""
+    """Yield the items. Raise Problem naming the first one that cannot be kept."""
     for position, body in enumerate(bodies):
         try:
             yield make_item(body, max_key_bytes, reads_pairs=reads_pairs)
@@ -253,7 +253,7 @@ def is_storable(character: str) -> bool:
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:
-    """None for a body that comes as it is. Raises Problem for an encoding other than gzip."""
+    """Return what inflates the body; None when it comes as it is. Raise Problem for an encoding other than gzip."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("identity", ""):
         return None
@@ -268,7 +268,7 @@ def make_inflater(request: Request, settings: Settings) -> Inflater | None:
 
 
 async def read_blocks(request: Request) -> AsyncIterator[bytes]:
-    """The body in blocks of at least BLOCK_BYTES, the last one excepted."""
+    """Yield the body in blocks of at least BLOCK_BYTES, the last one excepted."""
     parts: list[bytes] = []
     num_bytes = 0
     async for part in request.stream():
@@ -282,9 +282,9 @@ async def read_blocks(request: Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
-    """The whole body, decompressed. `hold` takes its bytes, for as long as what is made of them is in memory.
+    """Return the whole body, decompressed. `hold` takes its bytes, for as long as what is made of them is in memory.
 
-    Raises Problem when it is too large, alone or beside others, as soon as that is known.
+    Raise Problem when it is too large, alone or beside others, as soon as that is known.
     """
     names = ("max_json_bytes", "max_json_bytes_at_once")
     limit = min((Limit.of(settings, name) for name in names), key=lambda limit: limit.value)

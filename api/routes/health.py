@@ -67,7 +67,9 @@ class Lookout:
 @serve(router, operations.SHOW_HEALTH)
 @serve(router, operations.SHOW_READINESS)
 async def get_readyz(request: Request) -> Response:
-    """Ready while Postgres is: without Redis jobs are taken as always, and are encoded when it is back."""
+    """Say that the service is ready while Postgres is: without Redis jobs are taken as always, and are encoded when it
+    is back.
+    """
     readiness: Readiness = await request.app.state.lookout.look()
     if readiness["postgres"]:
         return respond(operations.SHOW_READINESS, readiness)
@@ -77,7 +79,7 @@ async def get_readyz(request: Request) -> Response:
 
 @serve(router, operations.SHOW_METRICS)
 def get_metrics(resources: ResourcesDependency) -> Response:
-    """Prometheus text."""
+    """Return the metrics in Prometheus's text format."""
     return Response(generate_latest(resources.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

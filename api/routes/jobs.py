@@ -61,7 +61,7 @@ async def create_job(
 
 @serve(router, operations.LIST)
 def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     if query.state is not None and query.state not in JOB_STATES:
         detail = f"{query.state!r} is not a job state; the states are {', '.join(JOB_STATES)}."
         raise Problem(422, "invalid-request", detail, errors=[Place(detail, parameter="state")])
@@ -75,7 +75,7 @@ def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
 
 @serve(router, operations.SHOW)
 def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
-    """The job as it stands now."""
+    """Return the job as it stands now."""
     with resources.engine.connect() as connection:
         return tell_job(connection, find_job(connection, job_id))
 
@@ -142,7 +142,7 @@ def delete_job(resources: ResourcesDependency, job_id: JobId) -> None:
 
 @serve(router, operations.LIST_ERRORS)
 def get_errors(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) -> ItemErrorPage:
-    """The items that failed, in the order of submission."""
+    """List the items that failed, in the order of submission."""
     after = decode_cursor(query.after)
     with resources.engine.connect() as connection:
         errors = list_item_errors(connection, job_id, after=after, limit=query.limit + 1)
@@ -155,7 +155,7 @@ def get_errors(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) 
 
 @serve(router, operations.LIST_TRUNCATED)
 def get_truncated_items(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) -> TruncatedItemPage:
-    """The items of more than max_tokens that were cut, in the order of submission.
+    """List the items of more than max_tokens that were cut, in the order of submission.
 
     A page may have fewer than `limit` although more follow.
     """

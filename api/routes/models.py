@@ -22,7 +22,7 @@ router = APIRouter(tags=["models"])
 
 @serve(router, operations.LIST)
 def get_models(resources: ResourcesDependency) -> ModelList:
-    """The registered models by name."""
+    """List the registered models by name."""
     with resources.engine.connect() as connection:
         num_workers = count_workers(connection)
     registry = resources.registry
@@ -36,7 +36,7 @@ def get_models(resources: ResourcesDependency) -> ModelList:
 def get_model(
     resources: ResourcesDependency, name: Annotated[str, Path(description="The model's name.")]
 ) -> ModelBody:
-    """One registered model."""
+    """Return one registered model."""
     resources.registry.entry(name)
     with resources.engine.connect() as connection:
         num_workers = count_workers(connection)
@@ -76,6 +76,6 @@ def find_moment(card: ModelCard) -> int:
 
 @serve(router, worker_operations.LIST)
 def get_workers(resources: ResourcesDependency) -> WorkerList:
-    """The workers that gave a sign of life lately, with their own report of device, backend and precision."""
+    """List the workers that gave a sign of life lately, with their own report of device, backend and precision."""
     with resources.engine.connect() as connection:
         return WorkerList(data=[describe(WorkerBody, worker) for worker in list_workers(connection)])

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.serving import serve
-from api.streams.result_formats import RESULT_STREAMS
+from api.streams.result_streams import RESULT_STREAMS
 from api.streams.vector_streams import VECTOR_FORMATS, ResultResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
 from vectormill.domain.task import RESULT_ROUTES, VECTOR

@@ -18,7 +18,7 @@ Pages = Generator[RowPage, None, None]
 
 
 def write_ndjson(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pieces:
-    """One object a line: key, result, metadata and text, of what is wanted; the last line's key resumes."""
+    """Write one object a line: key, result, metadata and text, of what is wanted; the last line's key resumes."""
     columns = RESULT_COLUMNS[spec.result]
     with closing(pages):
         for page in pages:
@@ -49,7 +49,7 @@ def write_lines(spec: EncodingSpec, page: RowPage, inclusion: Inclusion, start: 
 
 
 def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pieces:
-    """Columns key, those of the result, metadata (JSON as string) and text, of those that are wanted."""
+    """Write the columns key, those of the result, metadata (JSON as string) and text, of those that are wanted."""
     columns = RESULT_COLUMNS[spec.result]
     fields = [pa.field("key", pa.string(), nullable=False)]
     if inclusion.result:

@@ -27,7 +27,7 @@ class Inflater:
         self._has_input = False
 
     def feed(self, block: bytes) -> Iterator[bytes]:
-        """Pieces of at most PIECE_BYTES. Raises Problem when the block is not gzip, or means too much."""
+        """Yield pieces of at most PIECE_BYTES. Raise Problem when the block is not gzip, or inflates to too much."""
         self._num_received += len(block)
         data, piece = block, b""
         while data or len(piece) == PIECE_BYTES:
@@ -56,6 +56,6 @@ class Inflater:
                 yield piece
 
     def finish(self) -> None:
-        """Raises Problem when the last member has no end."""
+        """Raise Problem when the last member has no end."""
         if self._has_input and not self._member.eof:
             raise Problem(400, "invalid-gzip", "The gzip body ends before its last member does.")

@@ -36,7 +36,7 @@ class ItemReader:
         self._num_lines = 0
 
     def read(self, block: bytes) -> Items:
-        """The items of all lines that end in this block."""
+        """Return the items of all lines that end in this block."""
         end = block.rfind(b"\n") + 1
         if not end:
             self._keep(block)
@@ -47,7 +47,7 @@ class ItemReader:
         return self._read_lines(lines)
 
     def finish(self) -> Items:
-        """The item of a last line that has no newline."""
+        """Return the item of a last line that has no newline."""
         line = b"".join(self._unfinished)
         return self._read_lines(line + b"\n") if line else NO_ITEMS
 
@@ -59,7 +59,7 @@ class ItemReader:
             raise self._too_long(self._num_lines + 1)
 
     def _read_lines(self, lines: bytes) -> Items:
-        """`lines` ends with a newline."""
+        """Return the items of these lines, of which the last ends with a newline too."""
         if self._num_lines == 0:
             lines = lines.removeprefix(BYTE_ORDER_MARK)
         num_lines = lines.count(b"\n")
@@ -78,7 +78,7 @@ class ItemReader:
         return items
 
     def _decode_together(self, lines: bytes, num_lines: int) -> list[ItemBody] | None:
-        """One body per line; None when any line is blank, wrong or too long, which only the slow way can tell."""
+        """Return a body per line; None when any line is blank, wrong or too long, which only the slow way can tell."""
         if len(lines) > self._max_line_bytes or not is_object_per_line(lines, num_lines):
             return None
         try:

@@ -32,21 +32,21 @@ class ResultColumns(Protocol):
         ...
 
     def measure(self, results: Results) -> int:
-        """Bytes of a row as JSON, about."""
+        """Return about how many bytes a row has as JSON."""
         ...
 
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        """For each row what an object has of it: a comma, a name and a value, as often as there are some."""
+        """Return for each row its part of an object: a comma, a name and a value, as often as there are some."""
         ...
 
     def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        """The first row, as an object of its own."""
+        """Return the first row as an object of its own."""
         ...
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]: ...
 
     def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
-        """One for each field."""
+        """Return an array for each field."""
         ...
 
 

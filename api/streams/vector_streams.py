@@ -69,7 +69,7 @@ def delivered_type(job: Job) -> VectorType:
 
 
 def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
-    """One object a line; items without a vector are left out."""
+    """Write one object a line; items without a vector are left out."""
     with closing(blocks):
         for block in blocks:
             keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
@@ -82,7 +82,7 @@ def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
 
 
 def write_lines(keys: list[str], rows: Rows) -> bytes:
-    """One object a line; `rows` is [len(keys), width]."""
+    """Return one object a line; `rows` is [len(keys), width]."""
     parts: list[bytes | memoryview] = []
     for key, row in zip(keys, NUMBER_FORMATS[rows.dtype].write(rows), strict=True):
         parts += (b'{"key":', msgspec.json.encode(key), b',"embedding":[', row.data, b"}\n")
@@ -90,7 +90,7 @@ def write_lines(keys: list[str], rows: Rows) -> bytes:
 
 
 def write_npy(job: Job, blocks: Blocks) -> Pieces:
-    """[num_items, width] in the order of submission; the row of an item without a vector is NaN, or zeros."""
+    """Write [num_items, width] in the order of submission; the row of an item without a vector is NaN, or zeros."""
     kind = delivered_type(job)
     with closing(blocks):
         yield npy_header(job)
@@ -111,7 +111,7 @@ def npy_header(job: Job) -> bytes:
 
 
 def measure_npy(job: Job) -> int:
-    """The bytes of the whole npy stream."""
+    """Return the number of bytes of the whole npy stream."""
     kind = delivered_type(job)
     return len(npy_header(job)) + np.dtype(kind.row).itemsize * job.num_items * kind.width(
         job.spec.dimensions
@@ -140,7 +140,7 @@ class PieceSink(io.RawIOBase):
 
 
 def write_parquet(job: Job, blocks: Blocks) -> Pieces:
-    """Columns key (string) and embedding (fixed_size_list of numbers); items without a vector are left out."""
+    """Write columns key (string) and embedding (fixed_size_list of numbers); items without a vector are left out."""
     kind = delivered_type(job)
     number = np.dtype(kind.row)
     width = kind.width(job.spec.dimensions)
@@ -166,7 +166,7 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
 
 
 def choose_group_bytes(job: Job) -> int:
-    """Bytes of a row group with which the copies of one and the footer of all take the least memory together."""
+    """Return the size of row groups at which the copies of one and the footer of all take the least memory."""
     kind = delivered_type(job)
     total_bytes = job.num_items * kind.width(job.spec.dimensions) * np.dtype(kind.row).itemsize
     return max(SMALLEST_GROUP_BYTES, math.isqrt(total_bytes * FOOTER_BYTES // GROUP_COPIES))
@@ -175,7 +175,7 @@ def choose_group_bytes(job: Job) -> int:
 def gather_rows(
     blocks: Iterator[VectorBlock], num_rows: int, number: "np.dtype[Any]"
 ) -> Iterator[tuple[list[str], Rows]]:
-    """Keys and rows [n, width] of `number` of the items that have a vector, about `num_rows` at a time."""
+    """Yield keys and rows [n, width] of `number` of the items that have a vector, about `num_rows` at a time."""
     keys: list[str] = []
     parts: list[Rows] = []
     for block in blocks:
@@ -189,7 +189,7 @@ def gather_rows(
 
 
 def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[list[str], Rows]]:
-    """Parts of nearly one size, as many as have `num_rows` at least."""
+    """Yield parts of nearly one size, as many as have `num_rows` at least."""
     num_parts = max(1, len(keys) // num_rows)
     ends = [len(keys) * part // num_parts for part in range(num_parts + 1)]
     for start, end in pairwise(ends):

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from tests.architecture.sources import PACKAGES, ROOT, find_sources, parse
-from tests.unit.jobs.test_transition import TRANSITIONS
+from tests.unit.jobs.test_job import TRANSITIONS
 from vectormill.jobs.job import DELETING, JOB_STATES
 from worker.encoder.backends import BACKENDS
 

@@ -21,7 +21,6 @@ TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
 REFUSED: Final = "tests/unit/deployment/test_refused_models.py"
 UNLOADED: Final = "tests/integration/jobs/test_failing_workers.py"
-GUARDS: Final = "tests/integration/chunks/test_guards.py"
 WORLDS: Final = (
     "tests/integration/interleavings/test_interleavings.py::"
     "test_no_overlap_of_transactions_loses_doubles_or_blocks_anything --first-seed 0 --interleavings 150"
@@ -64,14 +63,14 @@ MUTANTS: Final = (
         "vectormill/jobs/completion.py",
         "RETURNING num_open_chunks = 0 AS is_finished",
         "RETURNING true AS is_finished",
-        (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
+        (f"{PROTOCOL}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
     ),
     Mutant(
         "the job's counter returns nothing",
         "vectormill/jobs/completion.py",
         "    RETURNING num_open_chunks = 0 AS is_finished\n",
         "",
-        (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
+        (f"{PROTOCOL}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
     ),
     Mutant(
         "a flush of Redis is not noticed",
@@ -109,14 +108,14 @@ MUTANTS: Final = (
         "vectormill/jobs/jobs.py",
         '    connection.execute(LOCK_CHUNKS, {"job_id": job_id})\n',
         "",
-        (f"{GUARDS}::test_a_query_is_removed_while_a_worker_commits_it_and_neither_waits_for_the_other",),
+        (f"{LOCK_ORDER}::test_the_query_of_a_search_is_removed_while_a_worker_commits_it",),
     ),
     Mutant(
         "a silent upload yields its key even when it is a job already",
         "vectormill/jobs/deletion.py",
         "WHERE idempotency_key = :key AND state = 'uploading'",
         "WHERE idempotency_key = :key",
-        (f"{GUARDS}::test_a_job_keeps_its_idempotency_key_however_long_nothing_moves_in_it",),
+        (f"{PROTOCOL}::test_a_job_keeps_its_idempotency_key_however_long_nothing_moves_in_it",),
     ),
     Mutant(
         "a part is written although its upload was removed",
@@ -137,7 +136,7 @@ MUTANTS: Final = (
         "vectormill/jobs/chunks.py",
         "WHERE chunk.fence = held.fence AND chunk.state = 'leased'\n           FOR",
         "WHERE chunk.state = 'leased'\n           FOR",
-        (f"{GUARDS}::test_a_worker_that_lost_its_lease_does_not_renew_its_successors",),
+        (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_does_not_renew_its_successors",),
     ),
     Mutant(
         "a claim takes what another worker holds",

@@ -147,7 +147,7 @@ def queue_key(space: str) -> str:
 
 
 def listeners_key(space: str) -> str:
-    """There while a worker takes from that list."""
+    """Return the key that is there while a worker takes from that list."""
     return f"{PREFIX}{space}:listeners"
 
 

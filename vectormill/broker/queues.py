@@ -58,7 +58,7 @@ class QueueReader:
 
 
 def _task_id(message: bytes) -> str:
-    """Empty for what is not a message of ours: whoever reaches Redis can write there."""
+    """Return the task id of a message; empty for what is not ours, since whoever reaches Redis can write there."""
     try:
         return str(json.loads(message)["headers"]["id"])
     except (ValueError, KeyError, TypeError):
@@ -109,9 +109,9 @@ class Sentinel:
         self._run_id: str | None = None
 
     def has_lost_content(self) -> bool:
-        """True once after every loss, and at the first look unless an earlier scheduler's key is still there.
+        """Return True once after every loss, and at the first look unless an earlier scheduler's key is still there.
 
-        Raises redis.exceptions.RedisError while Redis is away.
+        Raise redis.exceptions.RedisError while Redis is away.
         """
         value: bytes | str | None = self._redis.get(SENTINEL_KEY)
         run_id = self._redis.info("server")["run_id"]

@@ -36,7 +36,7 @@ def make_once(
 ) -> str:
     """Return the id of what `make` makes, or of what an earlier request with this key and content has made.
 
-    Keys of two operations are two. Raises IdempotencyMismatch for a key that came with other content.
+    Keys of two operations are two. Raise IdempotencyMismatch for a key that came with other content.
     """
     if idempotency_key is None:
         return make()

@@ -27,7 +27,7 @@ LIMIT_LOCK_WAIT = text("SELECT set_config('lock_timeout', :timeout, true)")
 
 
 def limit_lock_wait(connection: Connection, milliseconds: int) -> None:
-    """Until the transaction ends, no lock is waited for longer."""
+    """Let no statement wait longer for a lock, until the transaction ends."""
     connection.execute(LIMIT_LOCK_WAIT, {"timeout": f"{milliseconds}ms"})
 
 
@@ -35,7 +35,7 @@ LIMIT_TIME = text("SELECT set_config('statement_timeout', :timeout, true)")
 
 
 def limit_time(connection: Connection, seconds: float) -> None:
-    """Until the transaction ends, no statement takes longer."""
+    """Let no statement take longer, until the transaction ends."""
     connection.execute(LIMIT_TIME, {"timeout": f"{math.ceil(seconds * 1000)}ms"})
 
 
@@ -50,7 +50,7 @@ def act_in_short_locks(
     """Return the result of `act`, done in one transaction in which no lock is waited for longer than
     LOCK_MILLISECONDS.
 
-    `wait` is called between two tries and may raise. Raises LocksHeld when there was no way through for so long.
+    `wait` is called between two tries and may raise. Raise LocksHeld when there was no way through for so long.
     """
     until = clock() + patience_seconds
     while True:

@@ -65,7 +65,7 @@ def blames_a_value(error: Exception) -> bool:
 
 
 def describe_refusal(error: Exception) -> str:
-    """The database's own sentence, without the values that it quotes in the others."""
+    """Return the database's own sentence, without the values that it quotes in the others."""
     cause, sqlstate = _find_cause(error)
     diagnosis = getattr(cause, "diag", None)
     message = getattr(diagnosis, "message_primary", None) or type(error).__name__
@@ -73,7 +73,7 @@ def describe_refusal(error: Exception) -> str:
 
 
 def _find_cause(error: Exception) -> tuple[BaseException | None, str | None]:
-    """The driver's error and its SQLSTATE; None when the database was not asked."""
+    """Return the driver's error and its SQLSTATE; None when the database was not asked."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(cause, Exception) or isinstance(cause, SQLAlchemyError):
         return None, None

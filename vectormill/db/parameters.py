@@ -44,19 +44,19 @@ class WireArrayDumper(Dumper):
 
 
 def accept_arrays(context: Cursor[Any] | Connection[Any]) -> None:
-    """Lets statements of this cursor, or of all cursors of this connection, have arrays as parameters."""
+    """Let statements of this cursor, or of all cursors of this connection, have arrays as parameters."""
     context.adapters.register_dumper(WireArray, WireArrayDumper)
 
 
 def find_type(cursor: Cursor[Any], name: str) -> int:
-    """The OID of a type that an extension brings: another one in each database."""
+    """Return the OID of a type that an extension brings, which differs between databases; 0 without it."""
     row = cursor.execute("SELECT to_regtype(%(name)s::text)::oid::bigint", {"name": name}).fetchone()
     assert row is not None
     return int(row[0] or 0)
 
 
 def make_bytes_array(oid: int, values: Sequence[bytes], *, empty_is_null: bool = False) -> WireArray:
-    """An array of a type whose binary form is its bytes, such as text (in UTF-8) or bytea."""
+    """Return an array of a type whose binary form is its bytes, such as text (in UTF-8) or bytea."""
     lengths = np.fromiter(map(len, values), dtype=">i4", count=len(values))
     is_null = (lengths == 0) & empty_is_null
     lengths[is_null] = _NULL
@@ -65,14 +65,14 @@ def make_bytes_array(oid: int, values: Sequence[bytes], *, empty_is_null: bool =
 
 
 def make_places_array(places: Sequence[int]) -> WireArray:
-    """An array of bigint."""
+    """Return an array of bigint."""
     array, elements = open_array(INT8_OID, len(places), 8)
     elements[:] = np.array(places, dtype=">i8").view(np.uint8).reshape(-1, 8)
     return array
 
 
 def open_array(oid: int, num_elements: int, element_bytes: int) -> tuple[WireArray, npt.NDArray[np.uint8]]:
-    """An array of elements that are all equally long, and a view [num_elements, element_bytes] to write them to."""
+    """Return an array of elements of one length, and a view [num_elements, element_bytes] to write them to."""
     content = np.empty(_HEADER_BYTES + num_elements * (_LENGTH_BYTES + element_bytes), dtype=np.uint8)
     content[:_HEADER_BYTES] = np.frombuffer(_header(oid, num_elements), dtype=np.uint8)
     elements = content[_HEADER_BYTES:].reshape(num_elements, _LENGTH_BYTES + element_bytes)
@@ -85,5 +85,5 @@ def _header(oid: int, num_elements: int, *, has_null: bool = False) -> bytes:
 
 
 def to_jsonb(value: Any) -> str:
-    """JSON text for a parameter that the statement casts to jsonb."""
+    """Return JSON text for a parameter that the statement casts to jsonb."""
     return json.dumps(value, separators=(",", ":"))

@@ -7,7 +7,9 @@ from typing import Final
 
 
 def find_scripts(package: Path) -> Path:
-    """Beside the packages in a checkout; inside of this one where setup.py has put them, which is in every wheel."""
+    """Return the folder of migrations: beside the packages in a checkout, and in this package, where setup.py puts it,
+    in a wheel.
+    """
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "alembic"
 

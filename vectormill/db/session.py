@@ -10,7 +10,7 @@ SESSION_OPTIONS = "-c idle_in_transaction_session_timeout=60000 -c lock_timeout=
 def make_engine(
     url: str, *, application_name: str, pool_size: int = 5, max_overflow: int | None = None
 ) -> Engine:
-    """An engine whose connections notice a dead server within half a minute.
+    """Return an engine whose connections notice a dead server within half a minute.
 
     `pool_size` connections are kept, and `max_overflow` more are opened while they are needed, else as many again. The
     pool gives a connection up after `pool_timeout` instead of waiting for ever, and tests each one before use, so that

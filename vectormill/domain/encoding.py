@@ -181,7 +181,7 @@ class RequestedOptions(EncodingOptions):
     ] = None
 
     def resolve(self) -> EncodingOptions:
-        """The options by their names of today. Raises ValueError when both names are given and differ."""
+        """Return the options by their names of today. Raise ValueError when both names are given and differ."""
         given = asdict(self)
         truncate = given.pop("truncate")
         if truncate is None:
@@ -223,7 +223,7 @@ class RequestedArguments(OptionArguments, total=False):
 
 
 def list_options(options: type[EncodingOptions]) -> tuple[Option, ...]:
-    """In the order in which they are written."""
+    """List the options in the order in which they are written."""
     found = []
     for name, hint in get_type_hints(options, include_extras=True).items():
         union, told = get_args(hint)

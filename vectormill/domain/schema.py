@@ -38,7 +38,7 @@ RESERVED_TOKENS: Final = (
 
 
 def parse_schema(content: str) -> Schema:
-    """The schema of this JSON, as check_schema gives it. Raises InvalidOption."""
+    """Return the schema of this JSON, as check_schema gives it. Raise InvalidOption."""
     if len(content) > MAX_SCHEMA_CHARS:
         raise InvalidOption(
             f"schema: has {len(content)} characters of JSON, and at most {MAX_SCHEMA_CHARS} are allowed."
@@ -66,7 +66,7 @@ class _Object(dict[str, object]):
 def check_schema(schema: object) -> Schema:
     """Return the schema with its types in the order of their code points, and `{}` as None.
 
-    Raises InvalidOption, which names the place: "schema.人物.出生地: …".
+    Raise InvalidOption, which names the place: "schema.人物.出生地: …".
     """
     checked = _check_types(schema, "schema", 1)
     if checked is None:
@@ -80,14 +80,14 @@ def check_schema(schema: object) -> Schema:
 
 
 def list_types(schema: Schema, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Each type as its path from the root, parents before their children."""
+    """List each type as its path from the root, parents before their children."""
     for name, children in schema.items():
         yield (*above, name)
         yield from list_types(children or {}, (*above, name))
 
 
 def list_leaves(schema: Schema | None, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of the types that have no children, from the root."""
+    """List the paths, from the root, of the types that have no children."""
     if not schema:
         yield above
         return
@@ -158,7 +158,7 @@ class PromptEstimate:
         self._hints = [cost - EMPTY_HINT_COST for cost in _list_hint_costs(schema, count)]
 
     def of(self, num_text_tokens: int) -> int:
-        """The tokens of all sequences of a text of so many."""
+        """Return the tokens of all sequences of a text of so many tokens."""
         return sum(count_window_tokens(hint, num_text_tokens) for hint in self._hints)
 
 

@@ -55,7 +55,7 @@ LARGEST_ID: Final = (1 << 31) - 1
 
 
 def write_token_ids(ids: Sequence[int]) -> bytes:
-    """The ids, each from 0 to LARGEST_ID, as what is hashed, told apart and stored like any text."""
+    """Encode token ids, each from 0 to LARGEST_ID, as a text that is hashed, compared and stored like any other."""
     return IDS_MARK + ",".join(map(str, ids)).encode()
 
 

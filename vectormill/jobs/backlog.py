@@ -111,10 +111,10 @@ COUNT_OPEN_JOBS = text(f"""
 
 
 def count_open_jobs(connection: Connection) -> list[OpenJobs]:
-    """Jobs that have not ended, by model and state."""
+    """Count jobs that have not ended, by model and state."""
     return [OpenJobs(*row) for row in connection.execute(COUNT_OPEN_JOBS)]
 
 
 def count_backlog(connection: Connection) -> list[Backlog]:
-    """Chunks that are not ended, by model and state."""
+    """Count chunks that have not ended, by model and state."""
     return [Backlog(*row) for row in connection.execute(COUNT_BACKLOG)]

@@ -46,7 +46,7 @@ class Bottleneck:
 
 
 def share_stages(stage_seconds: Mapping[str, float], elapsed_seconds: float) -> dict[str, float]:
-    """Busy seconds of each stage per second in which a worker held a chunk.
+    """Return the busy seconds of each stage per second in which a worker held a chunk.
 
     A share of `run` is one of the device and at most 1. Other shares are of one thread: 2 says that two threads were
     busy with it all the time.

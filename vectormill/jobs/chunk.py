@@ -60,7 +60,7 @@ class Claim:
     traceparent: str | None = None  # of the request that submitted the job
 
     def check_space(self) -> None:
-        """Raises SpecMismatch when the generation holds vectors of another space than the job's."""
+        """Raise SpecMismatch when the generation holds vectors of another space than the job's."""
         ours = self.spec.fingerprint()
         if self.generation_fingerprint not in (None, ours):
             raise SpecMismatch(
@@ -69,7 +69,9 @@ class Claim:
             )
 
     def wanted_items(self, start: int, stop: int) -> list[int] | None:
-        """Positions, counted from `start`, that are to be encoded between `start` and `stop`; None means all."""
+        """Return the positions, counted from `start`, that are to be encoded between `start` and `stop`; None means
+        all.
+        """
         if self.only_items is None:
             return None
         return [item - start for item in self.only_items if start <= item < stop]
@@ -126,7 +128,8 @@ _SPECIAL_TOKENS: Final = 2
 
 
 def estimate_tokens(text: bytes) -> int:
-    """Tokens of UTF-8 text without the special ones: one for four letters of ASCII, and one for each of Chinese.
+    """Estimate the tokens of UTF-8 text without the special ones: one for four letters of ASCII, and one for each of
+    Chinese.
 
     (3 bytes - letters) / 8 is a quarter of one-byte letters, five eighths of two-byte ones (Cyrillic, Greek: one token
     with an English vocabulary, four letters with a multilingual one) and all of three-byte ones.
@@ -168,7 +171,7 @@ class TokenEstimate:
 
 
 def choose_chunk_tokens(num_tokens_before: int) -> int:
-    """With how many tokens the next chunk of a job is closed, of which so many have come already."""
+    """Return the number of tokens at which the next chunk of a job is closed, after so many have come already."""
     return min(max(num_tokens_before // _SHARE, SMALLEST_CHUNK_TOKENS), LARGEST_CHUNK_TOKENS)
 
 
@@ -180,7 +183,7 @@ _NOTHING = msgspec.msgpack.encode(b"")
 
 
 def encode_payload(items: Sequence[Item]) -> bytes:
-    """The blob of `items`: zstd over MessagePack, in the order given."""
+    """Return the blob of `items`: zstd over MessagePack, in the order given."""
     columns = Items.of(items)
     rows = list(zip(columns.keys, columns.texts, columns.metadata, strict=True))
     return _compress(msgspec.msgpack.encode(rows))
@@ -191,19 +194,19 @@ def _compress(rows: bytes) -> bytes:
 
 
 def decode_payload(blob: bytes) -> Items:
-    """The items of a blob made by `encode_payload`, as columns."""
+    """Return the items of a blob made by `encode_payload`, as columns."""
     rows = zstandard.ZstdDecompressor().decompress(blob, max_output_size=_MAX_PAYLOAD_BYTES)
     decoded = _DECODER.decode(rows)
     return Items(*zip(*decoded, strict=True)) if decoded else Items((), (), ())
 
 
 def read_keys(blob: bytes) -> list[str]:
-    """The keys of a blob's items; their texts are passed over."""
+    """Return the keys of a blob's items; their texts are passed over."""
     return [key for key, _, _ in _read_raw(blob)]
 
 
 def empty_items(blob: bytes, keys: Set[str]) -> tuple[bytes | None, int]:
-    """The blob without text and metadata of the items with these keys, and how many had any; None when none had."""
+    """Return the blob without text and metadata of the items with these keys, and how many had any; else None."""
     rows = _read_raw(blob)
     places = [
         place
@@ -223,7 +226,7 @@ def _read_raw(blob: bytes) -> list[tuple[str, msgspec.Raw, msgspec.Raw]]:
 
 
 def load_payload(connection: Connection, chunk_id: int) -> Items:
-    """The items of a chunk. Raises PayloadGone when the pruner has removed them."""
+    """Return the items of a chunk. Raise PayloadGone when the pruner has removed them."""
     row = connection.execute(
         text("SELECT items, places FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"),
         {"chunk_id": chunk_id},
@@ -232,7 +235,7 @@ def load_payload(connection: Connection, chunk_id: int) -> Items:
 
 
 def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None = None) -> Items:
-    """The items of a chunk whose blob was read with its claim. Raises PayloadGone when there is none."""
+    """Return the items of a chunk whose blob was read with its claim. Raise PayloadGone when there is none."""
     if blob is None:
         raise PayloadGone(f"Chunk {chunk_id} has no texts any more; its job's retention has ended.")
     items = decode_payload(blob)

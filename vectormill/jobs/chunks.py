@@ -74,7 +74,7 @@ class ClaimedChunk:
 def claim_chunk(
     connection: Connection, chunk_id: int, owner: str, model: str, lease_seconds: float
 ) -> ClaimedChunk | None:
-    """Takes the lease of a chunk for a worker of this model. Needs no transaction around it.
+    """Take the lease of a chunk for a worker of this model. Needs no transaction around it.
 
     None when the message is a duplicate, stale or forged (another model's), or the job is not to be worked on.
     """
@@ -131,7 +131,7 @@ RENEW_LEASES = text("""
 
 
 def renew_leases(connection: Connection, claims: Sequence[Claim], lease_seconds: float) -> dict[int, str]:
-    """Renews all leases of a worker; answers chunk id -> state of its job. A chunk that is missing was lost."""
+    """Renew all leases of a worker. Return the state of the job by chunk id; a chunk that is missing was lost."""
     values = {
         "lease_seconds": lease_seconds,
         "chunk_ids": [claim.chunk_id for claim in claims],
@@ -237,11 +237,11 @@ DELETE_CONTENT = text("""
 
 
 def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
-    """Replaces a chunk that ends its workers by two halves, so that its other items are freed from the one to blame.
+    """Replace a chunk that ends its workers by two halves, so that its other items are freed from the one to blame.
 
     Either half may hold that one, so a loss is remembered against both.
 
-    Runs in the caller's transaction. Raises LeaseLost. A chunk of one item is not split: fail it with its reason.
+    Runs in the caller's transaction. Raise LeaseLost. A chunk of one item is not split: fail it with its reason.
     """
     if (
         connection.execute(
@@ -305,7 +305,7 @@ class ChunkPosition:
 
 
 def find_chunk(connection: Connection, chunk_id: int) -> ChunkPosition | None:
-    """State and fence of a chunk; None when its job was deleted."""
+    """Return the state and fence of a chunk; None when its job was deleted."""
     row = connection.execute(
         text("SELECT state, fence FROM vectormill.chunks WHERE id = :chunk_id"), {"chunk_id": chunk_id}
     ).one_or_none()

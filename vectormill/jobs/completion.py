@@ -99,13 +99,13 @@ def complete_chunk(
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None = None,
 ) -> bool:
-    """Commits a chunk inside the caller's transaction; True when this ended the job.
+    """Commit a chunk inside the caller's transaction. Return True when this ended the job.
 
     `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `results` their vectors in
     the same order, rows of float32 [dimensions]; those named in `outcome.failures` are not stored and may be anything.
     For int8 the ranges of the spec's space are kept already.
     `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
-    Raises LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
+    Raise LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
     """
     claim.check_space()
     if claim.spec.result == RECORD:
@@ -165,7 +165,7 @@ def _complete_records(
 
 
 def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
-    """Records of items as a collection keeps them; one that jsonb refuses would make the server refuse all."""
+    """Return records as a collection keeps them; one that jsonb refuses would make the server refuse all."""
     grouped, failures = {}, {}
     for item, record in found.items():
         try:
@@ -183,7 +183,7 @@ def _upsert(
     stored: npt.NDArray[np.int64],
     results: Results,
 ) -> None:
-    """Writes the results of the items at `stored` [n] into the job's generation."""
+    """Write the results of the items at `stored` [n] into the job's generation."""
     upsert_rows(
         connection,
         generation_id,
@@ -235,7 +235,7 @@ def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
 def _leave_out(
     failures: Collection[int], encoded: npt.NDArray[np.int64], results: Ragged, dimensions: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """The positions that did not fail, and their vectors float32 [n, dimensions]; a view when none failed."""
+    """Return the positions that did not fail, and their vectors float32 [n, dimensions]; a view when none failed."""
     if not failures:
         return encoded, results.matrix.reshape(-1, dimensions)
     rows = np.flatnonzero(~np.isin(encoded, np.fromiter(failures, dtype=np.int64, count=len(failures))))
@@ -245,7 +245,7 @@ def _leave_out(
 def _find_unstorable(
     stored: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
 ) -> dict[int, ItemFailure]:
-    """Items whose vector would overflow float16; one of them would make the server refuse all."""
+    """Find items whose vector would overflow float16; one of them would make the server refuse all."""
     if max(vectors.max(initial=0), -vectors.min(initial=0)) <= MAX_HALF:
         return {}
     too_large = stored[np.abs(vectors).max(axis=1) > MAX_HALF]
@@ -329,13 +329,13 @@ NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
 
 
 def cancel_chunk(connection: Connection, claim: Claim) -> None:
-    """Ends a chunk whose job is being cancelled; the last one makes the job `cancelled`. Raises LeaseLost."""
+    """End a chunk whose job is being cancelled; the last one makes the job `cancelled`. Raise LeaseLost."""
     _end_under_fence(connection, claim, CANCELLED)
     _count_chunk(connection, claim, NOTHING, 0, 0)
 
 
 def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], failure: ItemFailure) -> bool:
-    """Ends a chunk none of whose items can be encoded, with one reason for all. Raises LeaseLost."""
+    """End a chunk none of whose items can be encoded, with one reason for all. Raise LeaseLost."""
     wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
     failures = dict.fromkeys(wanted, failure)
     _end_under_fence(connection, claim, FAILED)

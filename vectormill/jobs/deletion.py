@@ -18,7 +18,7 @@ DISCARD_JOB = text("""
 
 
 def discard_job(connection: Connection, job_id: UUID) -> None:
-    """Makes an ended job vanish. Raises JobNotFound, and WrongJobState for a job that has not ended."""
+    """Make an ended job vanish. Raise JobNotFound, and WrongJobState for a job that has not ended."""
     job = lock_job(connection, job_id)
     connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state_after_delete(job.state)})
 
@@ -34,7 +34,7 @@ DISCARD_UPLOAD = text("""
 
 
 def discard_upload(connection: Connection, job_id: UUID) -> None:
-    """Removes what a submission has written so far; a job that was completed meanwhile stays."""
+    """Remove what a submission has written so far; a job that was completed meanwhile stays."""
     connection.execute(DISCARD_UPLOAD, {"job_id": job_id})
 
 
@@ -46,7 +46,7 @@ DISCARD_SILENT_UPLOAD = text("""
 
 
 def discard_silent_upload(connection: Connection, key: str, timeout_seconds: float) -> None:
-    """Frees the Idempotency-Key of an upload whose client has been silent for so long."""
+    """Free the Idempotency-Key of an upload whose client has been silent for so long."""
     connection.execute(DISCARD_SILENT_UPLOAD, {"key": key, "timeout": timeout_seconds})
 
 
@@ -76,12 +76,12 @@ DISCARD_EXPIRED_JOBS = text("""
 
 
 def discard_stale_uploads(connection: Connection, timeout_seconds: float) -> int:
-    """Uploads whose client has been silent for long; how many."""
+    """Discard uploads whose client has been silent for long. Return how many."""
     return len(connection.execute(DISCARD_STALE_UPLOADS, {"timeout": timeout_seconds}).all())
 
 
 def discard_expired_jobs(connection: Connection, retention_seconds: float, limit: int = 1000) -> int:
-    """Ended jobs past their retention, the oldest first; how many."""
+    """Discard ended jobs past their retention, the oldest first. Return how many."""
     values = {"retention": retention_seconds, "limit": limit}
     return len(connection.execute(DISCARD_EXPIRED_JOBS, values).all())
 
@@ -106,7 +106,7 @@ PUT_KEPT_SECONDS: Final = 600.0
 def discard_ended_puts(
     connection: Connection, kept_seconds: float = PUT_KEPT_SECONDS, limit: int = 1000
 ) -> int:
-    """Jobs of puts that ended so long ago; how many."""
+    """Discard jobs of puts that ended so long ago. Return how many."""
     values = {"kept_seconds": float(kept_seconds), "limit": limit}
     return len(connection.execute(DISCARD_ENDED_PUTS, values).all())
 
@@ -136,7 +136,7 @@ DELETE_EMPTY_JOB = text("""
 
 
 def delete_batch(connection: Connection, max_chunks: int, max_errors: int) -> bool | None:
-    """Removes so much of a discarded job at the most; whether the job is gone with it. None when there is none."""
+    """Delete at most so much of a discarded job. Return whether the job is gone with it; None when there is none."""
     job_id = connection.execute(FIND_DISCARDED_JOB).scalar_one_or_none()
     if job_id is None:
         return None
@@ -178,5 +178,5 @@ DELETE_DEAD_WORKERS = text("""
 
 
 def delete_dead_workers(connection: Connection) -> int:
-    """Workers that have been silent for a day."""
+    """Delete workers that have been silent for a day. Return how many."""
     return len(connection.execute(DELETE_DEAD_WORKERS).all())

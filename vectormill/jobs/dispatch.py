@@ -110,7 +110,7 @@ LIST_AGED_JOBS = text(f"""
 def list_aged_jobs(
     connection: Connection, models: Sequence[str], ageing_seconds: float, limit: int
 ) -> list[UUID]:
-    """Jobs that have waited long enough to be lifted, at most `limit` of each model, those to be served first."""
+    """List jobs that have waited long enough to be lifted, at most `limit` of each model, those to be served first."""
     values = {"models": list(models), "ageing_seconds": float(ageing_seconds), "limit": limit}
     return list(connection.execute(LIST_AGED_JOBS, values).scalars())
 
@@ -143,7 +143,7 @@ LIST_ROOMS = text("""
 
 
 def list_rooms(connection: Connection, alive_seconds: float) -> list[WorkerRoom]:
-    """Room and what takes it by model, for models with a worker that has lately given a sign of life.
+    """List the room, and what takes it, of each model with a worker that has lately given a sign of life.
 
     A worker that asks for no tokens is given as many chunks as it has slots, however large.
     """
@@ -180,7 +180,7 @@ MARK_QUEUED = text("""
 
 
 def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> list[Dispatch]:
-    """Marks up to so many chunks of each job as queued; publish the answer only after COMMIT."""
+    """Mark up to so many chunks of each job as queued; publish the answer only after COMMIT."""
     values = {
         "job_ids": [job_id for job_id, _ in shares],
         "counts": [count for _, count in shares],
@@ -198,7 +198,7 @@ LIST_QUEUED = text("""
 
 
 def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
-    """Dispatches that nobody has claimed, the oldest first."""
+    """List dispatches that nobody has claimed, the oldest first."""
     return [Dispatch(*row) for row in connection.execute(LIST_QUEUED, {"limit": limit})]
 
 
@@ -218,7 +218,7 @@ RECALL_DISPATCHES = text("""
 
 
 def recall_dispatches(connection: Connection, dispatches: Sequence[Dispatch]) -> int:
-    """These dispatches, as far as nobody has claimed them meanwhile, go back to `pending`; how many did."""
+    """Make these dispatches `pending` again, unless they were claimed meanwhile. Return how many were made so."""
     values = {
         "chunk_ids": [dispatch.chunk_id for dispatch in dispatches],
         "dispatch_seqs": [dispatch.dispatch_seq for dispatch in dispatches],

@@ -36,11 +36,11 @@ class VectorBlock:
 
     @property
     def end(self) -> int:
-        """The position behind the last item."""
+        """Return the position behind the last item."""
         return self.first_item + len(self.keys)
 
     def behind(self, position: int) -> "VectorBlock":
-        """The items from that position on, of those of the block."""
+        """Return the items of the block from that position on."""
         cut = max(0, position - self.first_item)
         return VectorBlock(self.first_item + cut, self.keys[cut:], self.vectors[cut:], self.present[cut:])
 
@@ -55,11 +55,11 @@ class RecordBlock:
 
     @property
     def end(self) -> int:
-        """The position behind the last item."""
+        """Return the position behind the last item."""
         return self.first_item + len(self.keys)
 
     def behind(self, position: int) -> "RecordBlock":
-        """The items from that position on, of those of the block."""
+        """Return the items of the block from that position on."""
         cut = max(0, position - self.first_item)
         return RecordBlock(self.first_item + cut, self.keys[cut:], self.records[cut:])
 
@@ -94,13 +94,13 @@ _SEARCHED_CHUNKS = 8
 
 
 def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[VectorBlock]:
-    """Blocks of all items of a job, in the order of submission, or of those behind the item with the key `after`.
+    """Yield blocks of all items of a job, in the order of submission, or of those behind the item with the key `after`.
 
     Memory does not grow with the job. In a collection another job may have given a key another text since; its vector
     is not this job's, and `present` is False for it, as for an item that failed.
 
-    Raises CollectionNotFound when the collection is gone, and GenerationNotFound when another generation has replaced
-    the one that the job wrote and its tables are gone. Raises JobNotFound, before the first block or, when the job is
+    Raise CollectionNotFound when the collection is gone, and GenerationNotFound when another generation has replaced
+    the one that the job wrote and its tables are gone. Raise JobNotFound, before the first block or, when the job is
     removed meanwhile, at the first item that is no longer there: what came until then is not whole. Raises
     InvalidOption when no item has the key `after`.
     """
@@ -163,7 +163,7 @@ def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
 
 
 def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
-    """The job, and the generation that has its results, if any. Raises what `read_vectors` does at once."""
+    """Return the job, and the generation that has its results, if any. Raise what `read_vectors` raises at once."""
     with engine.connect() as connection:
         job = find_job(connection, job_id)
         generation_id = connection.execute(
@@ -195,9 +195,9 @@ def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int)
 
 
 def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> list[B]:
-    """The next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours.
+    """Return the next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours.
 
-    By the items' positions and not the chunks': a chunk that was read may have been split since. Raises JobNotFound
+    By the items' positions and not the chunks': a chunk that was read may have been split since. Raise JobNotFound
     when the item at `start` is missing.
     """
     blocks = []
@@ -255,7 +255,7 @@ def _read_collection(
 
 
 def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Rows in the binary protocol: as text, every byte of a vector would come as two hexadecimal digits."""
+    """Fetch rows in the binary protocol: as text, every byte of a vector would come as two hexadecimal digits."""
     driver = connection.connection.driver_connection
     assert driver is not None
     with driver.cursor(binary=True) as cursor:

@@ -71,11 +71,11 @@ class Item:
     place: int | None = None
 
     def content_hash(self) -> bytes:
-        """16 bytes that change with the text."""
+        """Return 16 bytes that change with the text."""
         return blake2b(self.text, digest_size=16).digest()
 
     def metadata_hash(self) -> bytes | None:
-        """16 bytes that change with the metadata as it is written; None without any."""
+        """Return 16 bytes that change with the metadata as it is written; None without any."""
         return blake2b(self.metadata, digest_size=16).digest() if self.metadata else None
 
 
@@ -93,7 +93,7 @@ class Items(Sequence[Item]):
 
     @classmethod
     def of(cls, items: Sequence[Item]) -> "Items":
-        """These items; a copy unless they are columns already."""
+        """Return these items as columns; a copy unless they are columns already."""
         if isinstance(items, Items):
             return items
         places = [item.place for item in items if item.place is not None]
@@ -136,7 +136,7 @@ class Items(Sequence[Item]):
         )
 
     def encode_keys(self) -> list[bytes]:
-        """Keys as UTF-8."""
+        """Return the keys as UTF-8."""
         return list(map(str.encode, self.keys))
 
     def content_hashes(self) -> list[bytes]:
@@ -157,7 +157,7 @@ class ItemFailure:
 
 
 def find_text_failure(text: bytes, max_chars: int) -> ItemFailure | None:
-    """The reason for which a text can't be encoded, decided from the text alone; None when it can."""
+    """Return why a text can't be encoded, decided from the text alone; None when it can."""
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -179,12 +179,12 @@ MAX_PAIRS_BYTES: Final = 16 << 20
 
 
 def join_pair(text: bytes, text_pair: bytes) -> bytes:
-    """Both as one, hashed, told apart and stored like any text."""
+    """Join two texts as one, which is hashed, compared and stored like any text."""
     return text + PAIR_MARK + text_pair
 
 
 def pair_with_each(query: bytes, texts: Sequence[bytes]) -> list[bytes]:
-    """Pair a query with each text. Raises InvalidOption, before any is joined, when the pairs would be too large."""
+    """Pair a query with each text. Raise InvalidOption, before any is joined, when the pairs would be too large."""
     num_bytes = (len(query) + len(PAIR_MARK)) * len(texts) + sum(map(len, texts))
     if num_bytes > MAX_PAIRS_BYTES:
         raise InvalidOption(
@@ -196,7 +196,7 @@ def pair_with_each(query: bytes, texts: Sequence[bytes]) -> list[bytes]:
 
 
 def split_pair(text: bytes) -> tuple[bytes, bytes | None]:
-    """The first text and the second one; None where it is a text alone."""
+    """Return the first text and the second one; None as the second of a text alone."""
     first, mark, second = text.partition(PAIR_MARK)
     return first, second if mark else None
 

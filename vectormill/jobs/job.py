@@ -145,7 +145,8 @@ class Job:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds from the first dispatch to the end, or until now, without pauses; 0 before the first dispatch.
+        """Return the seconds from the first dispatch to the end, or until now, without pauses; 0 before the first
+        dispatch.
 
         The pause in which a job ended counts: its last chunks were encoded in it.
         """
@@ -164,7 +165,9 @@ class Job:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until the end at the mean rate so far; None while nothing is known or it is paused, 0 at the end."""
+        """Return the seconds until the end at the mean rate so far; None while nothing is known or it is paused, 0 at
+        the end.
+        """
         if self.is_terminal:
             return 0.0
         if self.state == PAUSED:
@@ -174,7 +177,7 @@ class Job:
 
     @property
     def stage_shares(self) -> dict[str, float]:
-        """Busy seconds of each stage per second in which a worker held a chunk of the job."""
+        """Return the busy seconds of each stage per second in which a worker held a chunk of the job."""
         return share_stages(self.stage_seconds, self.elapsed_seconds)
 
     @property
@@ -184,12 +187,12 @@ class Job:
 
     @property
     def padding_waste(self) -> float:
-        """Share of the computed tokens that were padding, 0 to 1."""
+        """Return the share of the computed tokens that were padding, 0 to 1."""
         return 1 - self.num_tokens / self.num_computed_tokens if self.num_computed_tokens else 0.0
 
 
 def state_after_pause(state: str) -> str:
-    """Pausing twice is the same as once. Raises WrongJobState."""
+    """Return the state after a pause; pausing twice is the same as once. Raise WrongJobState."""
     if state in STEERABLE_JOB_STATES:
         return PAUSED
     if state == UPLOADING:
@@ -198,7 +201,9 @@ def state_after_pause(state: str) -> str:
 
 
 def state_after_resume(state: str, *, has_started: bool) -> str:
-    """A job that is not paused goes on anyway, so it stays as it is. Raises WrongJobState."""
+    """Return the state after a resumption; a job that is not paused goes on anyway, so it stays as it is. Raise
+    WrongJobState.
+    """
     if state in DISPATCHED_JOB_STATES:
         return state
     if state == PAUSED:
@@ -207,7 +212,7 @@ def state_after_resume(state: str, *, has_started: bool) -> str:
 
 
 def state_after_cancel(state: str) -> str:
-    """`cancelling`; without a chunk at a worker the job is `cancelled` at once. Raises WrongJobState."""
+    """Return `cancelling`; without a chunk at a worker the job is `cancelled` at once. Raise WrongJobState."""
     if state in (CANCELLING, CANCELLED):
         return state
     if state in STEERABLE_JOB_STATES:
@@ -218,7 +223,7 @@ def state_after_cancel(state: str) -> str:
 
 
 def state_after_delete(state: str) -> str:
-    """Only what has ended is deleted, so that nobody loses work by one wrong id. Raises WrongJobState."""
+    """Return `deleting` for what has ended alone, so that nobody loses work by one wrong id. Raise WrongJobState."""
     if state in TERMINAL_JOB_STATES:
         return DELETING
     if state == UPLOADING:
@@ -229,7 +234,9 @@ def state_after_delete(state: str) -> str:
 
 
 def state_after_retry(state: str, num_failed: int) -> str:
-    """A paused job stays paused: its failed items so far wait with the others. Raises WrongJobState."""
+    """Return the state after a retry; a paused job stays paused, and its failed items wait with the others. Raise
+    WrongJobState.
+    """
     if state in (COMPLETED_WITH_ERRORS, FAILED):
         return QUEUED
     if state == PAUSED:

@@ -60,7 +60,7 @@ class ItemError:
 
 
 def find_job(connection: Connection, job_id: UUID) -> Job:
-    """The job as it stands now. Raises JobNotFound."""
+    """Return the job as it stands now. Raise JobNotFound."""
     row = connection.execute(FIND_JOB, {"job_id": job_id}).one_or_none()
     if row is None:
         raise JobNotFound
@@ -68,7 +68,7 @@ def find_job(connection: Connection, job_id: UUID) -> Job:
 
 
 def list_jobs(connection: Connection, *, state: str | None, before_seq: int | None, limit: int) -> list[Job]:
-    """Jobs, newest first, with a seq below `before_seq`: a keyset page, as cheap at the end as at the start."""
+    """List jobs, newest first, with a seq below `before_seq`: a keyset page, as cheap at the end as at the start."""
     values: dict[str, Any] = {"before_seq": _MAX_SEQ if before_seq is None else before_seq, "limit": limit}
     if state is None:
         return [_job(row) for row in connection.execute(LIST_JOBS, values)]
@@ -117,9 +117,9 @@ RESUME_JOB = text("""
 
 
 def pause_job(connection: Connection, job_id: UUID) -> Job:
-    """Keeps a job's chunks back; those at a worker are finished. Pausing twice is the same as once.
+    """Keep a job's chunks back; those at a worker are finished. Pausing twice is the same as once.
 
-    Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    Raise JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
     """
     job = lock_job(connection, job_id)
     if job.state == state_after_pause(job.state):
@@ -130,9 +130,9 @@ def pause_job(connection: Connection, job_id: UUID) -> Job:
 
 
 def resume_job(connection: Connection, job_id: UUID) -> Job:
-    """Lets a paused job go on; one that is not paused, and has not ended, stays as it is.
+    """Let a paused job go on; one that is not paused, and has not ended, stays as it is.
 
-    Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    Raise JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
     """
     job = lock_job(connection, job_id)
     state = state_after_resume(job.state, has_started=job.started_at is not None)
@@ -164,9 +164,9 @@ CANCEL_WAITING_CHUNKS = text(f"""
 
 
 def cancel_job(connection: Connection, job_id: UUID) -> Job:
-    """Stops a job; vectors already committed stay. Cancelling twice is the same as once.
+    """Stop a job; vectors already committed stay. Cancelling twice is the same as once.
 
-    Raises JobNotFound, and WrongJobState for a job that has ended otherwise or is still being received.
+    Raise JobNotFound, and WrongJobState for a job that has ended otherwise or is still being received.
     """
     job = lock_job(connection, job_id)
     if job.state == state_after_cancel(job.state):
@@ -242,9 +242,9 @@ def _refuse_replaced(connection: Connection, job: Job) -> None:
 
 
 def retry_job(connection: Connection, job_id: UUID) -> Job:
-    """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused.
+    """Encode the failed items of an ended or paused job again, and only these. A paused job stays paused.
 
-    Raises JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some; and when
+    Raise JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some; and when
     nobody reads any more what it writes.
     """
     job = lock_job(connection, job_id)
@@ -262,13 +262,13 @@ DRAW_SEQ = text("""
 
 
 def draw_seq(connection: Connection) -> int:
-    """A place in the order of writers, behind all that were submitted before and ahead of all that come later."""
+    """Draw a place in the order of writers, behind all that were submitted before and ahead of all that come later."""
     seq: int = connection.execute(DRAW_SEQ).scalar_one()
     return seq
 
 
 def lock_job(connection: Connection, job_id: UUID) -> Job:
-    """The job, which nobody else changes until the transaction ends. Raises JobNotFound."""
+    """Return the job, which nobody else changes until the transaction ends. Raise JobNotFound."""
     connection.execute(
         text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id}
     )
@@ -294,7 +294,7 @@ LIST_ITEM_ERRORS = text("""
 def list_item_errors(
     connection: Connection, job_id: UUID, *, after: int | None, limit: int
 ) -> list[ItemError]:
-    """Errors in item order, those behind position `after`: a keyset page."""
+    """List errors in item order, those behind position `after`: a keyset page."""
     values = {"job_id": job_id, "after": -1 if after is None else after, "limit": limit}
     return [ItemError(*row) for row in connection.execute(LIST_ITEM_ERRORS, values)]
 

@@ -32,7 +32,9 @@ class KeyLedger:
         self._spill()
 
     def add_all(self, keys: Sequence[str]) -> None:
-        """Many at once, at a tenth of the time: by Python's own 64-bit hash. For a ledger that `add` is not used on."""
+        """Add many keys at once, at a tenth of the time: by Python's own 64-bit hash. For a ledger that `add` is not
+        used on.
+        """
         hashes = np.fromiter(map(hash, keys), dtype=np.int64, count=len(keys))
         self._block.frombytes(hashes.tobytes())
         self._num_keys += len(keys)
@@ -46,7 +48,7 @@ class KeyLedger:
             self._block = array("Q")
 
     def find_duplicate(self) -> tuple[int, int] | None:
-        """The positions of two equal keys, or None. Works through one share of the hash space at a time."""
+        """Return the positions of two equal keys, or None. Works through one share of the hash space at a time."""
         for hashes, positions in self._shares():
             order = np.argsort(hashes, kind="stable")
             equal = np.flatnonzero(np.diff(hashes[order]) == 0)
@@ -55,7 +57,7 @@ class KeyLedger:
         return None
 
     def find_repeated(self) -> npt.NDArray[np.int64]:
-        """The positions of all keys that an earlier one equals, in order; 8 bytes each."""
+        """Return the positions of all keys that an earlier one equals, in order; 8 bytes each."""
         found = [np.zeros(0, dtype=np.int64)]
         for hashes, positions in self._shares():
             order = np.argsort(hashes, kind="stable")
@@ -107,7 +109,7 @@ class KeyLedger:
             yield first, np.concatenate(blocks)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-        """Pieces of the ledger with the position of their first key."""
+        """Yield pieces of the ledger with the position of their first key."""
         start = 0
         if self._file is not None:
             self._file.seek(0)

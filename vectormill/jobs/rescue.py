@@ -41,17 +41,17 @@ RESCUE_UNCLAIMED = text("""
 
 
 def read_clock(connection: Connection) -> float:
-    """Seconds of the clock that leases are on."""
+    """Return the seconds of the clock that leases are on."""
     return float(connection.execute(text("SELECT extract(epoch FROM now())::float8")).scalar_one())
 
 
 def rescue_expired_chunks(connection: Connection, limit: int = 1000) -> int:
-    """Leases that were not renewed go back to `pending`, each counted as a lapse."""
+    """Make chunks whose lease was not renewed `pending` again, each counted as a lapse. Return how many."""
     return len(connection.execute(RESCUE_EXPIRED, {"limit": limit}).all())
 
 
 def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limit: int = 1000) -> int:
-    """Dispatches nobody claimed in time go back to `pending`: their message was lost, or no worker consumes."""
+    """Make dispatches that nobody claimed in time `pending` again: their message was lost, or no worker consumes."""
     return len(connection.execute(RESCUE_UNCLAIMED, {"timeout": timeout_seconds, "limit": limit}).all())
 
 
@@ -70,7 +70,7 @@ RECALL_PAUSED = text("""
 
 
 def recall_paused_chunks(connection: Connection) -> int:
-    """Dispatched chunks of paused jobs go back to `pending`."""
+    """Make dispatched chunks of paused jobs `pending` again."""
     return len(connection.execute(RECALL_PAUSED).all())
 
 
@@ -106,7 +106,7 @@ END_FINISHED = text(f"""
 
 
 def end_cancelled_jobs(connection: Connection) -> int:
-    """Ends what a cancellation left; the number of jobs that reached their end."""
+    """End what a cancellation left. Return the number of jobs that reached their end."""
     connection.execute(END_CANCELLING)
     return len(connection.execute(END_FINISHED).all())
 
@@ -117,7 +117,7 @@ MARK_ALONE = text("""
 
 
 def mark_alone(connection: Connection, claim: Claim) -> None:
-    """Notes that nothing else is being encoded beside this chunk: if the process ends now, it is to blame."""
+    """Note that nothing else is being encoded beside this chunk: if the process ends now, it is to blame."""
     connection.execute(MARK_ALONE, {"chunk_id": claim.chunk_id, "fence": claim.fence})
 
 
@@ -149,7 +149,7 @@ COUNT_RETRIED = text("""
 
 
 def release_orphaned_chunks(engine: Engine, incarnation: UUID, reason: str, *, is_evidence: bool) -> int:
-    """Hands back what an incarnation of a worker held that is known to have ended; how many chunks.
+    """Hand back what an incarnation of a worker held that is known to have ended. Return how many chunks.
 
     `is_evidence`: it ended by a fault of its own, which the texts at work may have caused. Each job is counted in a
     transaction of its own, because the reaper alone may lock several jobs at once.

@@ -179,17 +179,17 @@ class JobWriter:
 
     @property
     def existing(self) -> UUID | None:
-        """The job that an earlier request with the same Idempotency-Key made."""
+        """Return the id of the job that an earlier request with the same Idempotency-Key made."""
         return self._existing
 
     def add(self, item: Item) -> None:
-        """Takes one more item; writes a part when enough chunks are full."""
+        """Take one more item; write a part when enough chunks are full."""
         if item.place is not None:
             self._places.append(item.place)
         self._take(item.key, item.text, item.metadata)
 
     def add_all(self, items: Items) -> None:
-        """Takes more items, of which none becomes an object of its own."""
+        """Take more items, of which none becomes an object of its own."""
         for row in zip(items.keys, items.texts, items.metadata, strict=True):
             self._take(*row)
 
@@ -275,12 +275,12 @@ class JobWriter:
         self._is_inserted = True
 
     def finish(self, alongside: Callable[[Connection, Job], object] = lambda _, job: None) -> Job:
-        """Makes the job visible to the dispatcher and answers it; only after this may a client be told 202.
+        """Make the job visible to the dispatcher and return it; only after this may a client be told 202.
 
         `alongside` is given the job in the same transaction, unless an earlier request has made it; what it raises
         undoes the job.
 
-        Raises EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
+        Raise EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
         is kept then.
         """
         if self._num_items == 0:
@@ -299,9 +299,9 @@ class JobWriter:
         return job
 
     def _find_committed(self, error: SQLAlchemyError) -> Job:
-        """The job, if it was the reply of the COMMIT that was lost; one that is under way holds the row's lock.
+        """Return the job, if it was the reply of the COMMIT that was lost; one that is under way holds the row's lock.
 
-        Raises the error again when there is no job, or when nothing can be asked.
+        Raise the error again when there is no job, or when nothing can be asked.
         """
         with suppress(SQLAlchemyError, JobNotFound), self._engine.connect() as connection:
             job = lock_job(connection, self._id)
@@ -341,7 +341,7 @@ class JobWriter:
         return open_collection(connection, job.collection, job.spec) if job.collection is not None else None
 
     def _answer_winner(self) -> Job:
-        """Another request with the same key was committed while this one was being read."""
+        """Return the job of another request with the same key, which was committed while this one was being read."""
         key = self._new_job.idempotency_key
         assert key is not None  # only a key can collide
         with self._engine.begin() as connection:

@@ -25,7 +25,7 @@ ADD_TRUNCATIONS = text("""
 
 
 def add_truncations(connection: Connection, chunk_id: int, items: Sequence[int]) -> None:
-    """Notes the positions in the chunk of items that were cut; runs in the transaction that completes the chunk."""
+    """Note the positions in the chunk of items that were cut; runs in the transaction that completes the chunk."""
     if items:
         connection.execute(ADD_TRUNCATIONS, {"chunk_id": chunk_id, "items": sorted(items)})
 
@@ -45,7 +45,7 @@ MOVE_TRUNCATIONS = text("""
 
 
 def move_truncations(connection: Connection, chunk_id: int) -> None:
-    """Gives what is known of a chunk that was split to its halves."""
+    """Give what is known of a chunk that was split to its halves."""
     connection.execute(MOVE_TRUNCATIONS, {"chunk_id": chunk_id})
 
 
@@ -81,7 +81,7 @@ class TruncatedPage:
 def list_truncated_items(
     connection: Connection, job_id: UUID, *, after: int | None, limit: int
 ) -> TruncatedPage:
-    """A keyset page of at most `limit` items behind position `after`; it may have fewer although more follow."""
+    """Return a keyset page of at most `limit` items behind position `after`; it may have fewer although more follow."""
     after = -1 if after is None else after
     values = {"job_id": job_id, "after": after, "limit": _CHUNKS_PER_PAGE + 1}
     rows = connection.execute(LIST_TRUNCATIONS, values).all()

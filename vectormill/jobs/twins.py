@@ -74,7 +74,7 @@ HAS_TWIN = text("""
 
 
 def add_twin(connection: Connection, job_id: UUID, generation: Generation) -> None:
-    """Queues the twin of a job whose chunks are written, if a generation is being built beside `generation`.
+    """Queue the twin of a job whose chunks are written, if a generation is being built beside `generation`.
 
     In the transaction that queues the job, which holds the collection's name shared: a generation is begun before or
     after it, and never in between.
@@ -98,8 +98,8 @@ def _insert_twin(connection: Connection, job_id: UUID, building: Generation) -> 
 
 
 def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_seq: int) -> int:
-    """Twins for jobs that were submitted before the generation was begun and had not ended, and for those that an API
-    of a former release has queued since: those behind `since_seq`. Each in a transaction of its own; how many.
+    """Add twins for jobs that were submitted before the generation was begun and had not ended, and for those that have
+    ended since: those behind `since_seq`. Each in a transaction of its own. Return how many.
     """
     values = {"live_id": live_id, "building_id": building.id, "since_seq": since_seq}
     with engine.connect() as connection:
@@ -152,7 +152,7 @@ LIST_UNWANTED_JOBS = text(f"""
 
 
 def cancel_unwanted_jobs(engine: Engine) -> int:
-    """Cancels twins whose original was cancelled, and what writes a generation that was given up; how many."""
+    """Cancel twins whose original was cancelled, and jobs of a generation that was given up. Return how many."""
     with engine.connect() as connection:
         unwanted = list(connection.execute(LIST_UNWANTED_JOBS).scalars())
     for job_id in unwanted:

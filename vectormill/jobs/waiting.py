@@ -109,7 +109,7 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
 
 
 def explain_absence(spec: EncodingSpec, workers: Sequence[ServingWorker]) -> str | None:
-    """Why none of the live workers can encode what has this spec; None when one can."""
+    """Explain why none of the live workers can encode what has this spec; None when one can."""
     serving = [worker for worker in workers if worker.model == spec.model]
     fitting = [worker for worker in serving if worker.has_model_of(spec)]
     if not serving:
@@ -190,7 +190,7 @@ def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[InH
 
 
 def _count_tokens(serving: Iterable[ServingWorker]) -> float:
-    """For how many the workers have room; one that is loading tells no bound but its slots."""
+    """Return the total token capacity of these workers; infinite if one reports no limit."""
     bounds = [worker.max_tokens_in_flight for worker in serving]
     return math.inf if None in bounds else sum(bound for bound in bounds if bound is not None)
 
@@ -243,7 +243,7 @@ LIST_SETBACKS = text("""
 
 
 def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str]:
-    """Why each of these jobs makes no progress; those that do, or have ended, are left out."""
+    """Explain why each of these jobs makes no progress; those that do, or have ended, are left out."""
     waiting = [job for job in jobs if job.state in STEERABLE_JOB_STATES]
     if not waiting:
         return {}
@@ -267,7 +267,7 @@ def tell_job(connection: Connection, job: Job) -> JobBody:
 
 
 def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None:
-    """Why no worker answers a query of this spec, as far as Postgres knows."""
+    """Explain why no worker answers a query of this spec, as far as Postgres knows."""
     values = {"models": [spec.model], "alive_seconds": ALIVE_SECONDS}
     workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
     if (absence := explain_absence(spec, workers)) is not None:

@@ -54,7 +54,7 @@ class Held:
         self._renewed_at = self.clock()
 
     def keep(self) -> None:
-        """Renew the lease when that is due. Raises LeaseLost, or Stopping when the process is to end."""
+        """Renew the lease when that is due. Raise LeaseLost, or Stopping when the process is to end."""
         if self.is_stopping():
             raise Stopping
         if self.clock() >= self._renewed_at + RENEWAL_SHARE * self.lease.seconds:

@@ -141,7 +141,7 @@ class Lease:
     seconds: float
 
     def keep(self, connection: Connection, statement: TextClause | None = None, **values: Any) -> str:
-        """Renew the lease and lock the row until COMMIT; return its state. Raises LeaseLost.
+        """Renew the lease and lock the row until COMMIT; return its state. Raise LeaseLost.
 
         A `statement` of `compose_keeping` writes `values` with it.
         """
@@ -149,11 +149,11 @@ class Lease:
         return self._execute(connection, statement, lease_seconds=self.seconds, **values)
 
     def renew(self, connection: Connection) -> str:
-        """Renew the lease without waiting for a transaction that has the row; return its state. Raises LeaseLost."""
+        """Renew the lease without waiting for a transaction that has the row; return its state. Raise LeaseLost."""
         return self._execute(connection, self.work.renewal, lease_seconds=self.seconds)
 
     def release(self, connection: Connection, statement: TextClause, **values: Any) -> str:
-        """End the lease by a statement of `compose_release`; return the row's state. Raises LeaseLost."""
+        """End the lease by a statement of `compose_release`; return the row's state. Raise LeaseLost."""
         return self._execute(connection, statement, **values)
 
     def _execute(self, connection: Connection, statement: TextClause, **values: Any) -> str:
@@ -173,7 +173,7 @@ class Lease:
         is_counted: bool = False,
         error: str | None = None,
     ) -> None:
-        """Let another process claim the row after a pause; only a failure counts as an attempt. Raises LeaseLost."""
+        """Let another process claim the row after a pause; only a failure counts as an attempt. Raise LeaseLost."""
         values = {"pause_seconds": pause_seconds, "is_counted": is_counted, "error": error}
         self._execute(connection, self.work.handing_back, **values)
 

@@ -19,7 +19,7 @@ Body = Mapping[str, Any]
 
 
 def draw_plan(plan: Body) -> str:
-    """Device by device, then the reasons. Bars: █ weights, ▒ activations of a full batch, · headroom."""
+    """Draw a plan device by device, then its reasons. Bars: █ weights, ▒ activations of a full batch, · headroom."""
     return "\n".join(_lines(plan))
 
 
@@ -77,7 +77,7 @@ def _lines(plan: Body) -> Iterator[str]:
 
 
 def _group_alike(replicas: Sequence[Body]) -> Iterator[tuple[int, list[Body]]]:
-    """Replicas in a row that are shared in one way, with the number of the first."""
+    """Group consecutive replicas that are shared in one way, with the number of the first."""
     number = 0
     for _, group in groupby(replicas, key=describe_replica):
         alike = list(group)

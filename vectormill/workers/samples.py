@@ -29,7 +29,9 @@ class Sample:
 
 
 def write_samples(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """Columns of whole numbers, the oldest first; samples are evenly spaced, so two ages say all of them."""
+    """Return samples as columns of whole numbers, the oldest first; they are evenly spaced, so two ages say all of
+    them.
+    """
     ends = [samples[0].seconds_ago, samples[-1].seconds_ago] if samples else []
     return {
         "seconds_ago": [round(end, 1) for end in ends],
@@ -59,6 +61,6 @@ def read_samples(report: Mapping[str, Any]) -> list[Sample]:
 
 
 def round_to_digits(number: float) -> int:
-    """1,234,567 is 1,230,000."""
+    """Round to three digits: 1,234,567 becomes 1,230,000."""
     whole = round(number)
     return round(whole, min(0, _DIGITS - len(str(abs(whole)))))

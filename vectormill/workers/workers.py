@@ -35,7 +35,7 @@ class Worker:
 
 
 def name_owner(name: str, incarnation: UUID) -> str:
-    """The worker as the owner of a lease; its last eight letters tell the incarnation, in SQL too (LIST_ROOMS)."""
+    """Name the worker as the owner of a lease; the last eight letters tell the incarnation, in SQL too (LIST_ROOMS)."""
     return f"{name}#{incarnation.hex[:8]}"
 
 
@@ -63,7 +63,8 @@ def beat_worker(
     report: Mapping[str, Any],
     launcher: UUID | None = None,
 ) -> bool:
-    """A worker's sign of life; the first one registers it. False when another live worker goes by this name.
+    """Record a worker's sign of life; the first one registers it. Return False when another live worker goes by this
+    name.
 
     What the dispatcher asks of the report ten times a second, `max_tokens_in_flight`, has a column of its own.
     """
@@ -81,7 +82,7 @@ def beat_worker(
 
 
 def find_last_beats(connection: Connection, names: Sequence[str]) -> dict[str, datetime]:
-    """When the workers of these names last gave a sign of life; names that nobody goes by are left out."""
+    """Return when the workers of these names last gave a sign of life; names that nobody goes by are left out."""
     statement = text(
         "SELECT name, heartbeat_at FROM vectormill.workers WHERE name = ANY(CAST(:names AS text[]))"
     )
@@ -89,7 +90,7 @@ def find_last_beats(connection: Connection, names: Sequence[str]) -> dict[str, d
 
 
 def delete_worker(connection: Connection, name: str, incarnation: UUID) -> None:
-    """A worker says goodbye, unless another incarnation has taken its name."""
+    """Remove a worker that says goodbye, unless another incarnation has taken its name."""
     connection.execute(
         text("DELETE FROM vectormill.workers WHERE name = :name AND incarnation = :incarnation"),
         {"name": name, "incarnation": incarnation},
@@ -104,7 +105,7 @@ LIST_WORKERS = text("""
 
 
 def list_workers(connection: Connection) -> list[Worker]:
-    """Workers that are alive, by name."""
+    """List workers that are alive, by name."""
     return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
 
 
@@ -115,7 +116,7 @@ FIND_WORKER = text("""
 
 
 def find_worker(connection: Connection, name: str) -> Worker | None:
-    """The live worker of this name."""
+    """Return the live worker of this name."""
     row = connection.execute(FIND_WORKER, {"name": name, "alive_seconds": ALIVE_SECONDS}).one_or_none()
     return None if row is None else Worker(*row)
 
@@ -173,7 +174,7 @@ BEAT_DUTY = text("""
 def beat_scheduler(
     connection: Connection, *, is_redis_away: bool = False, is_redis_full: bool = False
 ) -> None:
-    """The scheduler's sign of life, and whether it can ring the bell."""
+    """Record the scheduler's sign of life, and whether it can ring the bell."""
     connection.execute(BEAT_DUTY, {"duty": SCHEDULER})
     for duty, is_so in ((REDIS_AWAY, is_redis_away), (REDIS_FULL, is_redis_full)):
         if is_so:
@@ -183,7 +184,7 @@ def beat_scheduler(
 
 
 def beat_indexer(connection: Connection) -> None:
-    """The sign of life of one indexer, whichever."""
+    """Record the sign of life of one indexer, whichever."""
     connection.execute(BEAT_DUTY, {"duty": INDEXER})
 
 

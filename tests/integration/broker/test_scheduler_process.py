@@ -1,6 +1,5 @@
 """The scheduler as a process of its own: elected, at work, heard, and gone when it is told to."""
 
-import json
 import os
 import signal
 import subprocess
@@ -65,20 +64,6 @@ def test_a_scheduler_says_that_it_was_elected_dispatches_and_stops_when_told_to(
     assert ELECTED in log.read_text()
     with engine.connect() as connection:
         assert is_scheduler_alive(connection)
-
-
-def test_every_line_of_a_scheduler_is_json_where_that_is_wished(
-    engine: Engine, database_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    log = tmp_path / "scheduler.log"
-    with running_scheduler(database_url, redis_url, log, VECTORMILL_LOG_FORMAT="json") as process:
-        wait_for(lambda: "Elected; dispatching." in log.read_text())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert {line["process"] for line in lines} == {"scheduler"}
-    (elected,) = [line for line in lines if line["message"] == "Elected; dispatching."]
-    assert (elected["level"], elected["logger"]) == ("INFO", "scheduler.main")
 
 
 def test_another_scheduler_rings_for_what_one_had_marked_when_it_was_killed(

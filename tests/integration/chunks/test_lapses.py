@@ -59,16 +59,6 @@ def test_a_chunk_that_lapses_again_and_again_is_halved_and_none_of_its_texts_fai
     assert (ended.state, ended.num_done) == ("completed", 4)
 
 
-def test_a_stolen_chunk_counts_as_retried_and_as_a_lapse(engine: Engine) -> None:
-    job = submit(engine, make_items(2))
-    zombie = claim_next(engine, "zombie", lease_seconds=-1)
-    thief = claim(engine, zombie.chunk_id, "thief")
-    assert thief is not None
-    assert (thief.attempt, thief.lost, thief.lapsed) == (1, 0, 1)
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).num_retried_chunks == 1
-
-
 def test_a_model_process_that_ended_for_another_reason_speaks_against_no_text(engine: Engine) -> None:
     deaths = iter(range(6))
 

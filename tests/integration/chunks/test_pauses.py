@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.jobs import completion
+from vectormill.domain.errors import WrongJobState
 from vectormill.jobs.chunks import release_chunk, renew_leases
 from vectormill.jobs.dispatch import list_demands
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
@@ -156,16 +155,6 @@ def test_failed_items_of_a_paused_job_are_retried_when_it_goes_on(engine: Engine
     assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 8, 0)
 
 
-def test_a_job_that_is_still_being_received_is_not_paused(engine: Engine) -> None:
-    job = submit(engine, make_items(4))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET state = 'uploading'"))
-    with pytest.raises(WrongJobState, match="when its upload has ended"):
-        pause(engine, job.id)
-    with pytest.raises(JobNotFound):
-        pause(engine, UUID(int=0))
-
-
 def test_pauses_and_the_rest_before_a_retry_do_not_slow_the_rate(engine: Engine) -> None:
     job = submit(engine, make_items(8))
     complete(engine, claim_next(engine), {0: FAILURE})
@@ -182,21 +171,6 @@ def test_pauses_and_the_rest_before_a_retry_do_not_slow_the_rate(engine: Engine)
     move_back(engine, job.id, "finished_at", 20_000)
     with engine.begin() as connection:
         assert retry_job(connection, job.id).elapsed_seconds == pytest.approx(1000, abs=400)
-
-
-def test_a_worker_of_the_release_before_pauses_ends_a_paused_job_as_any_other(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = "           num_reused = num_reused + :num_reused,\n"
-    assert counted in completion.COUNT_CHUNK.text
-    older = text(completion.COUNT_CHUNK.text.replace(counted, ""))
-    monkeypatch.setattr(completion, "COUNT_CHUNK", older)
-    job = submit(engine, make_items(4))
-    held = claim_next(engine)
-    pause(engine, job.id)
-    assert complete(engine, held) is True
-    ended = find(engine, job.id)
-    assert (ended.state, ended.num_done, ended.num_reused) == ("completed", 4, 0)
 
 
 def test_a_resumed_job_ages_from_its_resumption(engine: Engine) -> None:

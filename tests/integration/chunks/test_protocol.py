@@ -1,7 +1,5 @@
 """The chunk protocol on a real Postgres, step by step, without Celery."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -15,7 +13,6 @@ from tests.protocol import (
     complete,
     dispatch_all,
     make_items,
-    register_worker,
     submit,
     vector_of,
 )
@@ -27,20 +24,14 @@ from vectormill.domain.errors import (
     Conflict,
     DuplicateKey,
     EmptyJob,
-    IdempotencyMismatch,
-    JobNotFound,
     LeaseLost,
-    SpecMismatch,
     WrongJobState,
 )
-from vectormill.jobs.chunk import load_payload
-from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.jobs.completion import cancel_chunk, fail_chunk
-from vectormill.jobs.deletion import discard_expired_jobs
-from vectormill.jobs.dispatch import list_queued, list_rooms, recall_dispatches
+from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases
+from vectormill.jobs.completion import cancel_chunk
 from vectormill.jobs.export import read_job_records, read_vectors
-from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, Item, ItemFailure
-from vectormill.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.jobs.rescue import (
     end_cancelled_jobs,
     rescue_expired_chunks,
@@ -105,6 +96,7 @@ def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
     assert thief is not None
     assert thief.fence == zombie.fence + 1
     assert (thief.lost, thief.lapsed, thief.attempt) == (0, 1, 1)
+    assert job_of(engine, thief.job_id).num_retried_chunks == 1
     with pytest.raises(LeaseLost):
         complete(engine, zombie)
     with engine.connect() as connection:
@@ -179,50 +171,6 @@ def test_one_bad_item_fails_alone_and_is_retried_alone(engine: Engine) -> None:
             retry_job(connection, job.id)
 
 
-def test_a_job_none_of_whose_items_got_a_vector_is_failed(engine: Engine) -> None:
-    job = submit(engine, make_items(2))
-    claimed = claim_next(engine)
-    with engine.begin() as connection:
-        items = load_payload(connection, claimed.chunk_id)
-        fail_chunk(connection, claimed, items, ItemFailure(CRASHED_WORKER, "it crashed"))
-    ended = job_of(engine, job.id)
-    assert (ended.state, ended.num_failed) == ("failed", 2)
-
-
-def test_a_chunk_that_keeps_crashing_is_split_down_to_the_item_to_blame(engine: Engine) -> None:
-    job = submit(engine, make_items(4))
-    whole = claim_next(engine)
-    with engine.begin() as connection:
-        split_chunk(connection, whole, "lost twice")
-    halves = [claim(engine, dispatch.chunk_id) for dispatch in dispatch_all(engine)]
-    assert [(half.first_item, half.num_items, half.lost) for half in halves if half] == [(0, 2, 0), (2, 2, 0)]
-    assert job_of(engine, job.id).num_open_chunks == 2
-    for half in halves:
-        assert half is not None
-        complete(engine, half)
-    assert job_of(engine, job.id).state == "completed"
-    assert [key for block in read_vectors(engine, job.id) for key in block.keys] == ["k0", "k1", "k2", "k3"]
-
-
-def test_a_retried_chunk_that_is_split_keeps_the_vectors_it_had(engine: Engine) -> None:
-    job = submit(engine, make_items(4))
-    complete(engine, claim_next(engine), {1: ItemFailure(EMPTY_TEXT, ""), 3: ItemFailure(EMPTY_TEXT, "")})
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
-    again = claim_next(engine)
-    with engine.begin() as connection:
-        split_chunk(connection, again, "lost twice")
-    for dispatch in dispatch_all(engine):
-        half = claim(engine, dispatch.chunk_id)
-        assert half is not None
-        assert half.only_items == (1,)
-        complete(engine, half)
-    vectors = np.concatenate([block.vectors for block in read_vectors(engine, job.id)])
-    np.testing.assert_array_equal(vectors, [vector_of(item.text) for item in make_items(4)])
-    ended = job_of(engine, job.id)
-    assert (ended.state, ended.num_done, ended.num_open_chunks) == ("completed", 4, 0)
-
-
 def test_expired_leases_and_lost_dispatches_go_back_to_pending(engine: Engine) -> None:
     job = submit(engine, make_items(8))
     first, second = dispatch_all(engine)
@@ -233,16 +181,6 @@ def test_expired_leases_and_lost_dispatches_go_back_to_pending(engine: Engine) -
         assert rescue_unclaimed_chunks(connection, timeout_seconds=-1) == 1
     assert [dispatch.chunk_id for dispatch in dispatch_all(engine)] == [first.chunk_id, second.chunk_id]
     assert job_of(engine, job.id).num_retried_chunks == 1
-
-
-def test_after_a_flush_dispatched_chunks_are_dispatched_again(engine: Engine) -> None:
-    submit(engine, make_items(8))
-    first, second = dispatch_all(engine)
-    claim(engine, first.chunk_id)
-    with engine.begin() as connection:
-        assert recall_dispatches(connection, list_queued(connection)) == 1
-    (again,) = dispatch_all(engine)
-    assert (again.chunk_id, again.dispatch_seq) == (second.chunk_id, 2)
 
 
 def test_a_heartbeat_renews_leases_and_tells_of_lost_ones_and_of_cancelled_jobs(engine: Engine) -> None:
@@ -297,15 +235,6 @@ def test_a_chunk_handed_back_by_a_stopping_worker_does_not_count_as_an_attempt(e
     assert job_of(engine, job.id).num_retried_chunks == 0
 
 
-def test_an_idempotency_key_answers_the_same_job_and_refuses_other_content(engine: Engine) -> None:
-    job = submit(engine, make_items(9), idempotency_key="one")
-    assert submit(engine, make_items(9), idempotency_key="one").id == job.id
-    with pytest.raises(IdempotencyMismatch):
-        submit(engine, make_items(8), idempotency_key="one")
-    with engine.connect() as connection:
-        assert len(list_jobs(connection, state=None, before_seq=None, limit=10)) == 1
-
-
 @pytest.mark.parametrize("count", [4, 4 * 8 * 3])  # in one transaction, and in parts
 def test_a_refused_submission_leaves_nothing_behind(engine: Engine, count: int) -> None:
     with pytest.raises(DuplicateKey, match=f"Item 2 and item {count + 1} "):
@@ -318,13 +247,6 @@ def test_a_refused_submission_leaves_nothing_behind(engine: Engine, count: int) 
     with engine.connect() as connection:
         for table in ("jobs", "chunks", "chunk_payloads", "collections"):
             assert connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one() == 0
-
-
-def test_a_collection_refuses_vectors_of_another_spec(engine: Engine) -> None:
-    submit(engine, make_items(2), collection="docs")
-    other = replace(SPEC, normalize=False)
-    with pytest.raises(SpecMismatch, match="normalize is True, not False"):
-        submit(engine, make_items(2), collection="docs", spec=other)
 
 
 def test_a_collection_that_another_first_job_has_made_meanwhile_is_no_foreign_table(
@@ -344,32 +266,34 @@ def test_a_collection_that_another_first_job_has_made_meanwhile_is_no_foreign_ta
     assert submit(engine, make_items(2), collection="docs").num_items == 2
 
 
-def test_room_counts_bulk_chunks_with_live_workers_only(engine: Engine) -> None:
-    register_worker(engine, slots=6)
-    submit(engine, make_items(8))
-    submit(engine, make_items(1), priority=0)
-    dispatch_all(engine)
-    with engine.connect() as connection:
-        (room,) = list_rooms(connection, alive_seconds=15)
-        assert (room.model, room.slots, room.outstanding) == ("fake", 6, 2)
-        assert list_rooms(connection, alive_seconds=-1) == []
-
-
-def test_an_ended_job_is_pruned_after_its_retention_but_its_collection_stays(engine: Engine) -> None:
-    job = submit(engine, make_items(4), collection="docs")
-    run_to_end(engine)
-    with engine.begin() as connection:
-        assert discard_expired_jobs(connection, retention_seconds=3600) == 0
-        assert discard_expired_jobs(connection, retention_seconds=-1) == 1
-        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 4
-        with pytest.raises(JobNotFound):
-            find_job(connection, job.id)
-        delete_job(connection, job.id)  # deleting what is gone is no error
-
-
 def test_a_collection_never_takes_the_name_of_a_table_that_is_not_its_own(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE public.customers (id int)"))
     for name in ("customers", "jobs"):
         with pytest.raises(Conflict, match=name):
             submit(engine, make_items(1), collection=name)
+
+
+LEFT_SECONDS = text("SELECT extract(epoch FROM lease_until - now()) FROM vectormill.chunks WHERE id = :id")
+
+
+def test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it(engine: Engine) -> None:
+    submit(engine, make_items(12))
+    claims = [claim(engine, dispatch.chunk_id) for dispatch in dispatch_all(engine)]
+    assert [complete(engine, claimed) for claimed in claims if claimed] == [False, False, True]
+
+
+def test_a_worker_that_lost_its_lease_does_not_renew_its_successors(engine: Engine) -> None:
+    submit(engine, make_items(4))
+    zombie = claim_next(engine, "zombie", lease_seconds=-1)
+    assert claim(engine, zombie.chunk_id, "thief", lease_seconds=30) is not None
+    with engine.begin() as connection:
+        assert renew_leases(connection, [zombie], 3600) == {}
+        assert connection.execute(LEFT_SECONDS, {"id": zombie.chunk_id}).scalar_one() < 60
+
+
+def test_a_job_keeps_its_idempotency_key_however_long_nothing_moves_in_it(engine: Engine) -> None:
+    job = submit(engine, make_items(4), idempotency_key="k")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'"))
+    assert submit(engine, make_items(4), idempotency_key="k").id == job.id

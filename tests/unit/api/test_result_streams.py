@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from api.streams import record_streams, score_streams
+from api.streams import result_streams
 from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
 from vectormill.domain.errors import JobNotFound
@@ -31,9 +31,9 @@ def test_scores_have_their_labels_whatever_these_are_called() -> None:
     numbers = np.random.default_rng(3).random((NUM_ITEMS, len(LABELS)), dtype=np.float32)
     present = np.array([True, True, False, True])
     block = VectorBlock(0, ["a", "b", "c", "d"], numbers, present)
-    content = b"".join(score_streams.write_ndjson(judged(), start_reading(iter([block]))))
+    content = b"".join(result_streams.write_score_lines(judged(), start_reading(iter([block]))))
     rows = [json.loads(line) for line in content.splitlines()]
-    whole = b"".join(score_streams.write_parquet(judged(), start_reading(iter([block]))))
+    whole = b"".join(result_streams.write_score_table(judged(), start_reading(iter([block]))))
     table = pq.read_table(io.BytesIO(whole)).to_pylist()
     assert [row["key"] for row in rows] == [row["key"] for row in table] == ["a", "b", "d"]
     for row, written, expected in zip(rows, table, numbers[present], strict=True):
@@ -53,7 +53,7 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
     """The footer names every group, and is in memory to the end: a group for each chunk grows with the job."""
     record = b'[[{"type":"a"}]]'
     job = make_completed_job(NUM_CHUNKS * NUM_ITEMS)
-    content = b"".join(record_streams.write_parquet(job, start_reading(blocks_of(record))))
+    content = b"".join(result_streams.write_record_table(job, start_reading(blocks_of(record))))
     file = pq.ParquetFile(io.BytesIO(content))
     assert (file.num_row_groups, file.metadata.num_rows) == (1, 3 * NUM_CHUNKS)
     table = file.read().to_pylist()
@@ -61,11 +61,11 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
     assert table[-1]["output"] == record.decode()
 
 
-@pytest.mark.parametrize("write", [record_streams.write_ndjson, record_streams.write_parquet])
+@pytest.mark.parametrize("write", [result_streams.write_record_lines, result_streams.write_record_table])
 def test_a_job_without_any_record_is_an_empty_file(write: Callable[..., Iterator[bytes]]) -> None:
     block = RecordBlock(0, ["a", "b"], [None, None])
     content = b"".join(write(make_completed_job(2), start_reading(iter([block]))))
-    if write is record_streams.write_parquet:
+    if write is result_streams.write_record_table:
         assert pq.read_table(io.BytesIO(content)).num_rows == 0
     else:
         assert content == b""
@@ -75,19 +75,21 @@ def test_records_of_megabytes_are_sent_piece_by_piece() -> None:
     """Joined, a chunk of them would be in memory a second and a third time."""
     record = b'["' + b"x" * PIECE_BYTES + b'"]'
     block = RecordBlock(0, [str(number) for number in range(9)], [record] * 9)
-    pieces = list(record_streams.write_ndjson(make_completed_job(9), start_reading(iter([block]))))
+    pieces = list(result_streams.write_record_lines(make_completed_job(9), start_reading(iter([block]))))
     assert max(map(len, pieces)) < 2 * PIECE_BYTES + 100
     assert [json.loads(line)["key"] for line in b"".join(pieces).splitlines()] == block.keys
     groups = pq.ParquetFile(
         io.BytesIO(
-            b"".join(record_streams.write_parquet(make_completed_job(9), start_reading(iter([block] * 40))))
+            b"".join(
+                result_streams.write_record_table(make_completed_job(9), start_reading(iter([block] * 40)))
+            )
         )
     )
     assert groups.metadata.num_rows == 360
     assert groups.num_row_groups > 1
 
 
-@pytest.mark.parametrize("write", [record_streams.write_ndjson, record_streams.write_parquet])
+@pytest.mark.parametrize("write", [result_streams.write_record_lines, result_streams.write_record_table])
 def test_records_of_a_job_that_is_removed_meanwhile_are_no_whole_file(
     write: Callable[..., Iterator[bytes]],
 ) -> None:

@@ -1,0 +1,157 @@
+"""Result streams: a job's scores or records as NDJSON or Parquet, a block at a time, in constant memory."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import Engine
+
+from api.streams.result_columns import RESULT_COLUMNS
+from api.streams.vector_streams import PIECE_BYTES, Pieces, PieceSink, ResultFormat
+from vectormill.domain.task import RECORD, SCORE
+from vectormill.files.formats import OUTPUT_FORMATS, RowsName
+from vectormill.jobs.export import RecordBlock, VectorBlock, read_job_records, read_vectors
+from vectormill.jobs.job import Job
+from vectormill.vectors.scores import Numbers, describe_scores
+
+ScoreBlocks = Generator[VectorBlock, None, None]
+
+ROWS_PER_GROUP: Final = 1 << 16
+
+
+def write_score_lines(job: Job, blocks: ScoreBlocks) -> Pieces:
+    """Write one object a line; items without a score are left out."""
+    with closing(blocks):
+        for block in blocks:
+            keys, numbers = _select_scores(block)
+            if keys:
+                lines = describe_scores(keys, numbers, job.spec.labels)
+                yield b"\n".join([*map(msgspec.json.encode, lines), b""])
+
+
+def write_score_table(job: Job, blocks: ScoreBlocks) -> Pieces:
+    """Write the columns key, score, label and probabilities (a field a label); items without a score are left out."""
+    columns = RESULT_COLUMNS[SCORE]
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *columns.fields(job.spec)])
+    sink = PieceSink()
+    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd")
+    with closing(blocks), writer:
+        for keys, numbers in _gather_scores(blocks):
+            arrays = [pa.array(keys, pa.string()), *columns.arrays(numbers, job.spec)]
+            writer.write_table(pa.table(arrays, schema=schema))
+            yield sink.take()
+        writer.close()
+        yield sink.take()
+
+
+def _gather_scores(blocks: ScoreBlocks) -> Generator[tuple[list[str], Numbers], None, None]:
+    """Yield the rows of some blocks at a time: a row group for each block would be many small ones."""
+    keys: list[str] = []
+    parts: list[Numbers] = []
+    for block in blocks:
+        own, numbers = _select_scores(block)
+        keys += own
+        parts.append(numbers)
+        if len(keys) >= ROWS_PER_GROUP:
+            yield keys, np.concatenate(parts)
+            keys, parts = [], []
+    if keys:
+        yield keys, np.concatenate(parts)
+
+
+def _select_scores(block: VectorBlock) -> tuple[list[str], Numbers]:
+    keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
+    return keys, block.vectors[block.present].astype(np.float32, copy=False)
+
+
+SCORE_FORMATS: Final[dict[RowsName, ResultFormat]] = {
+    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_score_lines),
+    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_score_table),
+}
+
+
+RecordBlocks = Generator[RecordBlock, None, None]
+
+RECORD_SCHEMA: Final = pa.schema(
+    [pa.field("key", pa.string(), nullable=False), pa.field("output", pa.string(), nullable=False)]
+)
+
+# The size of a row group, uncompressed: a million short records have some 30 of them.
+GROUP_BYTES: Final = 8 << 20
+ROW_BYTES: Final = 100  # of the objects that hold a row
+
+
+def write_record_lines(job: Job, blocks: RecordBlocks) -> Pieces:
+    """Write one object a line; items without a record are left out."""
+    with closing(blocks):
+        for block in blocks:
+            piece: list[bytes] = []
+            num_bytes = 0
+            for key, record in zip(block.keys, block.records, strict=True):
+                if record is None:
+                    continue
+                piece += (b'{"key":', msgspec.json.encode(key), b',"output":', record, b"}\n")
+                num_bytes += len(record)
+                if num_bytes >= PIECE_BYTES:
+                    yield b"".join(piece)
+                    piece, num_bytes = [], 0
+            if piece:
+                yield b"".join(piece)
+
+
+def write_record_table(job: Job, blocks: RecordBlocks) -> Pieces:
+    """Write the columns key and output, which is JSON; items without a record are left out."""
+    sink = PieceSink()
+    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), RECORD_SCHEMA, compression="zstd")
+    with closing(blocks), writer:
+        for keys, records in _gather_records(blocks):
+            columns = [pa.array(keys, pa.string()), pa.array(records, pa.binary()).cast(pa.string())]
+            writer.write_table(pa.table(columns, schema=RECORD_SCHEMA))
+            yield sink.take()
+        writer.close()
+        yield sink.take()
+
+
+def _gather_records(blocks: RecordBlocks) -> Generator[tuple[list[str], list[bytes]], None, None]:
+    """Yield the rows of some blocks at a time: the footer names every row group, and is in memory until the end."""
+    keys: list[str] = []
+    records: list[bytes] = []
+    num_bytes = 0
+    for block in blocks:
+        for key, record in zip(block.keys, block.records, strict=True):
+            if record is None:
+                continue
+            keys.append(key)
+            records.append(record)
+            num_bytes += len(key) + len(record) + ROW_BYTES
+        if num_bytes >= GROUP_BYTES:
+            yield keys, records
+            keys, records, num_bytes = [], [], 0
+    if keys:
+        yield keys, records
+
+
+RECORD_FORMATS: Final[dict[RowsName, ResultFormat]] = {
+    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_record_lines),
+    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_record_table),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResultStream:
+    """`read` gives a job's results in blocks, in constant memory; `formats` write them."""
+
+    read: Callable[[Engine, UUID, str | None], Iterator[Any]]
+    formats: Mapping[RowsName, ResultFormat]
+
+
+RESULT_STREAMS: Final[Mapping[str, ResultStream]] = {
+    SCORE: ResultStream(read_vectors, SCORE_FORMATS),
+    RECORD: ResultStream(read_job_records, RECORD_FORMATS),
+}
