@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import is_database_away
-from api.serving import WRITER, serve
+from api.serving import serve, write_answer
 from api.watch import POLL_SECONDS, FollowedJob
 from vectormill.domain.errors import JobNotFound
 from vectormill.jobs import operations
@@ -84,4 +84,4 @@ def has_moved(last: JobBody, job: JobBody) -> bool:
 
 def write_event(job: JobBody) -> bytes:
     name = b"end" if job["state"] in TERMINAL_JOB_STATES else b"progress"
-    return b"event: %s\ndata: %s\n\n" % (name, WRITER.encode(job))
+    return b"event: %s\ndata: %s\n\n" % (name, write_answer(job))

@@ -31,52 +31,45 @@ def plan(
     )
 
 
-@pytest.mark.parametrize(
-    ("vector_type", "dimensions", "expected"),
-    [
+def test_the_operator_class_is_that_of_the_search() -> None:
+    cases: list[tuple[str, int, str | None]] = [
         (FLOAT16, 4000, "halfvec_cosine_ops"),
         (FLOAT32, 2000, "vector_cosine_ops"),
         (BINARY, 64_000, "bit_hamming_ops"),
         (FLOAT16, 4001, None),  # pgvector's own limits
         (FLOAT32, 2001, None),
         (INT8, 384, None),  # searched by an expression
-    ],
-)
-def test_the_operator_class_is_that_of_the_search(
-    vector_type: str, dimensions: int, expected: str | None
-) -> None:
-    made = plan(dimensions=dimensions, vector_type=vector_type)
-    assert made.operator_class == expected
-    assert made.is_wanted == (expected is not None)
-    assert made.reasons
+    ]
+    for vector_type, dimensions, expected in cases:
+        made = plan(dimensions=dimensions, vector_type=vector_type)
+        assert made.operator_class == expected
+        assert made.is_wanted == (expected is not None)
+        assert made.reasons
 
 
-@pytest.mark.parametrize(
-    ("policy", "num_rows", "is_wanted"),
-    [(AUTO, 9_999, False), (AUTO, 10_000, True), (HNSW, 0, True), (NO_INDEX, 10_000_000, False)],
-)
-def test_the_policy_says_from_how_many_rows_on_there_is_an_index(
-    policy: str, num_rows: int, is_wanted: bool
-) -> None:
-    assert plan(num_rows, wishes=IndexWishes(policy)).is_wanted == is_wanted
+def test_the_policy_says_from_how_many_rows_on_there_is_an_index() -> None:
+    cases: list[tuple[str, int, bool]] = [
+        (AUTO, 9_999, False),
+        (AUTO, 10_000, True),
+        (HNSW, 0, True),
+        (NO_INDEX, 10_000_000, False),
+    ]
+    for policy, num_rows, is_wanted in cases:
+        assert plan(num_rows, wishes=IndexWishes(policy)).is_wanted == is_wanted
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "wishes", "shape"),
-    [
+def test_the_shape_comes_from_the_rows_unless_it_is_asked_for() -> None:
+    cases: list[tuple[int, IndexWishes, tuple[int, int]]] = [
         (100_000, IndexWishes(), (16, 64)),
         (1_000_000, IndexWishes(), (16, 128)),
         (20_000_000, IndexWishes(), (24, 128)),
         (100_000, IndexWishes(m=48), (48, 96)),  # pgvector refuses less than twice m
         (100_000, IndexWishes(ef_construction=20), (10, 20)),
         (100_000, IndexWishes(m=8, ef_construction=200), (8, 200)),
-    ],
-)
-def test_the_shape_comes_from_the_rows_unless_it_is_asked_for(
-    num_rows: int, wishes: IndexWishes, shape: tuple[int, int]
-) -> None:
-    made = plan(num_rows, wishes=wishes)
-    assert (made.m, made.ef_construction) == shape
+    ]
+    for num_rows, wishes, shape in cases:
+        made = plan(num_rows, wishes=wishes)
+        assert (made.m, made.ef_construction) == shape
 
 
 def test_a_graph_that_fits_gets_what_it_needs_and_no_more() -> None:
@@ -87,26 +80,21 @@ def test_a_graph_that_fits_gets_what_it_needs_and_no_more() -> None:
     assert made.graph_bytes < made.memory_bytes < 1.2 * made.graph_bytes + 10 * MIB
 
 
-@pytest.mark.parametrize(
-    ("free_bytes", "asked", "expected"),
-    [
+def test_a_graph_that_does_not_fit_gets_the_share_and_the_reason_says_what_it_costs() -> None:
+    cases: list[tuple[int, int | None, int]] = [
         (4 * GIB, None, GIB),  # a quarter of what is free
         (128 * MIB, None, 64 * MIB),  # the server's own setting is what its operator allows anyway
         (128 * MIB, 3 * GIB, 3 * GIB),
-    ],
-)
-def test_a_graph_that_does_not_fit_gets_the_share_and_the_reason_says_what_it_costs(
-    free_bytes: int, asked: int | None, expected: int
-) -> None:
-    room = ServerRoom(free_bytes, "a guess", 8, 64 * MIB, 2, 8)
-    made = plan(5_000_000, room=room, wishes=IndexWishes(memory_bytes=asked))
-    assert made.memory_bytes == expected
-    assert any("many times slower" in reason for reason in made.reasons)
+    ]
+    for free_bytes, asked, expected in cases:
+        room = ServerRoom(free_bytes, "a guess", 8, 64 * MIB, 2, 8)
+        made = plan(5_000_000, room=room, wishes=IndexWishes(memory_bytes=asked))
+        assert made.memory_bytes == expected
+        assert any("many times slower" in reason for reason in made.reasons)
 
 
-@pytest.mark.parametrize(
-    ("num_cores", "is_live", "wishes", "expected"),
-    [
+def test_the_build_takes_the_cores_that_searches_leave() -> None:
+    cases: list[tuple[int | None, bool, IndexWishes, int]] = [
         (8, False, IndexWishes(), 7),  # beside the process that leads
         (8, True, IndexWishes(), 5),
         (2, True, IndexWishes(), 1),
@@ -115,26 +103,21 @@ def test_a_graph_that_does_not_fit_gets_the_share_and_the_reason_says_what_it_co
         (None, False, IndexWishes(), 2),
         (8, False, IndexWishes(num_workers=3), 3),
         (8, False, IndexWishes(memory_bytes=100 * MIB), 2),  # 32 MiB for each process
-    ],
-)
-def test_the_build_takes_the_cores_that_searches_leave(
-    num_cores: int | None, is_live: bool, wishes: IndexWishes, expected: int
-) -> None:
-    room = ServerRoom(64 * GIB, "a guess", num_cores, 64 * MIB, 2, 8)
-    assert plan(1_000_000, wishes=wishes, room=room, is_live=is_live).num_workers == expected
+    ]
+    for num_cores, is_live, wishes, expected in cases:
+        room = ServerRoom(64 * GIB, "a guess", num_cores, 64 * MIB, 2, 8)
+        assert plan(1_000_000, wishes=wishes, room=room, is_live=is_live).num_workers == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_pgvector_would_refuse_is_refused_before_it() -> None:
+    cases: list[tuple[dict[str, int], str]] = [
         ({"m": 1}, "m is 1"),
         ({"m": 101}, "m is 101"),
         ({"ef_construction": 1001}, "ef_construction"),
         ({"m": 40, "ef_construction": 64}, "twice m"),
         ({"workers": -1}, "workers"),
         ({"memory_bytes": 10}, "memory_bytes"),
-    ],
-)
-def test_what_pgvector_would_refuse_is_refused_before_it(options: dict[str, int], said: str) -> None:
-    with pytest.raises(InvalidOption, match=said):
-        IndexWishes.from_options(AUTO, options)
+    ]
+    for options, said in cases:
+        with pytest.raises(InvalidOption, match=said):
+            IndexWishes.from_options(AUTO, options)

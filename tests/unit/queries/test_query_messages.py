@@ -49,23 +49,22 @@ def test_the_texts_come_after_the_first_128_bytes_which_redis_keeps_of_a_slow_co
     assert write_message(QUERY).index(b"zw") > 128
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_an_answer_arrives_as_it_was_written() -> None:
+    cases: list[Answer] = [
         Taken(b"1", "worker"),
         EncodedTexts(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}, b"\0" * 8, [0]),
         NotEncoded(b"1", "stopped"),
-    ],
-)
-def test_an_answer_arrives_as_it_was_written(answer: Answer) -> None:
-    assert read_answer(write_message(answer)) == answer
+    ]
+    for answer in cases:
+        assert read_answer(write_message(answer)) == answer
 
 
-@pytest.mark.parametrize("message", [b"", b"\x01", b"\x02\x90", b"\x01\xc0", b"\x01" + b"\xff" * 20, b"{}"])
-def test_what_is_no_message_is_refused(message: bytes) -> None:
-    for read in (read_query, read_answer, read_pulse):
-        with pytest.raises(UnreadableMessage):
-            read(message)
+def test_what_is_no_message_is_refused() -> None:
+    cases: list[bytes] = [b"", b"\x01", b"\x02\x90", b"\x01\xc0", b"\x01" + b"\xff" * 20, b"{}"]
+    for message in cases:
+        for read in (read_query, read_answer, read_pulse):
+            with pytest.raises(UnreadableMessage):
+                read(message)
 
 
 def test_a_message_of_a_later_release_may_have_more() -> None:
@@ -88,17 +87,15 @@ def test_workers_with_another_model_share_no_queue() -> None:
     assert len({name_space(*space) for space in spaces}) == len(spaces)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "together"),
-    [
+def test_so_many_clients_go_into_one_message() -> None:
+    cases: list[tuple[list[int], int]] = [
         ([1] * 3, 3),
         ([1] * (MAX_TEXTS + 5), MAX_TEXTS),
         ([MAX_TEXTS - 1, 2, 1], 1),  # the order of clients is kept
         ([100, 1], 1),  # one client's texts are never divided
-    ],
-)
-def test_so_many_clients_go_into_one_message(sizes: list[int], together: int) -> None:
-    assert count_together([QueryTexts([b"text"] * size, 1.0) for size in sizes]) == together
+    ]
+    for sizes, together in cases:
+        assert count_together([QueryTexts([b"text"] * size, 1.0) for size in sizes]) == together
 
 
 def test_large_texts_go_by_themselves() -> None:

@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from vectormill.search.filter import parse_filter
 from vectormill.search.matches import MOST_ROWS, MOST_TOGETHER, cut_pages, divide_into_rounds
 from vectormill.search.search import VECTOR, Search
@@ -12,21 +10,18 @@ from vectormill.search.search import VECTOR, Search
 FILTER = parse_filter({"a": 1})
 
 
-@pytest.mark.parametrize(
-    ("options", "others", "reason"),
-    [
+def test_searches_that_share_a_statement() -> None:
+    cases: list[tuple[Any, Any, str]] = [
         ({"limit": 20}, {"offset": 10}, "pages are cut afterwards"),
         ({}, {"min_score": 0.5}, "scores are compared afterwards"),
         ({"condition": FILTER}, {"condition": parse_filter({"a": 1})}, "the same filter"),
-    ],
-)
-def test_searches_that_share_a_statement(options: Any, others: Any, reason: str) -> None:
-    assert divide_into_rounds([Search(**options), Search(**others)]) == [[0, 1]], reason
+    ]
+    for options, others, reason in cases:
+        assert divide_into_rounds([Search(**options), Search(**others)]) == [[0, 1]], reason
 
 
-@pytest.mark.parametrize(
-    ("options", "others", "reason"),
-    [
+def test_searches_that_do_not() -> None:
+    cases: list[tuple[Any, Any, str]] = [
         ({}, {"limit": 11}, "an index may find nearer ones for more"),
         ({}, {"ef_search": 100}, "said by the client"),
         ({}, {"include": ()}, "other columns"),
@@ -37,10 +32,9 @@ def test_searches_that_share_a_statement(options: Any, others: Any, reason: str)
         ({"by_document": True}, {"by_document": True}, "asked again until there are enough"),
         ({"include": (VECTOR,)}, {"include": (VECTOR,)}, "long answers"),
         ({"limit": MOST_ROWS + 1}, {"limit": MOST_ROWS + 1}, "long answers"),
-    ],
-)
-def test_searches_that_do_not(options: Any, others: Any, reason: str) -> None:
-    assert divide_into_rounds([Search(**options), Search(**others)]) == [[0], [1]], reason
+    ]
+    for options, others, reason in cases:
+        assert divide_into_rounds([Search(**options), Search(**others)]) == [[0], [1]], reason
 
 
 def test_rounds_have_a_bound_and_keep_the_order_of_what_is_alike() -> None:

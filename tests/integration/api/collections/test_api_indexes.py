@@ -78,9 +78,8 @@ def test_a_wish_is_kept_and_answered_by_the_run_that_fulfils_it(
         assert client.index("docs")["indexes"] == []
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "said"),
-    [
+def test_wishes_that_cannot_be_are_refused_and_nothing_is_kept(api: httpx.Client) -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({"drop": True, "rebuild": True}, "invalid-option", "dropped and wanted"),
         ({"drop": True, "policy": "hnsw"}, "invalid-option", "dropped and wanted"),
         ({"m": 40, "ef_construction": 50}, "invalid-option", "twice m"),
@@ -88,15 +87,12 @@ def test_a_wish_is_kept_and_answered_by_the_run_that_fulfils_it(
         ({"filters": ["a\0b"]}, "invalid-option", "cannot keep"),
         ({"m": 1}, "invalid-request", "m"),
         ({"policy": "ivf"}, "invalid-request", "policy"),
-    ],
-)
-def test_wishes_that_cannot_be_are_refused_and_nothing_is_kept(
-    api: httpx.Client, body: dict[str, Any], code: str, said: str
-) -> None:
-    assert_problem(api.put(PATH, json=body), 422, code, said)
-    found = api.get(PATH).json()
-    assert (found["policy"], found["options"], found["filters"]) == ("auto", {}, [])
-    assert api.get("/v1/runs").json()["data"] == []
+    ]
+    for body, code, said in cases:
+        assert_problem(api.put(PATH, json=body), 422, code, said)
+        found = api.get(PATH).json()
+        assert (found["policy"], found["options"], found["filters"]) == ("auto", {}, [])
+        assert api.get("/v1/runs").json()["data"] == []
 
 
 def test_what_is_kept_with_an_older_wish_counts(api: httpx.Client) -> None:
