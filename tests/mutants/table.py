@@ -382,7 +382,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a generation is dropped while a rollback carries its rows",
-        "vectormill/collections/generations.py",
+        "vectormill/collections/swaps.py",
         "       AND NOT {IS_CARRIED_FROM}\n",
         "",
         (

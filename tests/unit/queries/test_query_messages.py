@@ -72,12 +72,6 @@ def test_a_message_of_a_later_release_may_have_more() -> None:
     assert read_query(longer) == QUERY
 
 
-def test_a_message_of_the_release_before_has_no_traces() -> None:
-    shorter = b"\x01" + bytes([write_message(QUERY)[1] - 1]) + write_message(QUERY)[2:-1]
-    assert read_query(shorter) == QUERY
-    assert QUERY.traceparents == []
-
-
 def test_a_pulse_names_what_is_in_hand() -> None:
     assert read_pulse(write_pulse({b"a", b"b"})) == {b"a", b"b"}
 
