@@ -34,18 +34,15 @@ def test_a_line_becomes_an_item_with_its_metadata_as_json() -> None:
     assert read_all([body]) == [Item("a", "café".encode(), b'{"page":1}'), Item("b", b"")]
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
+def test_what_editors_do_to_a_file_does_no_harm() -> None:
+    for body, reason in (
         (b'{"key":"a","text":"t"}', "no newline at the end"),
         (b'\n\n  \n{"key":"a","text":"t"}\n\t\n', "blank lines"),
         (b'{"key":"a","text":"t"}\r\n', "lines of Windows"),
         (b'\xef\xbb\xbf{"key":"a","text":"t"}\n', "a byte order mark"),
         (b'{"text":"t","metadata":null,"key":"a"}\n', "another order, and null for no metadata"),
-    ],
-)
-def test_what_editors_do_to_a_file_does_no_harm(body: bytes, reason: str) -> None:
-    assert read_all([body]) == [Item("a", b"t")], reason
+    ):
+        assert read_all([body]) == [Item("a", b"t")], reason
 
 
 LINES = [
@@ -65,12 +62,9 @@ def test_where_a_stream_is_cut_into_blocks_makes_no_difference(cuts: list[int]) 
     assert [item.key for item in read_all(blocks)] == ["a", "b", "ü"]
 
 
-def test_a_lone_surrogate_travels_to_the_worker_that_reports_it() -> None:
+def test_a_text_that_can_have_no_vector_travels_to_the_worker_that_reports_it() -> None:
     body = b'{"key":"a","text":"x\\uD800y"}\n{"key":"b","text":"\\ud83d\\ude00"}\n'
     assert [item.text for item in read_all([body])] == [b"x\xed\xa0\x80y", "😀".encode()]
-
-
-def test_a_text_with_a_nul_or_without_content_travels_to_the_worker_too() -> None:
     body = b'{"key":"a","text":"x\\u0000"}\n{"key":"b","text":"  "}\n'
     assert [item.text for item in read_all([body])] == [b"x\0", b"  "]
 
@@ -78,52 +72,50 @@ def test_a_text_with_a_nul_or_without_content_travels_to_the_worker_too() -> Non
 GOOD = b'{"key":"good","text":"t"}\n'
 
 
-@pytest.mark.parametrize(
-    ("line", "status", "code", "said"),
-    [
-        (b'{"key":"a"', 400, "invalid-json", "Line 3"),
-        (b'{"key":"a","text":"\xff"}', 400, "invalid-json", "Line 3"),
-        (b'{"key":"a","text":"t"} {"key":"b","text":"t"}', 400, "invalid-json", "Line 3"),
-        (b'{"key":"a","text":"\\ud800","metadata":{"a":NaN}}', 400, "invalid-json", "NaN"),
-        (
-            b'{"key":"a","text":"t","metadata":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
-            400,
-            "invalid-json",
-            "deep",
-        ),
-        (b'{"key":"a"}', 422, "invalid-item", "missing required field `text`"),
-        (b'{"key":"a","text":"t","txet":"t"}', 422, "invalid-item", "unknown field `txet`"),
-        (b'{"key":"a","text":"\\ud800","txet":"t"}', 422, "invalid-item", "unknown field `txet`"),
-        (b'{"key":7,"text":"t"}', 422, "invalid-item", "key"),
-        (b'{"key":"","text":"t"}', 422, "invalid-item", "the key is empty"),
-        (b'{"key":"' + b"k" * 65 + b'","text":"t"}', 422, "invalid-item", "65 bytes"),
-        ('{"key":"' + "é" * 33 + '","text":"t"}', 422, "invalid-item", "66 bytes"),
-        (b'{"key":"a\\u0000","text":"t"}', 422, "invalid-item", "NUL"),
-        (b'{"key":"\\udc00","text":"t"}', 422, "invalid-item", "surrogate"),
-        (b'{"key":"a","text":"t","metadata":[1]}', 422, "invalid-item", "metadata"),
-        (b'{"key":"a","text":"t","metadata":{"a":"\\u0000"}}', 422, "invalid-item", "NUL"),
-        (b'{"key":"a","text":"t","metadata":{"a":"\\ud800"}}', 422, "invalid-item", "surrogate"),
-        (b'{"key":"a","text":"t","metadata":{"a":1e999}}', 422, "invalid-item", "out of range"),
-        # Beside a surrogate another reader is used, with the same limits.
-        (b'{"key":"a","text":"\\ud800","metadata":{"a":1e999}}', 400, "invalid-json", "out of range"),
-        (
-            b'{"key":"a","text":"t","metadata":{"a":' + b"[" * 100 + b"]" * 100 + b"}}",
-            422,
-            "invalid-item",
-            "100 deep",
-        ),
-        (b"[]", 422, "invalid-item", "Expected `object`"),
-    ],
+WRONG_LINES: tuple[tuple[bytes | str, int, str, str], ...] = (
+    (b'{"key":"a"', 400, "invalid-json", "Line 3"),
+    (b'{"key":"a","text":"\xff"}', 400, "invalid-json", "Line 3"),
+    (b'{"key":"a","text":"t"} {"key":"b","text":"t"}', 400, "invalid-json", "Line 3"),
+    (b'{"key":"a","text":"\\ud800","metadata":{"a":NaN}}', 400, "invalid-json", "NaN"),
+    (
+        b'{"key":"a","text":"t","metadata":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+        400,
+        "invalid-json",
+        "deep",
+    ),
+    (b'{"key":"a"}', 422, "invalid-item", "missing required field `text`"),
+    (b'{"key":"a","text":"t","txet":"t"}', 422, "invalid-item", "unknown field `txet`"),
+    (b'{"key":"a","text":"\\ud800","txet":"t"}', 422, "invalid-item", "unknown field `txet`"),
+    (b'{"key":7,"text":"t"}', 422, "invalid-item", "key"),
+    (b'{"key":"","text":"t"}', 422, "invalid-item", "the key is empty"),
+    (b'{"key":"' + b"k" * 65 + b'","text":"t"}', 422, "invalid-item", "65 bytes"),
+    ('{"key":"' + "é" * 33 + '","text":"t"}', 422, "invalid-item", "66 bytes"),
+    (b'{"key":"a\\u0000","text":"t"}', 422, "invalid-item", "NUL"),
+    (b'{"key":"\\udc00","text":"t"}', 422, "invalid-item", "surrogate"),
+    (b'{"key":"a","text":"t","metadata":[1]}', 422, "invalid-item", "metadata"),
+    (b'{"key":"a","text":"t","metadata":{"a":"\\u0000"}}', 422, "invalid-item", "NUL"),
+    (b'{"key":"a","text":"t","metadata":{"a":"\\ud800"}}', 422, "invalid-item", "surrogate"),
+    (b'{"key":"a","text":"t","metadata":{"a":1e999}}', 422, "invalid-item", "out of range"),
+    # Beside a surrogate another reader is used, with the same limits.
+    (b'{"key":"a","text":"\\ud800","metadata":{"a":1e999}}', 400, "invalid-json", "out of range"),
+    (
+        b'{"key":"a","text":"t","metadata":{"a":' + b"[" * 100 + b"]" * 100 + b"}}",
+        422,
+        "invalid-item",
+        "100 deep",
+    ),
+    (b"[]", 422, "invalid-item", "Expected `object`"),
 )
-def test_a_wrong_line_is_refused_with_its_number_and_its_reason(
-    line: bytes | str, status: int, code: str, said: str
-) -> None:
-    line = line.encode() if isinstance(line, str) else line
-    problem = refusal(GOOD, b"\n" + line + b"\n", GOOD)
-    assert (problem.status, problem.code) == (status, code)
-    assert problem.detail.startswith("Line 3")
-    assert said in problem.detail
-    assert problem.errors[0].line == 3
+
+
+def test_a_wrong_line_is_refused_with_its_number_and_its_reason() -> None:
+    for line, status, code, said in WRONG_LINES:
+        content = line.encode() if isinstance(line, str) else line
+        problem = refusal(GOOD, b"\n" + content + b"\n", GOOD)
+        assert (problem.status, problem.code) == (status, code), line
+        assert problem.detail.startswith("Line 3")
+        assert said in problem.detail
+        assert problem.errors[0].line == 3
 
 
 def test_metadata_may_spell_a_backslash_before_u0000_and_any_number() -> None:
@@ -142,18 +134,15 @@ def test_metadata_may_be_as_deep_as_answers_can_be_and_as_wide_as_it_likes() -> 
     assert len(json.loads(item.metadata)["wide"]) == 501
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
+def test_a_line_that_is_too_long_is_refused_before_memory_is() -> None:
+    for blocks in (
         (b'{"key":"a","text":"' + b"t" * 2000 + b'"}\n',),  # a whole line in one block
         (b'{"key":"a","text":"' + b"t" * 2000,),  # a line without an end
         tuple(b"t" * 600 for _ in range(4)),  # that grows and grows
-    ],
-)
-def test_a_line_that_is_too_long_is_refused_before_memory_is(blocks: tuple[bytes, ...]) -> None:
-    problem = refusal(GOOD, *blocks, max_line_bytes=1024)
-    assert (problem.status, problem.code) == (413, "submission-too-large")
-    assert problem.detail == "Line 2: the line has more than 1024 bytes (VECTORMILL_MAX_LINE_BYTES)."
+    ):
+        problem = refusal(GOOD, *blocks, max_line_bytes=1024)
+        assert (problem.status, problem.code) == (413, "submission-too-large")
+        assert problem.detail == "Line 2: the line has more than 1024 bytes (VECTORMILL_MAX_LINE_BYTES)."
 
 
 MAX_RATIO = Limit("VECTORMILL_MAX_GZIP_RATIO", 200)
@@ -173,11 +162,8 @@ def test_gzip_is_read_whatever_its_members_and_blocks(members: list[bytes], size
     assert inflate(blocks) == b"".join(members)
 
 
-def test_zeros_behind_the_last_member_are_padding() -> None:
+def test_zeros_behind_the_last_member_are_padding_and_no_bytes_an_empty_body() -> None:
     assert inflate([gzip.compress(b"text") + bytes(512), bytes(10)]) == b"text"
-
-
-def test_no_bytes_at_all_are_an_empty_body() -> None:
     assert inflate([]) == b""
 
 
@@ -197,19 +183,16 @@ def test_a_body_that_becomes_a_thousand_times_as_large_is_refused_before_it_is_u
     assert (refused.value.status, refused.value.limit) == (413, MAX_RATIO)
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
+def test_a_body_that_is_not_gzip_to_its_end_is_refused() -> None:
+    for body, said in (
         (b"plain text", "not valid gzip"),
         (zlib.compress(b"text"), "not valid gzip"),
         (gzip.compress(b"text", mtime=0) + b"rest", "not valid gzip"),
         (gzip.compress(b"text", mtime=0)[:-1], "ends before"),
         (gzip.compress(b"text" * 100, mtime=0)[:20], "ends before"),
-    ],
-)
-def test_a_body_that_is_not_gzip_to_its_end_is_refused(body: bytes, said: str) -> None:
-    with pytest.raises(Problem, match=said):
-        inflate([body])
+    ):
+        with pytest.raises(Problem, match=said):
+            inflate([body])
 
 
 KEYS = st.text(max_size=6) | st.sampled_from(["", "a\0", "k" * 65, "\U0001f600" * 16, "\U0001f600" * 17])
