@@ -57,8 +57,8 @@ def _print_version(is_asked: bool) -> None:
 
 
 @app.callback(
-    epilog="Every command explains itself: vectormill COMMAND --help.\n\n"
-    "Exit codes: 0 done, 2 bad usage or input, 3 service unavailable, 130 interrupted, 70 an error that is ours; "
+    epilog="For the options of a command: vectormill COMMAND --help.\n\n"
+    "Exit codes: 0 done, 2 bad usage or input, 3 service unavailable, 130 interrupted, 70 a bug in Vectormill; "
     "encode, demo and status --watch also tell how the job ended."
 )
 def vectormill(

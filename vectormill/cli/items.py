@@ -26,8 +26,7 @@ app = typer.Typer(
 @command(
     app,
     'vectormill items put docs readme "How to begin." --metadata \'{"lang": "en"}\'',
-    note="A text that begins with a dash stands behind --; that of a file comes by TEXT -: … put docs readme - "
-    "< README.md",
+    note="Put -- before a text that begins with a dash. Read a file's text from stdin: … put docs readme - < README.md",
 )
 def put(
     client: "Client",
@@ -72,7 +71,7 @@ def get(client: "Client", collection: str, key: str, *, vector: bool = False) ->
 @command(
     app,
     "vectormill items delete docs readme licence",
-    note="Many: vectormill items delete docs --from keys.txt, a key a line; - is stdin.",
+    note="For many keys, one per line: vectormill items delete docs --from keys.txt (- reads stdin).",
 )
 def delete(
     client: "Client",

@@ -139,7 +139,7 @@ def jobs(client: "Client", *, state: str | None = None, limit: int = 50) -> Iter
     """List jobs, newest first.
 
     Args:
-        state (STATE): Only jobs in this state.
+        state (STATE): List only jobs in this state.
     """
     return itertools.islice(client.jobs(state), limit)
 
@@ -224,7 +224,7 @@ def truncated(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
     app,
     "vectormill export JOB -o vectors.parquet",
     "vectormill export JOB -o - | jq .key",
-    note="npy writes the keys beside it, a JSON string a line: vectors.npy.keys.txt.",
+    note="npy has no keys: they are written beside it, one JSON string per line, to vectors.npy.keys.txt.",
 )
 def export(
     client: "Client", job_id: str, *, out: str, format: OutputName | None = None, partial: bool = False

@@ -116,7 +116,8 @@ def set_source(
         metadata (COLUMN): A column to keep as metadata. May be repeated.
         metadata_json (COLUMN): The column with the metadata as JSON objects, instead of --metadata.
         url_env (VARIABLE): The environment variable with the database's URL, in the processes that read the source.
-        url_file (FILE): The file with the database's URL, likewise. Without either, the service's own database is read.
+        url_file (FILE): The file with the database's URL, for the same processes. Without either, the service's own
+            database is read.
         format (NAME): jsonl, csv, tsv or parquet. By default, the files' extensions.
         include (PATTERN): Read only files of the tree that match this pattern. May be repeated.
         exclude (PATTERN): Skip files that match this pattern. May be repeated.

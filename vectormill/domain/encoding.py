@@ -69,11 +69,13 @@ class Option:
 class EncodingOptions:
     """The options that a job asks of its model; None leaves the model's default."""
 
-    normalize: Annotated[bool | None, Help("Vectors of length 1; else as the model has it.")] = None
+    normalize: Annotated[
+        bool | None, Help("Normalize vectors to length 1, or do not. By default, as the model does.")
+    ] = None
     dimensions: Annotated[
         int | None,
         Help(
-            "Keep only so many leading values (Matryoshka).",
+            "Keep only the first N values of a vector (Matryoshka).",
             "They are normalized again.",
             metavar="N",
             least=1,
@@ -91,7 +93,7 @@ class EncodingOptions:
     max_tokens: Annotated[
         int | None,
         Help(
-            "Read so many tokens at once.",
+            "Read at most N tokens at once.",
             "Special tokens and the prompt are among them.",
             default="as many as the model reads",
             metavar="N",
@@ -101,7 +103,7 @@ class EncodingOptions:
     long_texts: Annotated[
         str | None,
         Help(
-            "Texts longer than the model reads: cut them, fail them one by one, or average their passages.",
+            "Truncate texts that are longer than the model reads, fail them one by one, or average their passages.",
             "Long is a text of more than `max_tokens`. `truncate`: its first tokens decide its vector; it is counted "
             "in `truncated_items`, and listed by `GET /v1/jobs/{id}/truncated` and `vectormill truncated`. `fail`: it "
             "becomes the item error `too_many_tokens`. `passages`: overlapping windows of it are encoded, each with "
@@ -115,7 +117,7 @@ class EncodingOptions:
     passage_overlap: Annotated[
         int | None,
         Help(
-            "Tokens that neighbouring passages share; else an eighth of a passage.",
+            "Let neighbouring passages share N tokens. By default, an eighth of a passage.",
             "Less than half of `max_tokens`.",
             default="an eighth of `max_tokens`",
             metavar="N",
@@ -125,7 +127,7 @@ class EncodingOptions:
     vector_type: Annotated[
         str | None,
         Help(
-            "The numbers of a vector; else float16 in a collection, float32 without one.",
+            "The type of a vector's numbers. By default, float16 in a collection and float32 without one.",
             f"One of {', '.join(f'`{name}`' for name in VECTOR_TYPES)}. int8 are codes of ranges that are measured "
             "once for a vector space, binary is one bit a value, eight to a number.",
             default=f"`{FLOAT16}` in a collection, `{FLOAT32}` elsewhere",
@@ -135,7 +137,7 @@ class EncodingOptions:
     task: Annotated[
         str | None,
         Help(
-            "The result wanted of each text; by default the model's own.",
+            "The kind of result to compute. By default, the model's own.",
             "".join(f"`{task.name}`: {task.does}. " for task in TASKS.values())
             + "A classifier scores pairs (`text` and `text_pair`) and texts, a model that embeds pairs alone, by the "
             "cosine of their vectors.",
@@ -162,7 +164,7 @@ class EncodingOptions:
     ] = None
     confidences: Annotated[
         bool | None,
-        Help("With each span how sure the model is, and of a classified text every label.", default="no"),
+        Help("Add the model's confidence to each span, and all labels to a classified text.", default="no"),
     ] = None
 
 
