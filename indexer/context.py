@@ -80,7 +80,7 @@ class ClaimProgress:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`spec` is what the run asked for, in the vector space of the generation."""
+    """The generation that a run writes. `spec` is what the run asked for, in the vector space of the generation."""
 
     generation: Generation
     spec: EncodingSpec

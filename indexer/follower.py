@@ -54,15 +54,15 @@ MAX_CHANGES: Final = 10_000
 # The next job waits for so long for the one before.
 PATIENCE_SECONDS: Final = 60.0
 # A table that cannot be read is left alone for so long, doubling.
-FIRST_SETBACK_SECONDS: Final = 2.0
-LAST_SETBACK_SECONDS: Final = 60.0
+FIRST_BACKOFF_SECONDS: Final = 2.0
+LAST_BACKOFF_SECONDS: Final = 60.0
 READ_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
-class Setback:
-    """When a collection is tried again after a failure."""
+class _Backoff:
+    """The pause of a collection after a failure, in seconds, and the moment at which it ends."""
 
     seconds: float
     until: float
@@ -86,7 +86,7 @@ class Follower(Loop):
         self._settings = settings
         self._registry = registry
         self._clock = clock
-        self._setbacks: dict[int, Setback] = {}
+        self._backoffs: dict[int, _Backoff] = {}
 
     def close(self) -> None:
         self._engine.dispose()
@@ -110,15 +110,15 @@ class Follower(Loop):
             )
         has_more = False
         for collection_id in changed:
-            setback = self._setbacks.get(collection_id)
-            if self.stopping.is_set() or (setback is not None and self._clock() < setback.until):
+            backoff = self._backoffs.get(collection_id)
+            if self.stopping.is_set() or (backoff is not None and self._clock() < backoff.until):
                 continue
             try:
                 has_more |= follow_collection(self._engine, self._settings, self._registry, collection_id)
-                self._setbacks.pop(collection_id, None)
+                self._backoffs.pop(collection_id, None)
             except (VectormillError, *DATABASE_ERRORS) as error:
-                seconds = min(2 * setback.seconds if setback else FIRST_SETBACK_SECONDS, LAST_SETBACK_SECONDS)
-                self._setbacks[collection_id] = Setback(seconds, self._clock() + seconds)
+                seconds = min(2 * backoff.seconds if backoff else FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
+                self._backoffs[collection_id] = _Backoff(seconds, self._clock() + seconds)
                 logger.warning("Collection %s: its changes wait, trying again: %s", collection_id, error)
         return has_more
 

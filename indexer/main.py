@@ -63,7 +63,7 @@ class HeldRun:
 
 
 class Claims:
-    """Holds at most `most` runs at a time. Safe for threads."""
+    """Claim runs and carry them out in threads, at most `most` at a time. Safe for threads."""
 
     def __init__(self, engine: Engine, heart: Engine, owner: str, most: int, lease_seconds: float) -> None:
         self._engine = engine

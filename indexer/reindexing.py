@@ -71,7 +71,7 @@ _LOOK_SECONDS: Final = 0.5
 
 
 class _Ahead:
-    """Reads in a thread of its own; `batches` gives what came, and raises what ended it."""
+    """Read a source ahead in a thread of its own; `take` returns what came, and raises what ended it."""
 
     def __init__(self, source: Reader) -> None:
         self._source = source

@@ -80,7 +80,7 @@ def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monot
 
 
 class _Turns:
-    """Alternates between the live generation's jobs and their twins, for which those jobs are held back.
+    """Alternate between the live generation's jobs and their twins, for which those jobs are held back.
 
     Under a steady stream of jobs there is always one that has ended before its twin. While they are held back no
     further one ends, and the twins catch up. Their turn comes only when some have ended during the last one: jobs do

@@ -31,7 +31,7 @@ NORM_TOLERANCE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """`num_rows` is what Postgres takes it for; 0 where it has never counted."""
+    """The size of a table. `num_rows` is an estimate of Postgres; 0 where it has never counted."""
 
     num_blocks: int
     num_rows: float

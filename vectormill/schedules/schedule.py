@@ -70,7 +70,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCounts:
-    """Counts of all schedules: paused ones are neither failing nor overdue."""
+    """The number of schedules by state: paused ones are neither failing nor overdue."""
 
     num_schedules: int
     num_paused: int

@@ -74,7 +74,7 @@ LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
 
 
 class FileReader(Reader):
-    """Reads files in the order of their names within each pattern. A file that two patterns name is read once."""
+    """Read files in the order of their names within each pattern. A file that two patterns name is read once."""
 
     def __init__(self, options: FileOptions, place: SourcePlace) -> None:
         super().__init__()
@@ -403,7 +403,7 @@ BATCH_FILES: Final = 512
 
 
 class TreeReader(Reader):
-    """Reads files in the order of their paths, hidden ones left out. Of a longer file MOST_BYTES are read.
+    """Read files in the order of their paths, hidden ones left out. Of a longer file MOST_BYTES are read.
 
     No time of change is among the metadata: a copy of the folder would be another, and every row changed.
     """

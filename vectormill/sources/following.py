@@ -243,7 +243,10 @@ EVENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FollowedTable:
-    """`key_column` is the column whose values are the collection's keys, or its documents' where it is split."""
+    """A table that is followed.
+
+    `key_column` has the keys of the collection, or of its documents where it is split.
+    """
 
     schema: str
     name: str
@@ -363,7 +366,10 @@ def list_followed_tables(connection: Connection, collection_id: int) -> list[Fol
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """`table` is None when none is followed. `num_waiting` changes are not yet submitted, up to a thousand counted."""
+    """What a collection follows: no table if `table` is None.
+
+    `num_waiting` changes are not yet submitted, up to a thousand counted.
+    """
 
     table: FollowedTable | None
     num_waiting: int

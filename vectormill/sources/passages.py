@@ -24,7 +24,7 @@ Cut = Callable[[list[str]], list[list[tuple[int, str]]]]
 
 
 class PassageReader(Reader):
-    """Reads documents from another reader and gives their passages, cut in all of a batch at a time."""
+    """Read documents from another reader and yield their passages, cut in all of a batch at a time."""
 
     def __init__(self, documents: Reader, split: Split, place: SourcePlace) -> None:
         self._documents = documents

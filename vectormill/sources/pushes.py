@@ -252,7 +252,7 @@ def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
 
 
 class PushReader(Reader):
-    """Reads the parts of the place's run. The API looked at keys and metadata when they came."""
+    """Read the parts of the place's run. The API looked at keys and metadata when they came."""
 
     def __init__(self, place: SourcePlace) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ class Complaints:
 
 
 class Reader:
-    """Reads a source once from its beginning. `complaints` is filled while it reads."""
+    """Read a source once from its beginning. `complaints` is filled while it reads."""
 
     # Whether a row that is not read is gone from the source.
     tells_what_vanished: bool = True
@@ -200,7 +200,7 @@ def _measure_depth(value: Any) -> int:
 
 
 class Assembler:
-    """Makes items of a batch's columns. Whole columns are looked at in C; a row alone only where something is wrong.
+    """Make items of a batch's columns. Whole columns are looked at in C; a row alone only where something is wrong.
 
     `name` opens the sentences about rows, which are counted from 1 through all batches.
     """

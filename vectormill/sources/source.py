@@ -226,7 +226,7 @@ class TreeOptions(Options, frozen=True, kw_only=True):
 
 
 class PushOptions(Options, frozen=True, kw_only=True):
-    """Nothing to say: a client sends the rows."""
+    """No options: a client sends the rows."""
 
     kind = PUSH
 
@@ -237,7 +237,7 @@ class PushOptions(Options, frozen=True, kw_only=True):
 
 
 class OwnTextOptions(Options, frozen=True, kw_only=True):
-    """Nothing to say: the collection keeps the texts, as passages where they were split."""
+    """No options: the collection keeps the texts, as passages where they were split."""
 
     kind = OWN_TEXTS
     can_be_split = False

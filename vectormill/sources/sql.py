@@ -41,7 +41,7 @@ Fetch = Callable[[int], Sequence[Any]]
 
 
 class SqlReader(Reader):
-    """Reads a query's rows. `patience_seconds` bounds each statement where the database is Postgres; 0 is for ever."""
+    """Read a query's rows. `patience_seconds` bounds each statement where the database is Postgres; 0 is for ever."""
 
     def __init__(self, options: SqlOptions, place: SourcePlace, patience_seconds: float = 0) -> None:
         super().__init__()
