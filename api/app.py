@@ -195,7 +195,7 @@ def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> N
 def open_engine(settings: Settings) -> Engine:
     if settings.database_url is None:
         raise ConfigurationError(
-            "The API needs a Postgres: set VECTORMILL_DATABASE_URL, or start `vectormill up`, which brings its own."
+            "The API needs a Postgres: set VECTORMILL_DATABASE_URL, or start `vectormill up`, which starts its own."
         )
     return make_engine(
         settings.database_url,

@@ -312,7 +312,7 @@ class QueryExchange:
         if self._is_stopping():
             raise Unavailable(STOPPING)
         if not any(asked.is_wanted for asked in together):
-            raise MessageLost("its clients have gone")
+            raise MessageLost("its clients have disconnected")
 
     def _pack(
         self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts], expires_at: float

@@ -60,7 +60,7 @@ def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
-            "The scheduler needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` brings its own."
+            "The scheduler needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own."
         )
     with StopSignals() as stop:
         _serve(settings, settings.database_url, settings.redis_url, stop)

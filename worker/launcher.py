@@ -41,7 +41,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     """
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
-            "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` brings its own."
+            "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own."
         )
     registry = Registry(settings.models)
     served = models or registry.names()

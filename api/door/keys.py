@@ -131,8 +131,8 @@ NO_KEY_EXISTS = Problem(
 KEY_MISSING = Problem(
     401,
     "key-missing",
-    "This API wants a key, as `Authorization: Bearer vmk_…`; the command line and the Python client take it from "
-    "VECTORMILL_API_KEY, and `vectormill keys create NAME` makes one.",
+    "This API needs a key, as `Authorization: Bearer vmk_…`; the command line and the Python client take it from "
+    "VECTORMILL_API_KEY, and `vectormill keys create NAME` creates one.",
     headers={"WWW-Authenticate": CHALLENGE},
 )
 # RFC 6750, 3.1, has this status for a token that is brought in more than one way.

@@ -74,7 +74,7 @@ def file_too_large(limit: Limit) -> Problem:
     return Problem(
         413,
         SubmissionTooLarge.code,
-        f"The file has more than {limit.value:,} bytes ({limit.setting}); divide it into several.",
+        f"The file has more than {limit.value:,} bytes ({limit.setting}); split it into several.",
         limit=limit,
     )
 

@@ -71,6 +71,6 @@ def too_large(limit: Limit, things: str) -> Problem:
     return Problem(
         413,
         SubmissionTooLarge.code,
-        f"The job has more than {limit.value:,} {things} ({limit.setting}); divide it into several.",
+        f"The job has more than {limit.value:,} {things} ({limit.setting}); split it into several.",
         limit=limit,
     )

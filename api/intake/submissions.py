@@ -214,7 +214,7 @@ def make_job(
         try:
             encode_metadata(metadata)
         except UnreadableItem as error:
-            raise InvalidOption(f"The job cannot be kept: {error.reason}.") from error
+            raise InvalidOption(f"The job cannot be stored: {error.reason}.") from error
     spec = make_wanted_spec(request.model, options, resources)
     return NewJob(
         spec=spec,

@@ -43,7 +43,8 @@ class Gate:
             raise Problem(
                 429,
                 LimitReached.code,
-                f"This API process takes {self._limit.value:,} {self._things} at once ({self._limit.setting}); "
+                f"This API process accepts at most {self._limit.value:,} {self._things} at once "
+                f"({self._limit.setting}); "
                 "try again in a moment.",
                 limit=self._limit,
             )

@@ -103,7 +103,7 @@ def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, li
     """Return the request for vectors of all texts, and these. Raises Problem and InvalidOption."""
     wanted = decode_body(body, SIMILARITY_DECODER)
     if not wanted.inputs.sentences:
-        raise InvalidOption("inputs.sentences is empty, so there is nothing to compare; send one at least.")
+        raise InvalidOption("inputs.sentences is empty, so there is nothing to compare; send at least one.")
     request = wanted.as_embed_request()
     return request, check_embed(request, resources)
 

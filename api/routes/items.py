@@ -223,7 +223,7 @@ def check_keys(keys: Sequence[str], resources: Resources) -> set[str]:
     """Return the keys, each once. Raise Problem naming the key that cannot be one."""
     limit = Limit.of(resources.settings, "max_deleted_keys")
     if len(keys) > limit.value:
-        detail = f"The body has more than {limit.value:,} keys ({limit.setting}); divide it into several."
+        detail = f"The body has more than {limit.value:,} keys ({limit.setting}); split it into several."
         raise Problem(413, SubmissionTooLarge.code, detail, limit=limit)
     for position, key in enumerate(keys):
         try:

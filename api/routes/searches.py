@@ -129,8 +129,8 @@ def refuse_other_spaces(resources: Resources, generation: Generation, queries: S
             spec = generation.spec
             raise SpecMismatch(
                 f"The search is for vectors of {fingerprint}, and collection {generation.collection!r} holds those of "
-                f"{spec.fingerprint()}: model {spec.model}, {spec.dimensions} dimensions. Spaces are never mixed: "
-                "encode the query anew, with the collection's own options."
+                f"{spec.fingerprint()}: model {spec.model}, {spec.dimensions} dimensions. Vector spaces are never "
+                "mixed: encode the query again with the collection's own options."
             )
 
 

@@ -97,7 +97,7 @@ def make_source(body: SourceRequest, settings: Settings) -> Source:
         try:
             check_values(values)
         except UnreadableItem as error:
-            raise InvalidOption(f"The source cannot be kept: {error.reason}.") from error
+            raise InvalidOption(f"The source cannot be stored: {error.reason}.") from error
     source = Source(body.kind, body.options, body.split)
     refuse_local(parse_options(source), settings)
     parse_split(source)

@@ -48,8 +48,8 @@ class Inflater:
                 raise Problem(
                     413,
                     SubmissionTooLarge.code,
-                    f"The gzip body becomes more than {self._max_ratio.value} times as large "
-                    f"({self._max_ratio.setting}); send it with less compression, or without.",
+                    f"The gzip body expands to more than {self._max_ratio.value} times as large "
+                    f"({self._max_ratio.setting}); send it with less compression, or uncompressed.",
                     limit=self._max_ratio,
                 )
             if piece:

@@ -177,7 +177,7 @@ def _refuse_open_work(
         named = ", ".join(f"{noun} {work.id} ({work.state})" for noun, work in open_work[:MOST_NAMED])
         more = f" and {len(open_work) - MOST_NAMED} more" if len(open_work) > MOST_NAMED else ""
         raise CollectionInUse(
-            f"{named}{more} still work on {name!r}. Cancel them, or delete it with `force`, which does so.",
+            f"{named}{more} still work on {name!r}. Cancel them, or delete it with `force`, which cancels them.",
             is_passing=all(work.state == "cancelling" for _, work in open_work),
         )
 

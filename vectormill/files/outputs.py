@@ -56,7 +56,7 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise InvalidOption(f"{path} is a directory; name a file for the vectors.")
     if not path.parent.is_dir():
-        raise InvalidOption(f"There is no directory {path.parent} for {path.name}; make it first.")
+        raise InvalidOption(f"There is no directory {path.parent} for {path.name}; create it first.")
 
 
 def write_vectors(fetch: Fetch, path: Path, format: str) -> None:

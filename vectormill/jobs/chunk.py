@@ -237,6 +237,6 @@ def load_payload(connection: Connection, chunk_id: int) -> Items:
 def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None = None) -> Items:
     """Return the items of a chunk whose blob was read with its claim. Raise PayloadGone when there is none."""
     if blob is None:
-        raise PayloadGone(f"Chunk {chunk_id} has no texts any more; its job's retention has ended.")
+        raise PayloadGone(f"Chunk {chunk_id} has no texts any more, because its job's retention has ended.")
     items = decode_payload(blob)
     return items if places is None else replace(items, places=places)

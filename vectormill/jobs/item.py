@@ -34,7 +34,7 @@ ITEM_ERROR_CODES: Final = {
     TEXT_TOO_LONG: "the text is longer than the hard limit of characters",
     TOO_MANY_TOKENS: "the text has more tokens than the job allows",
     ENCODING_FAILED: "the model raised an error on this text alone",
-    NON_FINITE_VECTOR: "the model answered NaN or infinity, or a value too large for the collection's vector type",
+    NON_FINITE_VECTOR: "the model returned NaN or infinity, or a value too large for the collection's vector type",
     OUT_OF_MEMORY: "the device has too little memory to encode this text, even alone",
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
     MODEL_NOT_LOADED: "no live worker could load the job's model for as long as is waited for that",

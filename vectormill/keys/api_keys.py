@@ -41,7 +41,7 @@ def create_key(
     row = connection.execute(INSERT_KEY, values).one_or_none()
     if row is None:
         raise Conflict(
-            f"There is a key named {name!r}, or one with this secret; revoke it first, or take another name."
+            f"There is a key named {name!r}, or one with this secret; revoke it first, or use another name."
         )
     return _key(row)
 

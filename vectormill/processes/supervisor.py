@@ -207,7 +207,7 @@ class _Keeper:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         process = self._process
         if process is not None and self._thread.is_alive():
-            logger.warning("%s did not stop in time and is killed", self.spec.name)
+            logger.warning("%s did not stop in time and is being killed", self.spec.name)
             _kill_tree(process.pid)
             self._thread.join()
 

@@ -175,7 +175,7 @@ def state_after_confirm(state: str) -> str:
     """Return the state in which a held run waits for an indexer again. Raise WrongRunState."""
     if state == HELD:
         return QUEUED
-    raise WrongRunState(f"The run is {state}; only a held one can be confirmed.")
+    raise WrongRunState(f"The run is {state}; only a held run can be confirmed.")
 
 
 def is_as_confirmed(num_rows: int, num_changed: int, num_vanished: int, confirmed: Mapping[str, int]) -> bool:

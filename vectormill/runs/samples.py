@@ -268,7 +268,8 @@ def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_s
     while not job.is_terminal:
         if time.monotonic() >= deadline:
             raise EncodingTimeout(
-                f"No worker for {job.spec.model} encoded the sample within {patience_seconds:g} s; check that one runs."
+                f"No worker for {job.spec.model} encoded the sample within {patience_seconds:g} s; check that one "
+                "is running."
             )
         check()
         time.sleep(POLL_SECONDS)  # between two looks at the job; nothing tells an indexer of its end

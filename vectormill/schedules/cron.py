@@ -68,7 +68,7 @@ def find_timezone(name: str) -> ZoneInfo:
     except (OSError, ValueError, LookupError):  # a folder of the database; a path out of it; an unknown name
         pass
     raise InvalidOption(
-        f"There is no time zone {name[:MAX_TIMEZONE_CHARS]!r}; take a name of the tz database, for instance "
+        f"There is no time zone {name[:MAX_TIMEZONE_CHARS]!r}; use a name of the tz database, such as "
         "'Europe/Berlin' or 'UTC'."
     )
 

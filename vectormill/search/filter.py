@@ -209,7 +209,7 @@ def _check_scalar(value: Any, place: str) -> Scalar:
 def _check_text(text: str, place: str) -> None:
     if "\0" in text or (not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)):
         raise _refusal(
-            place, "it has a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot hold"
+            place, "it has a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot store"
         )
 
 

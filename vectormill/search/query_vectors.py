@@ -178,7 +178,8 @@ def find_like(
     row = connection.execute(text(statement), {"key": key, **values}).one_or_none()
     if row is None:
         raise ItemNotFound(
-            f"Collection {generation.collection!r} has no item with the key {key!r}, so nothing can be like it."
+            f"Collection {generation.collection!r} has no item with the key {key!r}, so nothing can be compared "
+            "with it."
         )
     return row.embedding, row.document
 

@@ -39,7 +39,9 @@ def check_local(path: Path, root: Path | None) -> Path:
     start = root.expanduser().resolve()
     whole = start / path
     if not whole.resolve().is_relative_to(start):
-        raise SourceFailed(f"{path} is not below {start}, where sources may lie (VECTORMILL_SOURCE_ROOT).")
+        raise SourceFailed(
+            f"{path} is not below {start}, which is the only place for sources (VECTORMILL_SOURCE_ROOT)."
+        )
     return whole
 
 
@@ -177,8 +179,8 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
         return cast("tuple[Any, str]", fsspec.url_to_fs(name, **options))
     except ImportError as error:
         raise SourceFailed(
-            f"{name!r} needs a package that is not installed ({error}). `pip install 'vectormill[fsspec]'` brings "
-            "those for S3 and HTTP; Google Cloud Storage needs gcsfs, Azure adlfs."
+            f"{name!r} needs a package that is not installed ({error}). `pip install 'vectormill[fsspec]'` "
+            "installs those for S3 and HTTP; Google Cloud Storage needs gcsfs, Azure adlfs."
         ) from error
     except Exception as error:
         raise SourceFailed(describe_failure(name, error)) from error

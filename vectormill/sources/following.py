@@ -285,7 +285,7 @@ def follow_table(
     found = find_key_table(connection, source, table, key_column)
     others = [other for other in list_followed_tables(connection, collection_id) if other != found]
     if others:
-        raise Conflict(f"Collection {collection!r} follows {others[0]} already; unfollow that first.")
+        raise Conflict(f"Collection {collection!r} follows {others[0]} already; unfollow it first.")
     try:
         for event, clause in EVENTS.items():
             _driver_of(connection).execute(make_trigger(collection_id, event, clause, found))

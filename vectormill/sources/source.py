@@ -286,7 +286,7 @@ def parse_split(source: Source) -> Split:
     """Return how the source's documents are split into rows. Raise InvalidOption."""
     split: Split = _convert(source.split, Split, "The split")
     if split.by != NONE and source.options.get("text_pair") is not None:
-        raise InvalidOption("A pair is judged whole: leave out the split, or text_pair.")
+        raise InvalidOption("A pair is scored as a whole: leave out the split, or text_pair.")
     if split.by == TOKENS and split.overlap * 2 >= split.tokens:
         raise InvalidOption(
             f"The overlap of passages must be less than half of their tokens, from 0 to {(split.tokens - 1) // 2}, "
@@ -325,7 +325,7 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
     if pair is None and how_to_pair is not None:
         raise InvalidOption(f"{spec.model!r} compares two texts{how_to_pair}.")
     if parse_split(source).by != NONE:
-        raise InvalidOption("A pair is judged whole: leave out the split.")
+        raise InvalidOption("A pair is scored as a whole: leave out the split.")
 
 
 def needs_pairs(spec: EncodingSpec) -> bool:

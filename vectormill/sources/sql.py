@@ -80,7 +80,7 @@ class SqlReader(Reader):
         with self._lock:
             self._driver = driver if isinstance(driver, psycopg.Connection) else None
             if self._is_cancelled and connection is not None:
-                raise SourceFailed("The query was cancelled before it began.")
+                raise SourceFailed("The query was cancelled before it started.")
 
     def count_rows(self) -> int | None:
         """Return Postgres' estimate of the rows; None for other databases."""

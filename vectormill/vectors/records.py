@@ -47,7 +47,7 @@ def group_records(output: bytes) -> bytes:
     except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError) as error:
         raise UnstorableRecord(f"the records cannot be kept as JSON: {error}") from error
     if has_nul(encoded):
-        raise UnstorableRecord("the records have a NUL character (U+0000), which Postgres cannot store")
+        raise UnstorableRecord("the records contain a NUL character (U+0000), which Postgres cannot store")
     return encoded
 
 

@@ -60,7 +60,7 @@ def check_url(url: str, *, allows_private: bool) -> str:
     except ValueError as error:
         raise InvalidOption(f"{url!r} is not a URL: {error}.") from error
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise InvalidOption(f"{url!r} has characters that a URL cannot have; write them in percent signs.")
+        raise InvalidOption(f"{url!r} has characters that a URL cannot contain; percent-encode them.")
     if parts.scheme not in ("http", "https") or not host:
         raise InvalidOption(f"{url!r} must start with https:// or http:// and name a host.")
     if parts.username is not None or parts.password is not None:

@@ -201,7 +201,7 @@ def parse_switches(wanted: str) -> tuple[str, ...] | None:
             nearest = difflib.get_close_matches(name, [*SWITCHES, AUTO, NONE], n=1, cutoff=0)
             raise ConfigurationError(
                 f"{name!r} is no switch; did you mean {nearest[0]}? There are {', '.join(SWITCHES)}; "
-                "auto takes those that pay on the card, none takes none."
+                "auto uses those that are faster on the card, none uses none."
             )
     return tuple(name for name in SWITCHES if name in names)
 
@@ -221,7 +221,7 @@ def load_defaults(path: Path = DEFAULTS_PATH) -> dict[str, SwitchDefaults]:
         if unknown or not str(entry["measured"]).strip():
             flaw = f"names unknown switches: {', '.join(unknown)}" if unknown else "does not say how"
             raise ConfigurationError(
-                f"{path.name} {flaw} ({feature}); write it anew with `python -m benchmarks gpu --write`."
+                f"{path.name} {flaw} ({feature}); write it again with `python -m benchmarks gpu --write`."
             )
         ordered = tuple(name for name in SWITCHES if name in entry["switches"])
         found[feature] = SwitchDefaults(ordered, str(entry["measured"]))

@@ -267,7 +267,9 @@ class Executor:
             return
         num_lost = self._in_flight.num_lost_in_row
         if num_lost > self._timeouts.max_restarts:
-            raise ModelError(f"The model process was lost {num_lost} times in a row, at last because {loss}.")
+            raise ModelError(
+                f"The model process was lost {num_lost} times in a row, most recently because {loss}."
+            )
         self.state, self.reason = RESTARTING, str(loss)
         self.num_restarts += 1
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** max(0, num_lost - 1))

@@ -219,6 +219,7 @@ def check_tokenizer(card: ModelCard) -> None:
         if found != expected:
             raise UnsupportedModel(
                 f"The tokenizer.json of model {card.name!r} gives other tokens than transformers' own class, such as "
-                f"{found[:8]} instead of {expected[:8]} for {texts[number][:40]!r}. Write it anew where you trust it: "
+                f"{found[:8]} instead of {expected[:8]} for {texts[number][:40]!r}. Write it again in an "
+                "environment that you trust: "
                 "AutoTokenizer.from_pretrained(…).save_pretrained(…)."
             )

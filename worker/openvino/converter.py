@@ -105,7 +105,9 @@ def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], pr
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     cosine = float(((found * expected).sum(axis=1) / np.maximum(lengths, 1e-12)).min())
     if not cosine >= SMALLEST_COSINES[precision]:
-        raise ConversionFailed(f"{precision} weights turn its vectors too far: to a cosine of {cosine:.2f}")
+        raise ConversionFailed(
+            f"{precision} weights change its vectors too much: to a cosine of {cosine:.2f}"
+        )
 
 
 def _make_input(num_sequences: int, length: int) -> tuple[Tensor, Tensor, Tensor]:

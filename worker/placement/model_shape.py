@@ -154,5 +154,5 @@ def _read_size(config: dict[str, Any], card: ModelCard, *keys: str) -> int:
         if isinstance(config.get(key), int):
             return int(config[key])
     raise ModelError(
-        f"The config.json of model {card.name!r} names no {keys[0]}; its memory cannot be foreseen."
+        f"The config.json of model {card.name!r} names no {keys[0]}; its memory cannot be predicted."
     )

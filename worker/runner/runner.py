@@ -136,7 +136,7 @@ class Runner:
             return [self._hear()]
         except BlockingIOError as error:
             raise RunnerLost(
-                f"the model process has stopped in the middle of a message for {RECEIVE_TIMEOUT_SECONDS} s"
+                f"the model process has paused in the middle of a message for {RECEIVE_TIMEOUT_SECONDS} s"
             ) from error
         except (EOFError, OSError) as error:
             raise self._find_loss() from error

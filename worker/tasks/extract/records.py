@@ -88,7 +88,7 @@ def read_cells(row: Floats) -> Floats:
     """Return the cells of a row of results, [m, CELL_WIDTH]. Raises NonFiniteLogits and TooManyCells."""
     count = float(row[0])
     if count == NON_FINITE_ROW:
-        raise NonFiniteLogits("the model answered NaN or infinity")
+        raise NonFiniteLogits("the model returned NaN or infinity")
     if len(row) != 1 + CELL_WIDTH * count:
         raise TooManyCells(f"the model finds {count:.0f} spans and ends of spans in one window of the text")
     return row[1:].reshape(-1, CELL_WIDTH)
