@@ -114,3 +114,15 @@ def test_no_two_devices_of_any_model_overlap_where_models_cut_through_nodes() ->
     cores = [set(device.cores) for planned in plans for device in planned.devices]
     assert all(not one & other for one, other in combinations(cores, 2))
     assert all(max(each) // 8 == min(each) // 8 for each in cores), "no device spans two nodes"
+
+
+def test_a_plan_of_one_model_does_not_depend_on_the_order_of_the_others() -> None:
+    first, second = plan("2x80GiB", DEFAULT_MODEL, SEVEN_B)
+    other, one = plan("2x80GiB", SEVEN_B, DEFAULT_MODEL)
+    assert first.placement.replicas == one.placement.replicas
+    assert second.placement.replicas == other.placement.replicas
+
+
+def test_two_models_on_two_numa_nodes_have_one_each() -> None:
+    plans = plan("2x32cores,256GiB", DEFAULT_MODEL, DEFAULT_MODEL)
+    assert [[device.num_threads for device in planned.devices] for planned in plans] == [[32], [32]]

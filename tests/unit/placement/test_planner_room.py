@@ -133,3 +133,9 @@ def test_a_planned_batch_is_never_shrunk_by_the_watermark_at_rest(devices: str, 
         for shard in (shard for stage in replica.stages for shard in stage.shards):
             held = OVERHEAD_BYTES[CUDA] + shard.weight_bytes + shard.activation_bytes + GIB // 2
             assert not budget.observe_memory(held / memory[shard.device])
+
+
+def test_three_cards_of_12_gib_hold_a_7b_model() -> None:
+    placement = plan(describe_inventory("3x12GiB"))
+    assert placement.precision == "bf16"
+    assert placement.longest_text_tokens > 28_000

@@ -491,3 +491,16 @@ def test_type_tokens_in_a_text_ask_nothing() -> None:
     cells = read_cells(read_head(batch, logits).row(0))
     in_hint = {int(row) for row, column, _, _ in cells if row < windows[0].num_hint_tokens}
     assert in_hint == set(windows[0].hint.type_places.tolist())
+
+
+def test_minus_one_means_no_logarithm_of_distances() -> None:
+    """256 buckets, and the distances up to there as they are."""
+    table = tabulate_distances(read_config(GOLDEN / "model"), 512)
+    assert table[512 - 256 : 512 + 256].tolist() == list(range(512))
+    assert (table[0], table[-1]) == (0, 511)
+
+
+def test_a_missing_tokenizer_file_is_said_with_how_to_write_it(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="save_pretrained"):
+        PromptTokenizer(model)

@@ -425,3 +425,29 @@ def test_a_text_that_is_asked_again_whatever_the_signs_shares_a_batch_with_one_t
     assert work is not None
     is_blank = work.batch.inputs[IS_BLANK].covered
     assert 0 < is_blank.sum() < len(is_blank)
+
+
+def test_the_first_pass_of_a_chunk_asks_one_level_of_all_texts() -> None:
+    """22 texts are as many sequences at least, and not one forward pass for each."""
+    schema = find_case("ner_short")["schema"]
+    cases = [case for case in list_cases("natural", "model") if case["schema"] == schema]
+    extraction = Extraction(load_tokenizer("model"), schema, [case["text"] for case in cases])
+    levels = drive(extraction, by_network(load("model")))
+    assert len(levels) == 1
+    assert levels[0].texts.tolist() == list(range(len(cases)))
+
+
+def test_requests_near_their_end_leave_no_sequence_alone_while_others_wait() -> None:
+    """Ten requests, each on another level, have a sequence or two each."""
+    board = RequestQueue(BatchLimits(4096))
+    for number in range(10):
+        course = begin(find_case(("ee_sport", "ee_biz")[number % 2]))
+        asked: TokenizedTexts | None = course.start()
+        for _ in range(number % 2):
+            assert asked is not None
+            asked = answer(course, asked)
+        if asked is not None:
+            add(board, asked)
+    batches = take_all(board)
+    assert len(batches) <= 3
+    assert all(len(requests) > 1 for requests in batches)

@@ -5,6 +5,7 @@ import inspect
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,13 @@ def test_words_keep_their_numbers_behind_strange_line_ends(tmp_path: Path) -> No
         assert tokenizer.get_vocab_size() == len(WORDS)
         found = [WORDS[number] for number in tokenizer.encode("a cat, a dog").ids]
         assert [word for word in found if not word.startswith("[")] == ["cat", "dog"]
+
+
+def test_threads_that_truncate_differently_do_not_disturb_one_another() -> None:
+    def count_wrong(max_tokens: int) -> int:
+        asked = [["word " * 100] * 4] * 20
+        lengths = [TOKENIZER.tokenize(texts, max_tokens, truncate=True).lengths.tolist() for texts in asked]
+        return sum(each != [max_tokens] * 4 for each in lengths)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(count_wrong, (8, 16, 32, 64))) == 0

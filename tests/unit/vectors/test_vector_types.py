@@ -198,3 +198,11 @@ def test_what_lies_in_the_ranges_comes_back_within_half_a_step(vectors: np.ndarr
 def test_ranges_are_widened_at_both_ends() -> None:
     wider = widen_ranges(measure_ranges(np.array([[-1, 2], [1, 2]], dtype=np.float32)), 0.25)
     assert (wider.low.tolist(), wider.high.tolist()) == ([-1.5, 2], [1.5, 2])
+
+
+def test_ranges_are_kept_to_the_last_bit_and_a_code_depends_on_its_own_vector_alone() -> None:
+    kept = Ranges.from_bytes(RANGES.to_bytes())
+    assert np.array_equal(kept.low, RANGES.low)
+    assert np.array_equal(kept.high, RANGES.high)
+    alone = np.concatenate([quantize(vector[None], RANGES) for vector in VECTORS])
+    assert np.array_equal(alone, quantize(VECTORS, RANGES))
