@@ -2,23 +2,12 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
-
-from pydantic import Field
+from typing import TypeVar
 
 from api.problems import Place, Problem
 from vectormill.operation import CURSOR
 
 T = TypeVar("T")
-
-After = Annotated[
-    str | None,
-    Field(
-        description="The `next` of the page before.",
-        # Not pydantic's own check, whose message would not say what a cursor is.
-        json_schema_extra={"anyOf": [{"type": "string", "pattern": f"^{CURSOR}$"}, {"type": "null"}]},
-    ),
-]
 
 
 def encode_cursor(position: int) -> str:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine
 
 from api.console.console import Console, ConsoleDependency
 from api.console.pages import Page, cut_page
-from api.cursors import After, decode_cursor
+from api.cursors import decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
 from api.routes.searches import find_embeddings, make_one_search, open_generation
@@ -98,7 +98,7 @@ class CollectionView:
         return next((run for run in self.open_runs if run.generation_id == generation_id), None)
 
 
-def read_collections(connection: Connection, console: Console, after: After = None) -> CollectionsView:
+def read_collections(connection: Connection, console: Console, after: str | None = None) -> CollectionsView:
     found = list_collection_rows(connection, after=decode_cursor(after), limit=PAGE_SIZE + 1)
     page, following = cut_page(found, PAGE_SIZE, lambda row: row.id)
     standings = list_standings(connection, [row.id for row in page])

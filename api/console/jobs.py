@@ -21,7 +21,7 @@ from api.console.history import (
     share_of,
 )
 from api.console.pages import Page, cut_page
-from api.cursors import After, decode_cursor
+from api.cursors import decode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import Problem
 from api.routes.jobs import WISHES, wish_for
@@ -201,7 +201,7 @@ class JobsView:
 
 
 def read_jobs(
-    connection: Connection, console: Console, state: str | None = None, after: After = None
+    connection: Connection, console: Console, state: str | None = None, after: str | None = None
 ) -> JobsView:
     """Read jobs of one state or of all, newest first. Raise Problem."""
     if state is not None and state not in JOB_STATES:
@@ -243,7 +243,9 @@ class ErrorsView:
     is_first: bool
 
 
-def read_errors(connection: Connection, console: Console, job_id: JobId, after: After = None) -> ErrorsView:
+def read_errors(
+    connection: Connection, console: Console, job_id: JobId, after: str | None = None
+) -> ErrorsView:
     errors = list_item_errors(connection, job_id, after=decode_cursor(after), limit=ERRORS_ON_A_PAGE + 1)
     page, following = cut_page(errors, ERRORS_ON_A_PAGE, lambda error: error.item)
     return ErrorsView(find_job(connection, job_id), page, following, after is None)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from api.console.console import Console
 from api.console.pages import Page, cut_page, find_action
-from api.cursors import After, decode_cursor
+from api.cursors import decode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.routes.runs import RunId
 from api.routes.schedules import ScheduleName
@@ -88,7 +88,7 @@ class ScheduleView:
     history: list[HistoryRow]
 
 
-def read_schedules(connection: Connection, console: Console, after: After = None) -> SchedulesView:
+def read_schedules(connection: Connection, console: Console, after: str | None = None) -> SchedulesView:
     found = list_schedules(connection, after=decode_cursor(after), limit=PAGE_SIZE + 1)
     page, following = cut_page(found, PAGE_SIZE, lambda schedule: schedule.id)
     signs = list_signs_of_life(connection)

@@ -1,12 +1,11 @@
 """Sources over HTTP: set, look, check and delete that of a collection, follow its table, and push rows to one."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Final
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
@@ -30,8 +29,10 @@ from vectormill.sources.bodies import (
     FollowingBody,
     FollowRequest,
     PushBody,
+    PushQuery,
     SourceBody,
     SourceCheckBody,
+    SourceQuery,
     SourceRequest,
     describe_check,
     describe_following,
@@ -57,32 +58,18 @@ router = APIRouter(tags=["sources"])
 PATIENCE_SECONDS: Final = 10.0
 
 
-class SourceParameters(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    check: bool = Field(default=True, description="Read a little of the source before it is kept.")
-
-
-class PushParameters(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    complete: bool = Field(
-        default=False, description="These are all rows: rows that are not among them are deleted."
-    )
-
-
 @serve(router, operations.SET)
 async def put_source(
     name: CollectionName,
     resources: ResourcesDependency,
     body: SourceRequest,
-    wanted: Annotated[SourceParameters, Query()],
+    query: SourceQuery,
 ) -> SourceBody:
     """Set where the texts of a collection come from, after a look at the first rows. Nothing is read into it yet."""
     source = make_source(body, resources.settings)
 
     def save() -> SourceBody:
-        report = look(source, name, resources) if wanted.check else None
+        report = look(source, name, resources) if query.check else None
         with resources.engine.begin() as connection:
             refuse_unfit(source, find_generation(connection, name).spec)
             return describe_source(save_source(connection, name, source), report)
@@ -190,7 +177,7 @@ async def post_push(
     request: Request,
     name: CollectionName,
     resources: ResourcesDependency,
-    wanted: Annotated[PushParameters, Query()],
+    query: PushQuery,
     idempotency_key: IdempotencyKey,
 ) -> PushBody:
     """Take rows as a stream of NDJSON (gzip accepted) for a run that follows them. All of them, or none.
@@ -221,7 +208,7 @@ async def post_push(
         write(writer, reader.finish(), intake)
         return writer.finish()
 
-    options: dict[str, object] = {"is_complete": wanted.complete}
+    options: dict[str, object] = {"is_complete": query.complete}
     writer = PushWriter(resources.engine, name, options, idempotency_key=idempotency_key)
     with resources.gates.uploads.enter():
         async with contextmanager_in_threadpool(writer):
@@ -229,7 +216,7 @@ async def post_push(
             async for block in read_blocks(request):
                 await run_in_threadpool(store, block)
             run = await run_in_threadpool(store_rest)
-    return PushBody(run=str(run), collection=name, num_items=writer.num_items, is_complete=wanted.complete)
+    return PushBody(run=str(run), collection=name, num_items=writer.num_items, is_complete=query.complete)
 
 
 def find_whether_pairs(name: str, resources: Resources) -> bool:

@@ -37,6 +37,20 @@ class SourceRequest(Struct, forbid_unknown_fields=True):
     ] = msgspec.field(default_factory=dict)
 
 
+class SourceQuery(Struct, forbid_unknown_fields=True):
+    """How a source is set."""
+
+    check: Annotated[bool, Meta(description="Read a little of the source before it is kept.")] = True
+
+
+class PushQuery(Struct, forbid_unknown_fields=True):
+    """How pushed rows are taken."""
+
+    complete: Annotated[
+        bool, Meta(description="These are all rows: rows that are not among them are deleted.")
+    ] = False
+
+
 class SourceRowBody(TypedDict):
     key: str
     text: Annotated[str, Meta(description="Its first 200 characters.")]

@@ -13,15 +13,17 @@ from vectormill.sources.bodies import (
     FollowingBody,
     FollowRequest,
     PushBody,
+    PushQuery,
     SourceBody,
     SourceCheckBody,
+    SourceQuery,
     SourceRequest,
 )
 
 ONE: Final = "/v1/collections/{name}/source"
 
 SET: Final = Operation(
-    "PUT", ONE, SOURCES, SourceBody, SourceRequest,
+    "PUT", ONE, SOURCES, SourceBody, SourceRequest, query=SourceQuery,
     example={
         "kind": "sql",
         "options": {
@@ -44,8 +46,8 @@ FOLLOW: Final = Operation(
 )  # fmt: skip
 UNFOLLOW: Final = Operation("POST", ONE + "/unfollow", SOURCES, FollowingBody)
 PUSH: Final = Operation(
-    "POST", "/v1/collections/{name}/push", WRITE, PushBody, line=ItemBody, line_example=LINES_EXAMPLE, status=202,
-    location="/v1/runs/{run}",
+    "POST", "/v1/collections/{name}/push", WRITE, PushBody, query=PushQuery, line=ItemBody, line_example=LINES_EXAMPLE,
+    status=202, location="/v1/runs/{run}",
 )  # fmt: skip
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
