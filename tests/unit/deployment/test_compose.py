@@ -101,6 +101,9 @@ def test_gpu_and_cpu_profiles_differ_in_the_worker_alone() -> None:
     assert cpu.keys() - gpu.keys() == {"worker-cpu"}
     assert gpu["worker"]["command"] == cpu["worker-cpu"]["command"]
     assert gpu["worker"]["environment"] == cpu["worker-cpu"]["environment"]
+    assert [name for name, service in SERVICES.items() if "deploy" in service] == ["worker"]
+    devices = gpu["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -164,7 +167,8 @@ def test_no_secret_is_an_argument_of_a_process() -> None:
                 assert not any(SECRET.search(match["name"]) for match in INTERPOLATION.finditer(word)), name
 
 
-def test_valkey_asks_for_the_password_and_keeps_nothing(tmp_path: Path) -> None:
+def test_valkey_is_not_root_asks_for_the_password_and_keeps_nothing(tmp_path: Path) -> None:
+    assert SERVICES["valkey"]["user"] == "valkey"
     shell, flag, script = SERVICES["valkey"]["command"]
     script = script.replace("$$", "$").replace("valkey-server -", f"{find_valkey_server()} - --port $PORT")
     environment = {"PATH": os.defpath, "REDISCLI_AUTH": "moonshine", "PORT": str(free_port())}
