@@ -1,1 +1,1 @@
-"""Texts in, vectors out: the requests and batches in flight."""
+"""The encoding engine: it turns texts into vectors and keeps the requests and batches in flight."""

@@ -1,8 +1,8 @@
-"""Engine: texts in, vectors or other results out, for one model on one device. Knows no chunks, jobs or Postgres, and
-of a task only that sequences come of it and answers go back to it.
+"""The engine turns texts into vectors, scores or records with one model on one device.
 
-Many threads call `encode` at the same time; each tokenizes its own texts, and their sequences are batched together
-and encoded by one model process, while other threads tokenize or write to the database.
+It knows nothing of chunks, jobs or Postgres. From a task it takes sequences to encode, and gives their
+results back. Many threads call `encode` at the same time. Each tokenizes its own texts; the sequences of all
+are batched together and encoded by one model process, while other threads tokenize or write to the database.
 """
 
 import logging
@@ -46,12 +46,14 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.encoder.backends:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
-# By which a model process shows that it still encodes (worker.engine.in_flight).
+# The text that a model process encodes to show that it still works (worker.engine.in_flight).
 CANARY: Final = "A canary that still sings tells the miners that the air is good."
 
 
 class Engine:
-    """The engine of one model on one device. Start it once, call `encode` from any thread, stop it once."""
+    """The encoding engine of one model on one device. Start it once, call `encode` from any thread, stop it
+    once.
+    """
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class Engine:
         sharing: Sharing | None = None,
         display: LoadingDisplay | None = None,
     ) -> None:
-        if sharing is not None:  # the plan has divided the memory of several devices; nothing is left to tune
+        # the plan has already divided the memory of the devices, so nothing is left to tune
+        if sharing is not None:
             tokens = settings.max_batch_tokens or sharing.replica.max_batch_tokens
             settings = settings.model_copy(update={"max_batch_tokens": tokens})
         num_threads = settings.threads or device.num_threads
@@ -95,8 +98,9 @@ class Engine:
                 ),
                 process_environment(),
                 sharing=sharing,
-                # A rank waits as long for one that still loads. Longer than both: the executor ends what hangs first,
-                # and says where every rank was; torch's own time-out is for a worker whose executor hangs itself.
+                # A rank waits this long for another that is still loading. It is longer than both timeouts of
+                # the executor, which is to end a hanging process first, because it logs where every rank was.
+                # Torch's own time-out is only for a worker whose executor hangs itself.
                 collective_timeout_seconds=max(
                     settings.model_load_timeout_seconds, settings.forward_timeout_seconds
                 )
@@ -113,7 +117,7 @@ class Engine:
             self._adopt,
             display,
         )
-        self._admission = {  # by whether a request is interactive
+        self._admission = {  # keyed by whether a request is interactive
             True: Admission(settings.interactive_slots + QUERY_PLACES),
             False: Admission(settings.slots, lambda: self.max_tokens_in_flight),
         }
@@ -121,12 +125,14 @@ class Engine:
         self._stage_lock = threading.Lock()
 
     def start(self) -> None:
-        """Start and wait until the model is loaded. Raises ModelError."""
+        """Start the engine and wait until the model is loaded. Raise ModelError if it cannot be loaded."""
         self._executor.start()
 
     def _adopt(self, report: EncoderReport, memory: MemoryReport | None) -> bool:
-        """Adapt to the encoder that was loaded. A restarted process may have less memory or lack a kernel. Called by
-        the executor's thread before the process gets a batch. Return True if waiting batches were rebuilt.
+        """Adapt to a newly loaded encoder: a restarted process may have less memory or lack a kernel.
+
+        The executor's thread calls this before the process gets a batch. Return True if waiting batches were
+        rebuilt.
         """
         before, self._loaded = self._loaded, report
         if before is not None:
@@ -140,18 +146,22 @@ class Engine:
         return self._queue.adopt(cost, report.num_started, report.num_streams)
 
     def stop(self) -> None:
-        """End the model process. Waiting requests get EngineStopped."""
+        """End the model process. Waiting requests fail with EngineStopped."""
         self._executor.stop()
 
     def is_healthy(self) -> bool:
-        """Return False once the engine will never encode again; true while a lost model process is being replaced."""
+        """Return False once the engine will never encode again; True while a lost model process is being
+        replaced.
+        """
         return self._executor.is_alive
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
-        """Return the results of all texts, and why some have none. Blocks; any number of threads may call it.
+        """Encode all texts and return their results, with a reason for each text that has none.
 
-        Raises ModelError when the spec is not of this very model, EncodingCancelled, EngineStopped, and RunnerDied
-        when the model process died with a batch in which this request had texts. Others never notice.
+        The call blocks; any number of threads may make it. Raises ModelError if the spec is not for exactly
+        this model, EncodingCancelled, EngineStopped, and RunnerDied if the model process died during a batch
+        with texts of this request. The death of a process does not affect requests without texts in such a
+        batch.
         """
         task = self._find_task(request.spec)
         asked_at = time.perf_counter()
@@ -176,21 +186,23 @@ class Engine:
 
     @property
     def max_tokens_in_flight(self) -> int:
-        """Return how many tokens of bulk this worker wants at once: waiting, tokenized and being computed."""
+        """Return how many tokens of bulk work this worker wants at once, whether waiting, tokenized or being
+        computed.
+        """
         return self._tuner.max_tokens_in_flight
 
     @property
     def run_seconds(self) -> float:
-        """Return how long the device has been computing since the start."""
+        """Return the seconds that the device has computed since the start."""
         return self._queue.tally.run_seconds
 
     @property
     def runner_pid(self) -> int | None:
-        """Return the model's process; None while there is none."""
+        """Return the process id of the model process; None while there is none."""
         return self._executor.runner_pid
 
     def report(self) -> dict[str, Any]:
-        """Return what runs here, why, and how fast; a JSON object for the workers table."""
+        """Return what runs here, why, and how fast, as a JSON object for the workers table."""
         tally, loaded = self._queue.tally, self._executor.report
         choices = asdict(loaded) if loaded else {}
         return {
@@ -224,7 +236,9 @@ class Engine:
         return self._loaded is None or self._loaded.gives_vectors
 
     def _find_task(self, spec: EncodingSpec) -> WorkerTask:
-        """Return the task of a spec. Raises ModelError for another model, since vector spaces never mix."""
+        """Return the task of a spec. Raise ModelError if the spec is for another model, since vector spaces
+        must not mix.
+        """
         asked = (spec.model, spec.revision, spec.pooling)
         here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
         if asked != here:
@@ -240,7 +254,9 @@ class Engine:
 
     @contextmanager
     def _tokenizing(self, ticket: Ticket) -> Iterator[None]:
-        """Count the time in the block, and have batches that are not full wait for what comes of it."""
+        """Count the time of the block as tokenizing, and let batches that are not full wait for the new
+        sequences.
+        """
         start = time.perf_counter()
         with self._queue.expecting():
             yield
@@ -249,7 +265,7 @@ class Engine:
         self._count_stage(TOKENIZE, seconds)
 
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
-        """Take over vectors that were computed lately, and compute the rest."""
+        """Reuse vectors that were computed lately, and wait until the others are computed."""
         start = time.perf_counter()
         run_before = ticket.run_seconds
         digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.prompt_length)
@@ -265,7 +281,9 @@ class Engine:
         self._keep(ticket, np.delete(digests, known, axis=0))
 
     def _keep(self, ticket: Ticket, digests: Digests) -> None:
-        """Keep the newly computed vectors under their digests for later requests. Failures are not kept."""
+        """Store the newly computed vectors under their digests for later requests. Failed texts are not
+        stored.
+        """
         vectors = ticket.vectors
         if vectors is None or not len(digests):
             return
@@ -275,7 +293,7 @@ class Engine:
         self._reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
 
     def _collect(self, course: RequestState, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
-        """Finish the results and give every item its own row, duplicates included."""
+        """Finish the results and return one row for every item, duplicates included."""
         start = time.perf_counter()
         finished = course.finish()
         results, failures = finished.results, finished.failures

@@ -1,9 +1,9 @@
-"""Executor: keeps one runner busy with batches, and starts it again when it dies. Knows no requests, only batches.
+"""The executor keeps one runner busy with batches and starts another one when it dies. It knows no requests.
 
-One thread owns the runner: it sends, receives, restarts; what becomes of a batch, InFlight decides. One batch more
-than the runner has at work is with it, so that nothing waits for the next one; urgent ones come on top and are encoded
-first. The runner says which one it starts: if the process dies, those are suspect and the others are not. Of several
-suspects each is tried again alone.
+One thread owns the runner: it sends, receives and restarts; InFlight decides what becomes of each batch. The
+runner always has one batch more than it is computing, so that it never waits for the next one. Urgent batches
+are sent in addition and are encoded first. The runner reports each batch that it starts: if the process dies,
+the started batches are suspect and the others are not. If several are suspect, each is tried again alone.
 """
 
 import logging
@@ -52,13 +52,13 @@ class ExecutorTimeouts:
     max_restarts: int
 
 
-# Called with every encoder that was loaded, before it gets its first batch. True: it is another one than before, and
-# batches that were made for that one are to be made anew.
+# Called with every encoder that was loaded, before it gets its first batch. Returns True if the encoder
+# differs from the one before it, so that batches made for the earlier one have to be rebuilt.
 OnLoaded = Callable[[EncoderReport, MemoryReport | None], bool]
 
 
 class Executor:
-    """Runs one replica of the model, which encodes `canary` without trouble."""
+    """Runs one replica of the model. `canary` is a batch that the model is known to encode."""
 
     def __init__(
         self,
@@ -78,21 +78,23 @@ class Executor:
         self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
-        self._wake_reader, self._wake_writer = Pipe(duplex=False)  # closes itself
-        self._selector = DefaultSelector()  # of the runner at hand, and of waking
+        self._wake_reader, self._wake_writer = Pipe(duplex=False)  # closed when it is garbage-collected
+        self._selector = DefaultSelector()  # watches the current runner and the wake-up pipe
         self._is_woken = threading.Event()
         self._stopping = threading.Event()
         self._settled = threading.Event()  # the first load has succeeded or failed
         self._runner: AnyRunner | None = None
-        self._is_loaded = False  # once, and has encoded the canary
-        self._backend = ""  # that loads the model, if the process has named one
+        self._is_loaded = False  # whether any runner has loaded the model and encoded the canary
+        self._backend = ""  # the backend that loads the model, once the process has named it
         self.num_restarts = 0
         self.state = LOADING
         self.reason = ""
         self.report: EncoderReport | None = None
 
     def start(self) -> None:
-        """Start and wait until the model is loaded. Raises ModelError; the executor has ended then."""
+        """Start the executor and wait until the model is loaded. If that fails, end the executor and raise
+        ModelError.
+        """
         self._thread.start()
         self._settled.wait()
         if self.state == DEAD:
@@ -106,14 +108,14 @@ class Executor:
             self._thread.join()
 
     def wake(self) -> None:
-        """Wake the executor, because there is new work. Never blocks: at most one byte lies in the pipe."""
+        """Wake the executor, because there is new work. Never blocks: the pipe holds at most one byte."""
         if not self._is_woken.is_set():
             self._is_woken.set()
             os.write(self._wake_writer.fileno(), b"!")
 
     @property
     def runner_pid(self) -> int | None:
-        """Return the model's process; None while there is none."""
+        """Return the process id of the model process; None while there is none."""
         runner = self._runner
         return runner.pid if runner is not None else None
 
@@ -122,7 +124,7 @@ class Executor:
         return self._thread.is_alive() and self.state not in (STOPPED, DEAD)
 
     def _run(self) -> None:
-        """Run one runner after another, until stopped or too many were lost."""
+        """Run one runner after another until the executor is stopped or too many runners were lost."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -133,12 +135,13 @@ class Executor:
         except ModelError as error:
             logger.error("The engine ends: %s", error)
             self.state, self.reason = DEAD, str(error)
-        except Exception as error:  # a dead stage stops the engine: nobody may wait for a thread that is gone
+        # a dead thread stops the engine: nobody may wait for a thread that has ended
+        except Exception as error:
             logger.exception("The executor failed.")
             self.state, self.reason = DEAD, f"the executor failed: {error}"
         finally:
-            # A chunk that waits is handed back meanwhile: a process that hangs in a driver takes half a minute to
-            # give up.
+            # Close the queue first, so that waiting chunks are handed back now: a process that hangs in a
+            # driver takes half a minute to stop.
             self._queue.close(self.reason)
             if self._runner is not None:
                 self._runner.stop()
@@ -162,16 +165,16 @@ class Executor:
             self._step(runner, "a forward pass", self._timeouts.forward_seconds)
 
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
-        """Wait until the model is loaded. Return False when the executor was stopped meanwhile."""
+        """Wait until the model is loaded. Return False if the executor was stopped in the meantime."""
         deadline = time.monotonic() + self._timeouts.load_seconds
         while not (message := self._hear_loading(runner, deadline)):
             if self._stopping.is_set():
-                runner.kill()  # it would hear of the closed pipe only when it has loaded
+                runner.kill()  # the process would notice the closed pipe only after it has loaded
                 return False
             if time.monotonic() >= deadline:
                 raise self._abandon(runner, f"loading took more than {self._timeouts.load_seconds:g} s")
         if isinstance(message, LoadFailed):
-            if not self._is_loaded:  # it never did: trying again would not help
+            if not self._is_loaded:  # the model was never loaded, so trying again would not help
                 raise ModelError(message.reason)
             raise RunnerLost(message.reason)
         assert isinstance(message, Loaded)
@@ -185,7 +188,9 @@ class Executor:
         return True
 
     def _wait_until_sound(self, runner: AnyRunner) -> bool:
-        """Wait until every stream has encoded the canary. Return False when the executor was stopped meanwhile."""
+        """Wait until every stream has encoded the canary. Return False if the executor was stopped in the
+        meantime.
+        """
         while self._in_flight.check.is_open:
             if self._stopping.is_set():
                 runner.kill()
@@ -194,7 +199,7 @@ class Executor:
         return True
 
     def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
-        """Return how loading has ended; None while it goes on, which is displayed."""
+        """Return the message that ends loading; None while loading goes on. Show its progress."""
         for message in self._listen(runner, deadline):
             if not isinstance(message, Reading):
                 return message
@@ -205,8 +210,10 @@ class Executor:
         return None
 
     def _step(self, runner: AnyRunner, what: str, seconds: float) -> None:
-        """Send what the runner has room for, and hear what came of it: until it speaks, until there is new work, or
-        until `what` it computes has taken so many seconds.
+        """Send what the runner has room for, and process its messages.
+
+        Return when the runner has sent a message, when there is new work, or when a batch that is not full
+        should be sent. Raise RunnerLost if `what` the runner computes has taken more than `seconds`.
         """
         in_flight = self._in_flight
         while (batch := in_flight.next_message()) is not None:
@@ -217,7 +224,7 @@ class Executor:
         self._look_after(runner, what, seconds, is_silent=not said)
 
     def _look_after(self, runner: AnyRunner, what: str, seconds: float, *, is_silent: bool) -> None:
-        """Raise RunnerLost for a runner that cannot encode a known text, or was silent for too long."""
+        """Raise RunnerLost if the runner cannot encode a known text or has been silent for too long."""
         if flaw := self._in_flight.check.flaw:
             raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
         if is_silent and time.monotonic() >= self._in_flight.find_deadline(seconds):
@@ -225,7 +232,10 @@ class Executor:
             raise self._abandon(runner, f"{what} took more than {seconds:g} s")
 
     def _listen(self, runner: AnyRunner, deadline: float) -> list[object]:
-        """Return the runner's messages until the deadline; none if only new work came, or ranks have yet to answer."""
+        """Wait for the runner's messages until the deadline and return them.
+
+        The list is empty if only new work arrived, or if the other ranks have not answered yet.
+        """
         timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         has_spoken = False
         for key, _ in self._selector.select(timeout):
@@ -237,7 +247,9 @@ class Executor:
         return runner.receive() if has_spoken else []
 
     def _watch(self, runner: AnyRunner) -> None:
-        """Watch this runner with one selector for its whole life, which is cheaper than one for each message."""
+        """Watch this runner with one selector for its whole life, which is cheaper than a selector for each
+        message.
+        """
         self._selector.close()
         self._selector = DefaultSelector()
         self._selector.register(self._wake_reader, EVENT_READ)
@@ -245,19 +257,22 @@ class Executor:
             self._selector.register(connection, EVENT_READ)
 
     def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
-        """End a runner that makes no progress, and log where it was."""
+        """Kill a runner that makes no progress and log where in its code it was. Return the error to raise.
+        """
         for stacks in runner.stacks():
             logger.error("%s: %s, %s", self._name, reason, stacks)
         self._kill(runner)
         return RunnerLost(reason)
 
     def _kill(self, runner: AnyRunner) -> None:
-        """Kill the runner. Its last messages are heard first, so that a finished batch is not suspect."""
+        """Kill the runner. Process its last messages, so that a finished batch does not become suspect."""
         for message in runner.kill():
             self._in_flight.hear(message)
 
     def _recover(self, loss: RunnerLost) -> None:
-        """Keep what is to be tried again for the next runner. Raises ModelError when too many were lost in a row."""
+        """Keep the lost runner's batches for the next one. Raise ModelError if too many runners were lost in
+        a row.
+        """
         if self._runner is not None:
             self._kill(self._runner)
             self._runner = None
@@ -277,9 +292,11 @@ class Executor:
         self._stopping.wait(pause)
 
     def _leave_backend(self, loss: RunnerLost) -> None:
-        """Have the next process load the model with another backend; raise ModelError if this one is not to blame.
+        """Exclude this backend from the next process, because a process died while it loaded the model with
+        it.
 
-        The next process knows which backends there are, and says so when none is left.
+        Raise ModelError if the backend is not to blame. The next process knows which backends there are, and
+        reports it when none is left.
         """
         if not self._backend or loss.is_foreign or loss.is_exhausted:
             raise ModelError(f"{self._name} cannot be loaded: {loss}.")

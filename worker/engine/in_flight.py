@@ -1,13 +1,14 @@
-"""InFlight: the batches of one executor, from the moment they are taken until it is known what came of them.
+"""InFlight keeps the batches of one executor from the moment they are taken until their outcome is known.
 
-Those that are with the runner, those that are to be sent again, those that failed alone and wait for the canary's
-verdict. Decides what the runner gets next, and who is to blame when a batch fails or a process is lost. Starts, sends
-and ends nothing.
+It holds the batches that are with the runner, those that will be sent again, and single sequences that failed
+and wait for the canary's result. It decides what the runner gets next, and which text is to blame when a
+batch fails or a process is lost. It does not start, call or end any process.
 
-The canary is a text whose answer is known since its process was loaded, and by which the process shows that it is
-sound. After a batch failed, nobody knows whether a text was to blame or the process is sick: after an exhaustion
-openvino fails with every batch or takes one's shapes for another's, and oneDNN makes no kernel any more. So nothing is
-believed, of the failure and of what comes behind it, before every stream has encoded the canary again.
+The canary is a text whose result has been known since its process was loaded; encoding it shows that the
+process is sound. After a failed batch, nobody knows whether a text was to blame or the process is sick: after
+running out of memory, openvino fails with every batch or confuses the shapes of one batch with those of
+another, and oneDNN can create no kernel any more. So neither the failure nor any later result is trusted
+before every stream has encoded the canary again.
 """
 
 import math
@@ -37,26 +38,28 @@ from worker.runner.messages import (
 )
 from worker.runner.runner import RunnerLost
 
-# Alone, and the process was sound behind each time: an error that does not stay is no text's.
+# A sequence fails after so many failures alone, if the process was sound after each. An error that goes away
+# is not the text's fault.
 FAILURES_OF_ONE: Final = 3
-# Each time alone in a process that had just shown that it is sound: the text may well be why it is not any more.
+# A sequence is lost after it was so often alone in a sound process that was sick afterwards: the text may be
+# the cause.
 SICKENED_BY_ONE: Final = 2
-# The share of a device's memory in use before its process was killed: by whoever guards memory before the kernel has
-# to.
+# If this share of a device's memory was in use before its process was killed, some guard of memory is assumed
+# to have killed it before the kernel had to.
 NEARLY_ALL_MEMORY: Final = 0.95
-# A process that can make no new kernel still has those for shapes that it has seen, so that each batch is of another
-# shape: one row more. By then there are too many shapes for a library to keep them all.
+# A process that can create no new kernel still has kernels for shapes that it has seen. So each canary has
+# another shape, with one row more than the one before. With this many shapes, no library keeps them all.
 MOST_ROWS: Final = 64
-# Canaries beyond those of the streams, from a process behind a sick one.
+# The number of canaries, beyond one for each stream, for a process that replaces a sick one.
 NUM_MORE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A batch of one row, and a function that finds what is wrong with its answers.
+    """A batch of one row, and a function that finds errors in its results.
 
-    `find_flaw(results, expected)` compares rows with the values that a canary was answered with before. The task knows
-    which differences matter.
+    `find_flaw(results, expected)` compares rows with the values that an earlier canary returned. The task
+    knows which differences matter.
     """
 
     batch: Batch
@@ -65,7 +68,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class FailedSequence:
-    """A batch of one sequence that failed, and the item error that it would be."""
+    """A batch of one sequence that failed, and the item error to report if it is given up."""
 
     work: OwnedBatch
     code: str
@@ -74,35 +77,41 @@ class FailedSequence:
 
 @dataclass(slots=True)
 class CanaryCheck:
-    """The canaries of one process, and the outcomes that are withheld until every stream has answered.
+    """The canaries of one process, and the outcomes that are withheld until every stream has encoded one.
 
-    `flaw` says what was wrong with an answer, and nothing of this process is to be believed any more then.
+    `flaw` says what was wrong with a result. Once it is set, no result of this process is trusted.
     """
 
     canary: Canary
     num_due: int = 0  # batches that are still to be sent
-    numbers: set[int] = field(default_factory=set)  # of those that are with the process
+    numbers: set[int] = field(default_factory=set)  # of those batches that are with the process
     flaw: str = ""
     failed: list[FailedSequence] = field(default_factory=list)
-    withheld: list[tuple[OwnedBatch, Encoded]] = field(default_factory=list)  # came of a process in doubt
+    withheld: list[tuple[OwnedBatch, Encoded]] = field(default_factory=list)  # outcomes of a process in doubt
     _expected: NDArray[Any] | None = None
     _num_rows: int = 0
 
     @property
     def is_open(self) -> bool:
-        """Return True until every stream has answered correctly. A flaw keeps it open until the process is gone."""
+        """Return True until every stream has answered correctly. After a flaw, the check stays open until the
+        process ends.
+        """
         return bool(self.num_due or self.numbers or self.flaw)
 
     def begin(self, num_streams: int, *, is_in_doubt: bool) -> None:
-        """Start the check of a newly loaded process. Its first answer is what the others are compared with. After a
-        sick process more canaries are sent, so that a text is not blamed for what happens without it.
+        """Start the check of a newly loaded process, whose first result is the one that later results are
+        compared with.
+
+        After a sick process more canaries are sent, so that no text is blamed for a fault that occurs without
+        it.
         """
         self._expected, self._num_rows, self.flaw = None, 0, ""
         self.numbers.clear()
         self.num_due = 1 + num_streams + NUM_MORE * is_in_doubt
 
     def doubt(self, num_streams: int) -> None:
-        """Start a check after a failed batch. Canaries already on their way may have been encoded before it."""
+        """Start a check after a failed batch. Canaries already on their way may have been encoded before it.
+        """
         self.num_due = num_streams
 
     def next_batch(self, number: int) -> Batch:
@@ -112,7 +121,7 @@ class CanaryCheck:
         return self.canary.batch.take(np.zeros(self._num_rows, dtype=np.int64))
 
     def hear(self, number: int, results: Ragged) -> None:
-        self.numbers.discard(number)  # of one text, as often as the batch has it
+        self.numbers.discard(number)  # the batch holds the one canary text, once for each row
         if self._expected is None:
             self._expected = results.row(0).copy()
         self.flaw = self.flaw or self.canary.find_flaw(results, self._expected)
@@ -122,15 +131,16 @@ class CanaryCheck:
         self.flaw = self.flaw or reason
 
     def end(self) -> None:
-        """End without a verdict, because the process is gone."""
+        """End the check without a result, because the process has ended."""
         self.num_due, self.flaw = 0, ""
         self.numbers.clear()
 
 
 class InFlight:
-    """The batches in flight, and the verdicts on them. Used by the executor's thread.
+    """The batches in flight and the decisions about their outcomes. Used by the executor's thread only.
 
-    `canary` is a batch that the model encodes without trouble; `dimension` is that of its vectors, if it gives any.
+    `canary` is a batch that the model is known to encode; `dimension` is that of the model's vectors, if it
+    returns vectors.
     """
 
     def __init__(self, queue: RequestQueue, tuner: Tuner, canary: Canary, dimension: int) -> None:
@@ -139,22 +149,25 @@ class InFlight:
         self.check = CanaryCheck(canary)
         self._model_dimension = dimension
         self._dimension: int | None = None  # of the results, if they are vectors
-        self.outstanding: dict[int, OwnedBatch] = {}  # with the runner, by number
-        self.started: dict[int, float] = {}  # the numbers of those that are being encoded, and since when
-        # To be sent again before anything new: suspects, then halves and innocent batches. Urgent ones first.
+        self.outstanding: dict[int, OwnedBatch] = {}  # batches that are with the runner, by number
+        self.started: dict[int, float] = {}  # when each batch that is being encoded was started, by number
+        # Batches to send again before anything new: suspects first, then halves and batches that are not to
+        # blame. Urgent ones come first.
         self._suspects: list[OwnedBatch] = []
         self._returned: list[OwnedBatch] = []
         self._num_streams, self._is_queued = 1, False
-        self._last_seconds = math.inf  # of a batch
+        self._last_seconds = math.inf  # seconds of the last batch
         self._next_number = 0
-        self.is_sickness = False  # why the last runner was lost
-        self._has_halved = False  # a batch that failed in a runner that is still in doubt
+        self.is_sickness = False  # whether the last runner was lost because it was sick
+        self._has_halved = False  # whether a batch was halved that failed in a runner still in doubt
         self.heard_at = 0.0
         self.num_lost_in_row = 0
-        self.memory: MemoryReport | None = None  # the newest
+        self.memory: MemoryReport | None = None  # the newest report
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, *, is_another: bool) -> None:
-        """Note that a runner has loaded the model. Batches made for another encoder are rebuilt."""
+        """Prepare for a runner that has loaded the model. If its encoder differs, rebuild the returned
+        batches.
+        """
         self._num_streams, self._is_queued, self.memory = report.num_streams, report.is_queued, memory
         self._last_seconds = math.inf
         self._dimension = self._model_dimension if report.gives_vectors else None
@@ -165,15 +178,18 @@ class InFlight:
 
     @property
     def has_room(self) -> bool:
-        """Return True if the runner has fewer batches than it has started and one ahead of these."""
+        """Return True if the runner has room for another batch: it may have the batches that it computes and
+        one more.
+        """
         num_queued = self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS
         return (
             not self.check.is_open and len(self.outstanding) < self._num_streams + num_queued + BATCHES_AHEAD
         )
 
     def next_message(self) -> Encode | None:
-        """Return what is to be sent next, a canary or a batch; None where the runner has enough. It counts as sent, so
-        that it is known if the runner dies at once.
+        """Return the next message for the runner, with a canary or a batch; None if the runner has enough.
+
+        The batch counts as sent at once, so that it is not forgotten if the runner dies while it is sent.
         """
         if self.check.num_due:
             self._next_number += 1
@@ -189,9 +205,11 @@ class InFlight:
         return Encode(self._next_number, work.batch, work.is_urgent)
 
     def next_work(self) -> OwnedBatch | None:
-        """Return the next batch that the runner has room for; urgent ones have more. A suspect goes alone.
+        """Return the next batch that the runner has room for; there is more room for urgent ones. A suspect
+        goes alone.
 
-        What is more urgent is decided here: everybody behind, but a runner with one batch that waits, keeps this order.
+        Only this function orders batches by urgency. Everything after it keeps the order, except that a
+        runner with one waiting batch encodes an urgent one first.
         """
         if self.check.is_open or any(work.is_suspect for work in self.outstanding.values()):
             return None
@@ -205,23 +223,29 @@ class InFlight:
         return self._queue.next_work(is_runner_idle=not self.outstanding, only_urgent=not self.has_room)
 
     def ask_again_at(self) -> float:
-        """Return when a batch that is held back will be sent, full or not."""
+        """Return the time at which a batch that is held back will be sent, full or not; infinite if none is
+        held back.
+        """
         moment = self._queue.ask_again_at() if self.has_room else None
         return math.inf if moment is None else moment
 
     def find_deadline(self, seconds: float) -> float:
-        """Return when the oldest running forward pass has taken too long; infinite if there is none."""
+        """Return the time at which the oldest running forward pass has taken too long; infinite if none is
+        running.
+        """
         if not self.outstanding and not self.check.numbers:
             return math.inf
         return min(self.started.values(), default=self.heard_at) + seconds
 
     def suspect_overdue(self, seconds: float) -> None:
-        """Keep only the overdue batches as started: other streams' batches are not to blame."""
+        """Keep only overdue batches as started: the batches of other streams are not to blame."""
         begun_before = time.monotonic() - seconds
         self.started = {number: at for number, at in self.started.items() if at <= begun_before}
 
     def hear(self, message: object) -> None:
-        """Process the runner's message about a batch. Outcomes are matched by number, since urgent ones overtake."""
+        """Process the runner's message about a batch. Outcomes are matched by number, since urgent batches
+        overtake.
+        """
         self.heard_at = time.monotonic()
         if isinstance(message, Encoded):
             self._last_seconds = message.seconds
@@ -256,7 +280,7 @@ class InFlight:
             self._believe()
 
     def _believe(self) -> None:
-        """Deliver what was withheld and judge what failed, because the runner has proved sound."""
+        """Deliver withheld results and judge failed sequences, because the runner has proved sound."""
         withheld, self.check.withheld = self.check.withheld, []
         failed, self.check.failed = self.check.failed, []
         for work, message in withheld:
@@ -265,7 +289,7 @@ class InFlight:
             self._judge(each)
 
     def _judge(self, failed: FailedSequence) -> None:
-        """Fail a text that failed often enough in a sound runner, or try it again."""
+        """Fail a sequence that has failed often enough in sound runners, or try it again."""
         work = replace(failed.work, num_failures=failed.work.num_failures + 1)
         if work.num_failures >= FAILURES_OF_ONE:
             self._queue.fail_work(work, failed.code, failed.reason)
@@ -283,7 +307,9 @@ class InFlight:
         return self.outstanding.pop(number)
 
     def _isolate(self, work: OwnedBatch, code: str, reason: str) -> None:
-        """Try a failed batch again in halves, down to one sequence, once the runner has proved sound."""
+        """Return a failed batch in halves, or hold a single failed sequence until the runner has proved
+        sound.
+        """
         if len(work.sequences) == 1:
             self.check.failed.append(FailedSequence(work, code, reason))
         else:
@@ -295,7 +321,7 @@ class InFlight:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
     def lose(self, loss: RunnerLost) -> None:
-        """Take back what a lost runner had, to be tried again by the next one."""
+        """Take back the batches of a lost runner, so that the next one encodes them."""
         check = self.check
         self.is_sickness = loss.is_sick or (loss.failed is not None and loss.failed.number in check.numbers)
         is_step = self._salvage(loss)
@@ -307,11 +333,12 @@ class InFlight:
         self.num_lost_in_row += not is_step
 
     def _salvage(self, loss: RunnerLost) -> bool:
-        """Decide which of the lost runner's batches are to blame; the others stay outstanding. Return True if that is a
-        step towards the text to blame, as a halved batch is: such steps end by themselves.
+        """Decide which of the lost runner's batches are to blame; the others stay outstanding.
 
-        Where somebody else ended the process, or it is sick, no batch is. One that failed, as batches do on a runner
-        that goes on, is tried again in halves, and so is one whose process was killed for want of memory.
+        Return True if this narrows down the text to blame, as halving a batch does: such steps end by
+        themselves and do not count as another loss. No batch is to blame if somebody else ended the process
+        or if it is sick. A batch that failed as it might on a runner that goes on is tried again in halves,
+        and so is a batch whose process was killed for want of memory.
         """
         self._return(*(work for work, _ in self.check.withheld))
         self.check.withheld = []
@@ -320,7 +347,7 @@ class InFlight:
             return self._has_halved
         if loss.failed is not None:
             self.hear(loss.failed)
-            self._believe()  # its runner was sound when it was loaded
+            self._believe()  # this runner was sound when it was loaded
             return True
         self._return(*(failed.work for failed in self.check.failed))
         self.check.failed = []
@@ -335,7 +362,9 @@ class InFlight:
         return self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
 
     def _suspect(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
-        """Blame a single batch; try each of several alone, since nobody knows which it was."""
+        """Blame a single batch. If there are several, mark each to be tried alone, since the guilty one is
+        not known.
+        """
         if len(works) == 1:
             self._queue.lose_work(works[0], str(loss))
         else:
@@ -354,7 +383,9 @@ class InFlight:
         return self._suspect(single, loss)
 
     def _retry_failed(self) -> None:
-        """Try failed sequences alone in the next runner. One that sickens that runner too is lost."""
+        """Mark failed sequences to be tried alone in the next runner. Lose one that has made that runner sick
+        too.
+        """
         failed, self.check.failed = self.check.failed, []
         for work, reason in ((each.work, each.reason) for each in failed):
             num_sickened = work.num_sickened + work.is_suspect
@@ -365,7 +396,9 @@ class InFlight:
 
 
 def find_misfit(results: Ragged, dimension: int | None) -> str:
-    """Return why rows that should be vectors of this dimension are not; empty if they are, or no dimension is given."""
+    """Return why the results are not vectors of this dimension; empty if they are, or if no dimension is
+    given.
+    """
     if dimension is None:
         return ""
     if results.values.dtype != np.float32:

@@ -1,4 +1,4 @@
-"""A request to the engine, its result and its errors, and waiting that can be cancelled."""
+"""A request to the engine, its result and its errors, and a wait that can be cancelled."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class RunnerDied(ChunkError):
 
 @dataclass(frozen=True, slots=True)
 class EncodeRequest:
-    """Texts (UTF-8, lone surrogates kept) that are to become vectors of one spec. `request_id` is for logs."""
+    """Texts (UTF-8, lone surrogates kept) to be encoded as one spec says. `request_id` is for logs."""
 
     request_id: str
     spec: EncodingSpec
@@ -45,15 +45,19 @@ class EncodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """One row per text, in order: float32 [spec.dimensions] of a model that embeds, values of any number and type of
-    others. The row of a text in `failures` is zeros, or empty, and its token count 0.
+    """The results of a request, one row per text, in order.
 
-    A text that occurs twice in the request is encoded once; `num_tokens` counts it each time. `num_computed_tokens`
-    is all of `num_tokens` and the padding that was computed with them, so that 1 - tokens / computed is the waste.
-    `stage_seconds` has the busy time of `tokenize` and `collect`, this request's share of that of `collate` and `run`,
-    and what it spent in `wait`, with nobody busy for it. `num_reused` texts (or passages of
-    them) have a vector that was computed for an equal one. `num_passages` are those of the texts that were longer than
-    one; their tokens are counted in each of them.
+    A row is float32 [spec.dimensions] for a model that embeds; other models return any number of values of
+    any type. For a text in `failures` the row is zeros, or empty if results are not vectors, and the token
+    count is 0.
+
+    A text that occurs twice in the request is encoded once; `num_tokens` counts it each time.
+    `num_computed_tokens` is the sum of `num_tokens` and of the padding that was computed, so that 1 - tokens
+    / computed is the waste. `stage_seconds` has the busy time of `tokenize` and `collect`, this request's
+    share of that of `collate` and `run`, and in `wait` the time in which nothing worked on it. `num_reused`
+    counts texts (or passages of them) whose vector was taken from an equal one. `num_passages` counts the
+    passages of texts that were longer than the model reads; `num_tokens` counts a token in each of its
+    passages.
     """
 
     results: Ragged
@@ -67,7 +71,7 @@ class EncodeResult:
 
     @property
     def vectors(self) -> NDArray[np.float32]:
-        """Return a view [n, spec.dimensions]. Raises ValueError if the results are not vectors."""
+        """Return a view [n, spec.dimensions]. Raise ValueError if the results are not vectors."""
         return self.results.matrix
 
 

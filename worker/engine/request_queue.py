@@ -1,7 +1,8 @@
-"""RequestQueue: lays the sequences of all requests into batches, and the results where they belong. Threads meet here.
+"""RequestQueue collects the sequences of all requests into batches, and hands the results back to the
+requests.
 
-Callers add tickets and wait for them; the executor's thread takes batches and delivers what came of them. Knows
-nothing of processes, texts or specs.
+It is thread-safe: callers add tickets and wait for them, while the executor's thread takes batches and
+delivers their results. It knows nothing of processes, texts or specs.
 """
 
 import sys
@@ -25,13 +26,15 @@ from worker.batching.pool import SequencePool
 from worker.engine.request import CANCEL_POLL_SECONDS, EncodingCancelled, EngineStopped, RunnerDied
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
-# Admitted beside interactive chunks: queries, which come by messages with many texts each.
+# The number of query messages admitted beside interactive chunks. One message may hold many texts.
 QUERY_PLACES: Final = 3
 
 
 class Admission:
-    """Admits so many requests at once, until those inside have `max_tokens`; the last one may exceed it, so that one of
-    any size comes in. Those outside wait, with their texts not yet tokenized. Thread-safe.
+    """Admission control: admits a limited number of requests, up to a sum of `max_tokens`. Thread-safe.
+
+    The last one admitted may exceed `max_tokens`, so that a request of any size can enter. Other requests
+    wait before their texts are tokenized.
     """
 
     def __init__(self, num_requests: int, max_tokens: Callable[[], int] = lambda: sys.maxsize) -> None:
@@ -44,7 +47,10 @@ class Admission:
     def hold(
         self, num_tokens: int, cancelled: threading.Event, is_running: Callable[[], bool]
     ) -> Iterator[None]:
-        """Wait for a place and hold it while the block runs. Raises EncodingCancelled or EngineStopped meanwhile."""
+        """Wait until the request is admitted, and count it while the block runs.
+
+        Raises EncodingCancelled or EngineStopped if either happens during the wait.
+        """
         with self._changed:
             while not self._changed.wait_for(self._has_room, CANCEL_POLL_SECONDS):
                 if cancelled.is_set():
@@ -66,11 +72,13 @@ class Admission:
 
 
 class Ticket:
-    """One request while it is encoded: the sequences that its task asks for now, their results, and what it took.
+    """One request while it is encoded: the sequences that its task wants encoded now, their results and its
+    timings.
 
-    Written by the executor's thread from `add` until `done` is set, else by the request's own. `dimension` is that of
-    the vectors; None where the model gives bytes, scores or weights of words instead, which are kept as they come,
-    equally long or not. What comes does not decide it, or a row as long as a vector by chance would be taken for one.
+    The executor's thread writes to it from `add` until `done` is set, otherwise only the request's own thread
+    does. `dimension` is that of the vectors; None if the model returns bytes, scores or word weights instead,
+    which are kept as they arrive, equally long or not. The results do not decide this, or a row that happens
+    to be as long as a vector would be taken for one.
     """
 
     def __init__(self, dimension: int | None, *, is_interactive: bool) -> None:
@@ -84,14 +92,16 @@ class Ticket:
         self._dimension = dimension
 
     def lay(self, texts: TokenizedTexts, prompt_length: int) -> None:
-        """Take the sequences that are to be encoded next. Those without tokens are not."""
+        """Set the sequences to encode next. Sequences without tokens are skipped."""
         self.texts = texts
         self.prompt_length = prompt_length
-        self.positions = np.flatnonzero(texts.lengths)  # of a sequence of this ticket: its text
+        # for each sequence of this ticket, the index of its text
+        self.positions = np.flatnonzero(texts.lengths)
         self.lengths = texts.lengths[self.positions]
         self.num_waiting = len(self.positions)
         self.failures: dict[int, ItemFailure] = dict(texts.failures)
-        self.vectors: NDArray[np.float32] | None = None  # [texts, dimension]; zeros where nothing was put
+        # [texts, dimension]; zeros for texts without a result
+        self.vectors: NDArray[np.float32] | None = None
         if self._dimension is not None:
             self.vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)
         self._parts: list[tuple[NDArray[np.int64], Ragged]] = []
@@ -109,12 +119,12 @@ class Ticket:
         self.num_reused += len(places)
 
     def gather(self, places: NDArray[np.int32]) -> dict[str, Ragged]:
-        """Return the inputs of these sequences."""
+        """Return the model inputs of these sequences."""
         rows = self.positions[places]
         return {name: values.take(rows) for name, values in self.texts.inputs.items()}
 
     def put(self, places: NDArray[np.int32], results: Ragged) -> None:
-        """Copy the results of these sequences."""
+        """Copy the results of these sequences into the ticket."""
         rows = self.positions[places]
         if self.vectors is not None:
             self.vectors[rows] = results.matrix
@@ -123,7 +133,9 @@ class Ticket:
             self._parts.append((rows, Ragged(values, results.offsets - results.offsets[0])))
 
     def join(self) -> Ragged:
-        """Return the results of all texts in order. A row that was not filled is zeros, or empty if not of vectors."""
+        """Return the results of all texts, in order. A missing row is zeros, or empty if results are not
+        vectors.
+        """
         if self.vectors is not None:
             return Ragged.from_matrix(self.vectors)
         lengths = np.zeros(len(self.texts), dtype=np.int64)
@@ -137,7 +149,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of what has been run since the start."""
+    """Counts of batches, sequences, tokens and seconds since the start."""
 
     num_batches: int = 0
     num_sequences: int = 0
@@ -148,10 +160,11 @@ class Tally:
 
 
 class RequestQueue:
-    """The queue before the device. `next_work` may hold a batch back, hoping for more to fill it; `ask_again_at`, a
-    moment of time.monotonic, is when it will not any more.
+    """The queue of requests before the device.
 
-    `budget` is asked for the largest cost of every batch, under the lock, so it must answer at once.
+    `next_work` may hold a batch back until more sequences fill it; `ask_again_at` returns the
+    time.monotonic() at which the batch will be sent, full or not. `budget` returns the largest cost of a
+    batch; it is called under the lock for every batch, so it must return at once.
     """
 
     def __init__(
@@ -170,9 +183,10 @@ class RequestQueue:
         self.tally = Tally()
 
     def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> bool:
-        """Rebuild the waiting batches for the cost model of a loaded encoder. Return True if there is a new cost model.
+        """Rebuild the waiting batches for the cost model of a loaded encoder. Return True if the cost model
+        is new.
 
-        `num_started` batches are with the device at a time, `num_streams` of them side by side.
+        `num_started` batches are with the device at a time, of which it computes `num_streams` side by side.
         """
         with self._lock:
             self._pool.num_started, self._pool.num_streams = num_started, num_streams
@@ -183,7 +197,7 @@ class RequestQueue:
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """Announce sequences that are being tokenized in the block: a batch that is not full may wait for them."""
+        """Announce that the block tokenizes sequences, so that a batch that is not full may wait for them."""
         with self._lock:
             self._pool.num_tokenizing += 1
         try:
@@ -193,7 +207,7 @@ class RequestQueue:
                 self._pool.num_tokenizing -= 1
 
     def add(self, ticket: Ticket) -> None:
-        """Queue the ticket's sequences. Raises EngineStopped once the queue is closed."""
+        """Queue the ticket's sequences. Raise EngineStopped once the queue is closed."""
         with self._lock:
             if self._closed_because is not None:
                 raise EngineStopped(f"The engine does not run: {self._closed_because}.")
@@ -208,13 +222,15 @@ class RequestQueue:
             self._pool.add(ticket.number, ticket.lengths, is_interactive=ticket.is_interactive)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Forget a ticket nobody waits for any more. Results that are on their way are dropped."""
+        """Forget a ticket that nobody waits for any more. Its outstanding results will be dropped."""
         with self._lock:
             self._tickets.pop(ticket.number, None)
             self._pool.remove(ticket.number)
 
     def next_work(self, *, is_runner_idle: bool, only_urgent: bool = False) -> OwnedBatch | None:
-        """Return the next batch, led by an interactive request if there is one, or only such a one."""
+        """Return the next batch, led by an interactive request if there is one. With `only_urgent`, return no
+        other batch.
+        """
         with self._lock:
             sequences = self._pool.take(self._clock(), is_runner_idle=is_runner_idle, only_urgent=only_urgent)
             return self._make_work(sequences)
@@ -225,7 +241,7 @@ class RequestQueue:
     def _make_work(self, sequences: Sequences) -> OwnedBatch | None:
         if not len(sequences):
             return None
-        sequences = sequences.sorted_by_request()  # so that each request's rows can be copied at once
+        sequences = sequences.sorted_by_request()  # so that each request's rows can be copied in one step
         runs = [(self._tickets[request], rows) for request, rows in sequences.by_request()]
         gathered = [ticket.gather(sequences.positions[rows]) for ticket, rows in runs]
         inputs = {name: Ragged.join([each[name] for each in gathered]) for name in gathered[0]}
@@ -238,7 +254,7 @@ class RequestQueue:
         return OwnedBatch(sequences, Batch(inputs), any(ticket.is_interactive for ticket, _ in runs))
 
     def take_back(self, works: Iterable[OwnedBatch]) -> None:
-        """Return the sequences of batches that were not encoded to the pool."""
+        """Put the sequences of batches that were not encoded back into the pool."""
         with self._lock:
             taken = [
                 (request, work.sequences.positions[rows])
@@ -248,7 +264,7 @@ class RequestQueue:
             self._put_back([*self._pool.drain(), *taken])
 
     def _put_back(self, parts: list[tuple[int, NDArray[np.int32]]]) -> None:
-        """Add positions of requests to the empty pool again, oldest request first."""
+        """Add these positions of requests to the empty pool again, oldest request first."""
         positions: dict[int, list[NDArray[np.int32]]] = {}
         for request, some in parts:
             positions.setdefault(request, []).append(some)
@@ -263,7 +279,7 @@ class RequestQueue:
         """Copy the results of a batch to their tickets. The memory of `results` may be reused afterwards."""
         num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
         runs = list(work.sequences.by_request())
-        # Without the lock: a ticket that is withdrawn meanwhile is read by nobody.
+        # This runs without the lock: if a ticket is withdrawn in the meantime, nobody reads it.
         for request, rows in runs:
             ticket = self._tickets.get(request)
             if ticket is not None:
@@ -279,7 +295,7 @@ class RequestQueue:
             self.tally.collate_seconds += collate_seconds
             for request, rows in runs:
                 ticket = self._tickets.get(request)
-                if ticket is None:  # withdrawn meanwhile
+                if ticket is None:  # the ticket was withdrawn in the meantime
                     continue
                 num_own, own_tokens = rows.stop - rows.start, int(lengths[rows].sum())
                 if pads:
@@ -289,7 +305,9 @@ class RequestQueue:
                 self._count_down(ticket, num_own)
 
     def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
-        """Fail the one sequence of this batch, on which the model raised. `code` is that of an item error."""
+        """Fail the only sequence of this batch, because the model raised an error on it. `code` is an item
+        error's code.
+        """
         with self._lock:
             for request, rows in work.sequences.by_request():
                 ticket = self._tickets.get(request)
@@ -300,14 +318,16 @@ class RequestQueue:
                     self._count_down(ticket, len(texts))
 
     def lose_work(self, work: OwnedBatch, reason: str) -> None:
-        """End every request with a sequence in this batch, with which the model process died, as suspect."""
+        """Fail every request with a sequence in this batch as suspect, because the model process died during
+        the batch.
+        """
         with self._lock:
             for number, _ in work.sequences.by_request():
                 message = f"The model process died while it encoded texts of this request: {reason}."
                 self._end(number, RunnerDied(message, is_suspect=True))
 
     def close(self, reason: str) -> None:
-        """End all waiting requests, because nothing will be encoded any more."""
+        """Fail all waiting requests, because nothing will be encoded any more."""
         with self._lock:
             self._closed_because = reason.rstrip(".") or "it was stopped"
             for number in list(self._tickets):

@@ -1,11 +1,12 @@
-"""VectorReuse: the vectors computed last, by what they were computed of. Knows no texts.
+"""VectorReuse caches the most recent vectors under digests of the tokens that they were computed from.
 
-A sequence is known by a digest of its tokens, so two texts that a tokenizer makes equal are one sequence. Vectors are
-those of one model, as the encoder gives them: not cut, not normalized. Taking one over changes nothing, because no
-vector depends on its batch. Threads meet here.
+It knows no texts: two texts with the same tokens are the same sequence. The vectors are those of one model,
+as the encoder returns them, neither cut nor normalized. Reusing a vector changes no result, because no vector
+depends on its batch. The cache is thread-safe.
 
-A cache as a processor has it: the digest names the *set* in which a vector may lie, and of a set the entry goes that
-was not used for longest. All is in arrays made once; no step is taken a sequence.
+It is a set-associative cache like a processor's: the digest selects the *set* in which a vector may be
+stored, and the least recently used entry of the set is replaced. All data is in arrays that are allocated
+once, and no Python step is taken for each sequence.
 """
 
 import secrets
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
 
-# Two numbers of 64 bits.
+# A digest is two numbers of 64 bits.
 Digests = NDArray[np.uint64]  # [n, 2]
 Vectors = NDArray[np.float32]  # [n, dim]
 
-WAYS: Final = 8  # entries of a set: with as many, hardly anything goes before its time
-ENTRY_BYTES: Final = 24  # of an entry besides its vector: the digest, and when it was used
-# Digested at once: more would leave the processor's cache, and take memory that grows with a chunk.
+WAYS: Final = 8  # entries of a set: with this many, hardly any entry is replaced too early
+ENTRY_BYTES: Final = 24  # bytes of an entry without its vector: the digest and the time of its last use
+# Tokens digested at once. More would not fit the processor's cache, and would take memory that grows with a
+# chunk.
 BLOCK_TOKENS: Final = 1 << 15
 
 # The finalizer of SplitMix64: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014.
@@ -34,9 +36,9 @@ _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 class VectorReuse:
-    """Keeps vectors in at most so many bytes. 0 bytes: reuses nothing.
+    """Caches vectors in at most `max_bytes`; with 0 nothing is cached.
 
-    Digests are made with keys of this very object, drawn by chance, and hold nowhere else.
+    Digests use random keys of this object, so they are valid for this object only.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -44,9 +46,10 @@ class VectorReuse:
         self._keys = np.array([secrets.randbits(64), secrets.randbits(64)], dtype=np.uint64)
         self._lock = threading.Lock()
         self._now = 0
-        # Made with the first vectors, whose size it needs. Entry e lies in set e // ways.
+        # The arrays are allocated with the first vectors, since their size is needed. Entry e belongs to set
+        # e // ways.
         self._digests = np.zeros((0, 2), dtype=np.uint64)  # [entries, 2]
-        self._used_at = np.zeros(0, dtype=np.int64)  # [entries], 0: there is nothing
+        self._used_at = np.zeros(0, dtype=np.int64)  # [entries]; 0 marks an empty entry
         self._vectors = np.zeros((0, 0), dtype=np.float32)  # [entries, dim]
         self._num_ways = 1
 
@@ -55,12 +58,12 @@ class VectorReuse:
         return self._digests.nbytes + self._used_at.nbytes + self._vectors.nbytes
 
     def digest(self, inputs: Mapping[str, Ragged], rows: NDArray[np.int64], prompt_length: int) -> Digests:
-        """Return a digest of each of these rows of a model's inputs and of the number of its tokens that are not pooled
-        over; nothing at all if nothing is kept.
+        """Return the digests [rows, 2] of these rows of a model's inputs; an empty array if the cache is off.
 
-        A digest is, twice, the sum over the tokens of a number of 64 bits that is mixed of value, place, input and a
-        key. Two sequences differ in at least one summand, so that among 10^12 different ones the chance of one
-        collision is 1 to 10^14, as long as nobody knows the keys.
+        A digest covers a row's tokens and `prompt_length`, the number of its leading tokens that are not
+        pooled over. It is, twice, the sum over the tokens of a number of 64 bits that mixes value, position,
+        input and a key. Two different sequences differ in at least one summand, so that among 10^12 of them
+        the chance of one collision is 1 in 10^14, as long as nobody knows the keys.
         """
         if not self._max_bytes:
             return np.zeros((0, 2), dtype=np.uint64)
@@ -72,7 +75,7 @@ class VectorReuse:
         return sums[rows]
 
     def _add_digests(self, sums: Digests, rows: Ragged, number: int) -> None:
-        """Add to the sums what the rows of the input of this number contribute."""
+        """Add to the digests the contribution of one input of the model, which has this number."""
         lengths, values = rows.lengths, rows.covered
         filled = np.flatnonzero(lengths)
         if not len(filled):
@@ -85,23 +88,25 @@ class VectorReuse:
             sums[filled, column] += np.add.reduceat(_mix(words ^ key), starts)
 
     def find(self, digests: Digests) -> tuple[NDArray[np.int64], Vectors]:
-        """Return which digests have a vector here, and a copy of these vectors."""
+        """Return the indices of the digests that have a cached vector, and a copy of these vectors."""
         with self._lock:
             rows, entries = self._look_up(digests)
             self._touch(entries)
             return rows, self._vectors[entries]
 
     def keep(self, digests: Digests, vectors: Vectors, rows: NDArray[np.int64]) -> None:
-        """Copy the vectors in these rows (ascending) of [m, dim], replacing the least recently used."""
+        """Store vectors[rows] (rows ascending) under the digests, replacing the least recently used entries.
+        """
         with self._lock:
             if not len(digests) or not self._make_room(vectors.shape[1]):
                 return
             is_new = np.zeros(len(digests), dtype=np.bool_)
-            is_new[np.unique(digests[:, 0], return_index=True)[1]] = True  # each of them once
+            is_new[np.unique(digests[:, 0], return_index=True)[1]] = True  # the first of equal digests
             is_new[self._look_up(digests)[0]] = False
             new = np.flatnonzero(is_new)
             sets = self._find_sets(digests[new])
-            # When several come into one set, the last ones are kept, each in a way of its own.
+            # When several new digests belong to one set, the last ones are stored, each in an entry of its
+            # own.
             order = np.argsort(sets, kind="stable")[::-1]
             new, sets = new[order], sets[order]
             first = np.flatnonzero(np.diff(sets, prepend=-1))
@@ -114,17 +119,18 @@ class VectorReuse:
             in_order = np.argsort(new)
             new, entries = new[in_order], entries[in_order]
             self._digests[entries] = digests[new]
-            # Mostly it is all of them, and copying them twice is most of the work.
+            # Mostly all vectors are stored, and taking the rows would copy them twice, which is most of the
+            # work.
             self._vectors[entries] = vectors if len(new) == len(vectors) else vectors[rows[new]]
             self._touch(entries)
 
     def _look_up(self, digests: Digests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows that are cached, and their entries."""
+        """Return the indices of the digests that are cached, and their entries."""
         if not len(self._digests):
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         entries = self._find_sets(digests)[:, np.newaxis] * self._num_ways + np.arange(self._num_ways)
         is_equal = self._digests[entries, 0] == digests[:, :1]
-        rows, ways = np.nonzero(is_equal)  # by their first half: hardly one too many
+        rows, ways = np.nonzero(is_equal)  # compares the first half only, which is rarely equal by chance
         found = entries[rows, ways]
         is_it = (self._digests[found, 1] == digests[rows, 1]) & (self._used_at[found] > 0)
         return rows[is_it], found[is_it]
@@ -137,14 +143,15 @@ class VectorReuse:
         self._used_at[entries] = self._now
 
     def _make_room(self, dimension: int) -> bool:
-        """Allocate the arrays if needed. Return False if not a single vector fits."""
+        """Allocate the arrays if needed. Return False if not even one vector fits."""
         num_entries = self._max_bytes // (4 * dimension + ENTRY_BYTES)
         if not len(self._digests) and num_entries:
             self._num_ways = min(WAYS, num_entries)
             num_entries -= num_entries % self._num_ways
             self._digests = np.zeros((num_entries, 2), dtype=np.uint64)
             self._used_at = np.zeros(num_entries, dtype=np.int64)
-            # The system gives its pages when they are written, so that it takes what was kept and no more.
+            # The operating system allocates pages when they are written, so the cache takes only the memory
+            # that it has filled.
             self._vectors = np.zeros((num_entries, dimension), dtype=np.float32)
         return num_entries > 0
 
@@ -159,7 +166,7 @@ def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _cut_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with about BLOCK_TOKENS tokens; a longer row is alone."""
+    """Yield ranges of rows with about BLOCK_TOKENS tokens each; a longer row is a range of its own."""
     ends = np.arange(offsets[0] + BLOCK_TOKENS, offsets[-1], BLOCK_TOKENS)
     cuts = np.unique(np.concatenate(([0], np.searchsorted(offsets, ends), [len(offsets) - 1])))
     yield from pairwise(cuts.tolist())

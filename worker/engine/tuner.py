@@ -1,7 +1,7 @@
-"""Tuner: how large batches may be, from what the model's files say, what batches took and how full the devices are.
+"""Tuner chooses how large batches may be, from the model's files, the time of batches and the memory in use.
 
-It tells the TokenBudget, which decides. Knows no texts and no chunks. `max_batch_tokens` and the observing are called
-from the executor's thread; `describe` from any.
+It passes these to the TokenBudget, which decides, and knows no texts and no chunks. The executor's thread
+calls `max_batch_tokens` and the observe methods; any thread may call `describe`.
 """
 
 import logging
@@ -27,25 +27,27 @@ from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# Where tuning starts: a GPU needs far more to do at once than a CPU, which keeps the memory of the largest batch it was
-# tried with for a while, a batch for each of its streams.
+# The batch size with which tuning starts. A GPU needs far more work at once than a CPU. A CPU keeps the
+# memory of the largest batch tried for a while, once for each of its streams.
 CPU_BATCH_TOKENS: Final = 1024
 ACCELERATOR_BATCH_TOKENS: Final = 32768
-# Full batches of a device that are kept in flight for each that it works at: four that it computes or finds waiting,
-# and as many in chunks that are dispatched, claimed, tokenized and committed meanwhile.
+# Full batches that are kept in flight for each batch that the device works at: four that it computes or that
+# wait for it, and as many in chunks that are being dispatched, claimed, tokenized or committed.
 BATCHES_IN_FLIGHT: Final = 8
-# Where padding is computed, batches are full only if there are so many to choose like lengths from: of paragraphs with
-# 8,192 tokens in a batch they are full by 0.27 with 16 batches in flight, by 0.44 with 32.
+# Where padding is computed, batches are full only if there are many sequences to choose similar lengths from:
+# with paragraphs and 8,192 tokens in a batch, batches are filled to 0.27 with 16 batches in flight and to
+# 0.44 with 32.
 PADDED_BATCHES_IN_FLIGHT: Final = 32
-# However small batches are: one chunk that is encoded, one that is committed and one that comes.
+# The minimum, however small batches are: one chunk that is encoded, one that is committed and one that is
+# dispatched.
 LEAST_TOKENS_IN_FLIGHT: Final = 3 * LARGEST_CHUNK_TOKENS
-_MOST_TOKENS_IN_FLIGHT: Final = (1 << 31) - 1  # an integer of Postgres
+_MOST_TOKENS_IN_FLIGHT: Final = (1 << 31) - 1  # the largest integer of Postgres
 
 NO_MEMORY: Final = MemoryReport(0, 0, 0, 0.0)
 
 
 class Tuner:
-    """Answers the pool's question for the size of a batch, and learns from those that were encoded."""
+    """Tells the pool the largest size of a batch, and learns from batches that were encoded."""
 
     def __init__(
         self,
@@ -54,7 +56,8 @@ class Tuner:
         settings: WorkerSettings,
         sharing: Sharing | None = None,
     ) -> None:
-        """Begin with the size that the user gave, which is not tuned, or with one that is."""
+        """Begin with the batch size that the user gave, which is then not tuned, or with a default that is.
+        """
         self._card = card
         self._device = device
         self._sharing = sharing
@@ -69,13 +72,13 @@ class Tuner:
         )
         self._cost = BatchCost()
         self._report: EncoderReport | None = None
-        self._memory: MemoryReport | None = None  # the newest
+        self._memory: MemoryReport | None = None  # the newest report
         self.num_out_of_memory = 0
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, cost: BatchCost) -> None:
-        """Take over the costs and the free memory of an encoder that was loaded.
+        """Adopt the cost model and the free memory of a newly loaded encoder.
 
-        One that is like the encoder before it keeps the sizes that were found; another one starts anew.
+        If the encoder is like the one before it, the tuned sizes are kept; otherwise tuning starts again.
         """
         if self._report is not None and find_changes(self._report, report):
             self._budget.begin()
@@ -83,13 +86,13 @@ class Tuner:
         self._bound(report)
 
     def _bound(self, report: EncoderReport) -> None:
-        """Limit batches to the memory that is free below the high watermark once the weights are loaded."""
+        """Limit batches to the memory below the high watermark that is free once the weights are loaded."""
         self._budget.forget_bound()
         footprint = foresee_footprint(self._card, report)
         if footprint is None or self._memory is None:
             return
         high_watermark = self._budget.rules.high_watermark
-        # On the device that has least; negative if more is in use.
+        # The free memory of the device that has least; negative if it uses more than the watermark.
         free_bytes = min(
             int((high_watermark - used) * device.memory_bytes) for device, used in self._used_shares()
         )
@@ -104,7 +107,8 @@ class Tuner:
             )
 
     def max_batch_tokens(self, max_length: int) -> int:
-        """Return the most that a batch may cost whose longest sequence is that long. A BudgetSource."""
+        """Return the largest cost of a batch whose longest sequence has `max_length` tokens. A BudgetSource.
+        """
         return self._budget.max_batch_tokens(max_length)
 
     @property
@@ -115,7 +119,8 @@ class Tuner:
 
     @property
     def max_tokens_in_flight(self) -> int:
-        """Return how many tokens of bulk the worker wants at once: waiting, tokenized and being computed."""
+        """Return how many tokens of bulk work the worker wants at once: waiting, tokenized or being computed.
+        """
         num_started = 1 if self._report is None else self._report.num_started
         return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=self._cost.pads)
 
@@ -128,7 +133,7 @@ class Tuner:
                     self._fullest,
                     100 * self._budget.rules.high_watermark,
                 )
-        if not work.is_urgent:  # an urgent batch is short on purpose
+        if not work.is_urgent:  # urgent batches are short on purpose and tell nothing
             longest_alone = self._cost.of_sequence(work.length)
             self._budget.observe(
                 work.length,
@@ -140,7 +145,9 @@ class Tuner:
             )
 
     def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None:
-        """Count a batch that did not fit. Logged once, because a batch that is halved five times is one event."""
+        """Count a batch that ran out of memory. Only the first is logged, because a batch halved five times
+        is one event.
+        """
         if self.num_out_of_memory == 0:
             logger.warning(
                 "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is tried again in "
@@ -154,7 +161,8 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def observe_killed(self, work: OwnedBatch) -> None:
-        """Halve batches of such lengths after the process was killed for want of main memory."""
+        """Halve the budget for batches of such lengths, after the process was killed for want of main memory.
+        """
         logger.warning(
             "The model process was killed for want of memory during a batch of %d sequences of up to %d tokens: "
             "batches of such lengths are halved.",
@@ -164,7 +172,9 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def describe(self) -> dict[str, Any]:
-        """Return budgets and memory for the worker's report, memory for each rank too where devices share the model."""
+        """Return budgets and memory for the worker's report; if devices share the model, the memory of each
+        rank as well.
+        """
         memory = self._memory or NO_MEMORY
         described = {
             "max_batch_tokens": self.largest_batch_tokens,
@@ -174,14 +184,17 @@ class Tuner:
             "num_budget_shrinks": self._budget.num_shrunk,
         }
         if self._sharing is not None:
-            ranks = zip(self._sharing.devices, memory.ranks, strict=False)  # none before the model is loaded
+            # memory.ranks is empty before the model is loaded
+            ranks = zip(self._sharing.devices, memory.ranks, strict=False)
             described["memory_of_ranks"] = [
                 {"device": device.name, **_describe_memory(rank)} for device, rank in ranks
             ]
         return described
 
     def _used_shares(self) -> list[tuple[Device, float]]:
-        """Return the used share of each device of the replica; of the first alone if no rank has reported."""
+        """Return each device of the replica with its used share; only the first device if no rank has
+        reported.
+        """
         memory = self._memory or NO_MEMORY
         if self._sharing is None or not memory.ranks:
             return [(self._device, memory.used_share)]
@@ -190,12 +203,12 @@ class Tuner:
 
     @property
     def _fullest(self) -> str:
-        """Return a phrase such as "95 % of the memory of cuda:0"."""
+        """Return a phrase about the fullest device, such as "95 % of the memory of cuda:0"."""
         device, used_share = max(self._used_shares(), key=lambda used: used[1])
         return f"{100 * used_share:.0f} % of the memory of {device.name}"
 
     def _count_cost(self, work: OwnedBatch) -> int:
-        """Return the cost of the batch as the pool counts it, so that a full one is recognized."""
+        """Return the cost of the batch as the pool counts it, so that a full batch is recognized as full."""
         return math.floor(self._cost.of_batch(len(work.batch), work.length, work.sequences.cost_alone))
 
 
@@ -209,15 +222,18 @@ def _describe_memory(memory: MemoryReport) -> dict[str, Any]:
 
 
 def choose_tokens_in_flight(batch_tokens: int, num_started: int, *, pads: bool) -> int:
-    """Return how many tokens a worker wants dispatched, given the batches its device works at and their size."""
+    """Return how many tokens a worker wants in flight, given how many batches its device works at and their
+    size.
+    """
     num_batches = PADDED_BATCHES_IN_FLIGHT if pads else BATCHES_IN_FLIGHT
     wanted = max(num_batches * num_started * batch_tokens, LEAST_TOKENS_IN_FLIGHT)
     return min(wanted, _MOST_TOKENS_IN_FLIGHT)
 
 
 def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | None:
-    """Return the memory that batches will need; None if the model's files do not tell its sizes. Then only exhaustion
-    and watermarks bound its batches.
+    """Return the memory that batches will need; None if the model's files do not state its sizes.
+
+    Without it, only out-of-memory errors and the watermarks limit batches.
     """
     precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
     try:
@@ -228,7 +244,9 @@ def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | Non
 
 
 def bound_batches(footprint: Footprint, free_bytes: int, num_parts: int) -> Callable[[int], int]:
-    """Return a function from a length to the most tokens that fit, in `num_parts` parts of a batch."""
+    """Return a function from a sequence length to the most tokens that fit if a batch is split into
+    `num_parts`.
+    """
 
     def largest_batch_tokens(length: int) -> int:
         return max(SMALLEST_TOKENS, num_parts * footprint.largest_batch_tokens(free_bytes, length))
@@ -237,14 +255,16 @@ def bound_batches(footprint: Footprint, free_bytes: int, num_parts: int) -> Call
 
 
 def count_batch_parts(replica: Replica | None) -> int:
-    """Return the number of parts of a batch, one at a time or one for each device."""
+    """Return the number of parts that a batch is split into, computed one at a time or one on each device."""
     if replica is None:
         return 1
     return len(replica.devices) if replica.strategy == FULLY_SHARDED else replica.micro_batches
 
 
 def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
-    """Return the cost model of this encoder. Attention counts as linear if the model does not tell its sizes."""
+    """Return the cost model of this encoder. If the model's sizes are unknown, a long sequence costs no
+    extra.
+    """
     try:
         shape = read_model_shape(card)
     except ModelError as error:
