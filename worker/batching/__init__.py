@@ -1,1 +1,1 @@
-"""Sequences to batches under a token budget. No torch."""
+"""Batches of sequences under a token budget. No module here imports torch."""

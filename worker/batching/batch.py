@@ -1,7 +1,9 @@
-"""Batch: what goes into one forward pass, as named rows, and whose sequences these are. Knows no padding.
+"""The inputs of one forward pass as named rows, and the requests that their sequences belong to.
 
-An input is a row a sequence under a name. `TOKEN_INPUTS` have a value for each token, and encoders pad or pack all of
-them alike; others have one value a sequence.
+No padding here.
+
+An input is a name with one row for each sequence. `TOKEN_INPUTS` have a value for each token, and encoders
+pad or pack all of them alike; other inputs have one value for each sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +18,15 @@ from vectormill.ragged import Ragged
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
 POSITION_IDS: Final = "position_ids"
-# Of worker.tasks.extract.prompts: which path of a hint, and which type below it, a token is part of; 0 for none.
+# These inputs come from worker.tasks.extract.prompts: the path of a hint, and the type below that path, that
+# a token belongs to; 0 for none.
 PREFIX_BLOCKS: Final = "prefix_blocks"
 TYPE_SEGMENTS: Final = "type_segments"
-# How many leading tokens some models leave out of the pooling. Left out itself where it is 0 for all.
+# The number of leading tokens that some models leave out of the pooling. The input is absent if it is 0 for
+# all.
 PROMPT_LENGTH: Final = "prompt_length"
-# The inputs with a value a token, as transformers name them, and what stands where there is no token. The id that ids
-# are padded with is the model's own.
+# The inputs with one value for each token, under the names of transformers, and the value that pads each. Ids
+# are padded with an id of the model.
 TOKEN_INPUTS: Final[Mapping[str, int | None]] = {
     INPUT_IDS: None,
     TOKEN_TYPE_IDS: 0,
@@ -34,7 +38,10 @@ TOKEN_INPUTS: Final[Mapping[str, int | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one forward pass. `inputs["input_ids"]`, int32, is always there; its lengths are theirs."""
+    """The sequences of one forward pass.
+
+    `inputs["input_ids"]` (int32) is always present; its row lengths are the sequences' lengths.
+    """
 
     inputs: Mapping[str, Ragged]
 
@@ -48,7 +55,7 @@ class Batch:
         return cls(inputs)
 
     def part(self, start: int, end: int) -> "Batch":
-        """Return the sequences from `start` up to `end` as a batch of their own."""
+        """Return the sequences from `start` up to `end` as a separate batch."""
         parts = {name: rows.part(start, end) for name, rows in self.inputs.items()}
         return Batch(
             {name: Ragged(rows.covered, rows.offsets - rows.offsets[0]) for name, rows in parts.items()}
@@ -59,7 +66,10 @@ class Batch:
         return Batch({name: values.take(rows) for name, values in self.inputs.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as Ragged does."""
+        """Return the arguments for pickling.
+
+        Without this, a dataclass with slots is pickled field by field.
+        """
         return Batch, (self.inputs,)
 
     def __len__(self) -> int:
@@ -67,17 +77,19 @@ class Batch:
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """Return the ids [total tokens], one sequence after another."""
+        """Return the token ids [total tokens], one sequence after another."""
         return self.inputs[INPUT_IDS].covered
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return the lengths [n] in tokens."""
+        """Return the lengths [n] of the sequences in tokens."""
         return self.inputs[INPUT_IDS].lengths
 
     @property
     def prompt_lengths(self) -> NDArray[np.int64] | None:
-        """Return how many leading tokens [n] are not pooled over; None when all tokens are."""
+        """Return how many leading tokens [n] of each sequence are not pooled over; None if all tokens are
+        pooled.
+        """
         lengths = self.inputs.get(PROMPT_LENGTH)
         return None if lengths is None else lengths.covered.astype(np.int64)
 
@@ -91,17 +103,19 @@ class Batch:
 
     @property
     def num_padded_tokens(self) -> int:
-        """Return the number of tokens that a kernel with padding computes."""
+        """Return the number of tokens that a kernel with padding computes for this batch."""
         return self.max_length * len(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """Tokenized texts as columns: row i of each is sequence i. No step here is taken a sequence.
+    """Sequences of tokenized texts as columns: row i of each column is sequence i.
 
-    A request's number grows with every request admitted, so that a smaller one is older; a position is the place of the
-    sequence in its request. A length is in tokens, as long as the sequence is computed when it is alone, and its cost
-    is that of a batch of it alone (`worker.batching.cost`).
+    Nothing here loops over sequences.
+
+    Each request gets a greater number than those before it, so a smaller number is older. A position is the
+    index of a sequence in its request. A length is the number of tokens that are computed when the sequence
+    is alone in a batch, and a cost is the cost of that batch (`worker.batching.cost`).
     """
 
     requests: NDArray[np.int64]  # [n]
@@ -118,7 +132,7 @@ class Sequences:
 
     @property
     def cost_alone(self) -> float:
-        """Return the sum of the costs of the sequences, each alone."""
+        """Return the sum of the sequences' costs, each as if it were alone in a batch."""
         return float(self.costs.sum())
 
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
@@ -126,12 +140,12 @@ class Sequences:
         return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
 
     def part(self, start: int, end: int) -> "Sequences":
-        """Return the rows from `start` up to `end`; a view."""
+        """Return the rows from `start` up to `end` as a view."""
         rows = slice(start, end)
         return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
 
     def sorted_by_request(self) -> "Sequences":
-        """Return the rows with the oldest request first; rows of one request keep their order."""
+        """Return the rows sorted by age of request, oldest first; rows of one request keep their order."""
         if (self.requests[1:] >= self.requests[:-1]).all():
             return self
         return self.take(np.argsort(self.requests, kind="stable"))
@@ -145,14 +159,15 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class OwnedBatch:
-    """A batch, and whose sequences it is made of."""
+    """A batch together with the requests and positions of its sequences."""
 
     sequences: Sequences
     batch: Batch
     is_urgent: bool = False
-    is_suspect: bool = False  # it was being encoded, and others beside it, when a runner died or fell sick
-    num_failures: int = 0  # of a single sequence, in runners that were sound
-    num_sickened: int = 0  # runners that were sound before it and, with nothing else at work, sick behind it
+    is_suspect: bool = False  # it was being encoded, with other batches, when a runner died or fell sick
+    num_failures: int = 0  # how often this single sequence failed in sound runners
+    # runners that were sound before this sequence and sick after it, with nothing else at work
+    num_sickened: int = 0
 
     @property
     def is_tried_alone(self) -> bool:
@@ -160,7 +175,7 @@ class OwnedBatch:
 
     @property
     def length(self) -> int:
-        """Return the length in tokens to which a kernel that pads computes all sequences."""
+        """Return the length in tokens to which a kernel that pads computes every sequence."""
         return self.sequences.max_length
 
     def halves(self) -> tuple["OwnedBatch", "OwnedBatch"]:

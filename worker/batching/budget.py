@@ -1,36 +1,43 @@
-"""TokenBudget: how many tokens a batch may have, by the length of its longest sequence.
+"""TokenBudget sets the largest cost of a batch, for each class of lengths of its longest sequence.
 
-A batch costs something fixed and something for each token. Full batches are doubled until one takes long enough that
-the fixed part no longer matters; free memory and exhaustion bound them. Knows nothing of the pool, of devices or of
-clocks: whoever runs batches reports what they took. One thread writes; others may read `describe`.
+A batch takes a fixed time and a time for each token. The size of full batches is doubled until a batch takes
+long enough that the fixed part no longer matters; free memory and out-of-memory errors limit it. The budget
+knows nothing of the pool, of devices or of clocks: its caller reports how long batches took. One thread
+writes; others may call `describe`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-# A batch's class is the first of these that its longest sequence does not exceed. Attention grows with the square of
-# the length, and short texts fill a device only in large numbers: a size that is right for one is wrong for another.
+# A batch belongs to the first class that its longest sequence does not exceed. Attention grows with the
+# square of the length, and short texts fill a device only in large numbers, so one size does not suit all
+# lengths.
 LENGTH_CLASSES: Final = (64, 256, 1024, 1 << 30)
 SMALLEST_TOKENS: Final = 256
 LARGEST_TOKENS: Final = 1 << 20
-# A batch that takes so long has outgrown its fixed costs, which are milliseconds: a larger one would only delay others.
+# Fixed costs are milliseconds, so they do not matter in a batch that takes this long. A larger one would only
+# delay others.
 LONG_BATCH_SECONDS: Final = 0.1
-# Full batches in a row that took less, until they are doubled. The first of a size may take long to prepare.
+# The number of full batches in a row that took less, before the size is doubled. The first of a size may take
+# long to prepare.
 NUM_SHORT_BATCHES: Final = 8
-# Good full batches after an out-of-memory until one step back up is tried; doubled with every relapse.
+# The number of good full batches after an out-of-memory error before the size grows by a step; doubled with
+# every relapse.
 NUM_GOOD_BATCHES: Final = 64
 MOST_DOUBLINGS: Final = 6
-# Memory reports from one shrink by the watermark to the next: batches of the old size are still on their way.
+# The number of memory reports between two reductions by the watermark, since batches of the old size are
+# still on their way.
 NUM_SHRINK_REPORTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRules:
-    """The start of budgets and their bounds. `is_tuned` is False for a size that a user gave, which is a ceiling.
+    """The initial size of budgets and the rules that change it.
 
-    The watermarks are shares of the device's memory: nothing grows above the low one, and what is tuned shrinks above
-    the high one.
+    `is_tuned` is False if a user gave the size, which then never grows. The watermarks are shares of the
+    device's memory: no budget grows while more than the low one is in use, and tuned budgets shrink above the
+    high one.
     """
 
     start_tokens: int
@@ -41,25 +48,25 @@ class BudgetRules:
 
 @dataclass(slots=True)
 class _Class:
-    """The budget of one length class."""
+    """The budget of one length class and what was learned about it."""
 
     size: int
     ceiling_tokens: int | None = None
     num_out_of_memory: int = 0
-    num_relapses: int = 0  # out of memory after growing back
+    num_relapses: int = 0  # out-of-memory errors after growing back
     has_grown_back: bool = False
     tokens_per_second: float = 0.0
-    longest_cost: int = 1  # the cost of the longest sequence seen
+    longest_cost: int = 1  # the cost of the longest sequence so far
     num_short: int = 0
     num_good: int = 0
     is_settled: bool = False
 
 
 class TokenBudget:
-    """Decides how much a batch may cost. It is told the outcome of every batch.
+    """Decides how much a batch may cost, and learns from the outcome of every batch.
 
-    `largest_batch_tokens(length)` is the number of tokens that the free memory holds, by the Footprint; it is replaced
-    when more is known.
+    `largest_batch_tokens(length)` returns the number of tokens that fit into the free memory, as the
+    Footprint estimates. It is replaced when more is known.
     """
 
     def __init__(self, rules: BudgetRules) -> None:
@@ -70,26 +77,30 @@ class TokenBudget:
         self.begin()
 
     def begin(self) -> None:
-        """Start anew, for an encoder of which nothing is known."""
+        """Discard all that was learned, because a different encoder was loaded."""
         self.forget_bound()
         self._classes = {length_class: _Class(self.rules.start_tokens) for length_class in LENGTH_CLASSES}
 
     def forget_bound(self) -> None:
-        """Forget what the free memory holds."""
+        """Remove the limit by free memory."""
         self.largest_batch_tokens: Callable[[int], int] = lambda length: LARGEST_TOKENS
 
     def max_batch_tokens(self, max_length: int) -> int:
-        """Return the most that a batch of sequences up to this length may cost; never less than one sequence."""
+        """Return the largest cost of a batch with sequences up to this length.
+
+        One sequence is always allowed.
+        """
         found = self._classes[find_length_class(max_length)]
         return max(max_length, min(found.size, self._ceiling(found, max_length)))
 
     def observe(
         self, max_length: int, *, num_tokens: int, cost: int, one_more: int, seconds: float, num_streams: int
     ) -> None:
-        """Learn from an encoded batch, if it was full: with one more sequence it would have cost too much.
+        """Learn from an encoded batch if it was full, that is, if one more sequence would have cost too much.
 
-        Costs are as in `worker.batching.cost`; `one_more` is that of another sequence as long as the longest. `seconds`
-        are the batch's share of the device's time, of which `num_streams` batches use an equal part each.
+        Costs are as in `worker.batching.cost`; `one_more` is the cost of another sequence as long as the
+        longest. `seconds` is the batch's share of the device's time, which `num_streams` batches divide
+        equally.
         """
         found = self._classes[find_length_class(max_length)]
         found.longest_cost = max(found.longest_cost, one_more)
@@ -100,10 +111,12 @@ class TokenBudget:
             self._grow_back(found)
 
     def observe_memory(self, used_share: float) -> bool:
-        """Note how much of the device's memory is in use, by anyone. Return True if budgets were shrunk because of it.
+        """Record the share of the device's memory that is in use by anyone.
 
-        Those that a user or a plan has given are not: whoever gave them knew of the memory, and others' use of it
-        halves nothing.
+        Return True if budgets shrank because of it.
+
+        Budgets that a user or a plan has set never shrink: whoever set them knew the memory, and its use by
+        other processes should not halve them.
         """
         self._used_share = used_share
         if not self.rules.is_tuned:
@@ -123,7 +136,10 @@ class TokenBudget:
         return is_shrunk
 
     def observe_out_of_memory(self, max_length: int, cost: int) -> None:
-        """Make half of a batch that did not fit its class's ceiling, from which one sequence is always let off."""
+        """Set the ceiling of the length class to half the cost of a batch that ran out of memory.
+
+        A single sequence may always exceed the ceiling.
+        """
         found = self._classes[find_length_class(max_length)]
         ceiling = max(1, cost // 2)
         found.ceiling_tokens = min(found.ceiling_tokens or ceiling, ceiling)
@@ -133,7 +149,7 @@ class TokenBudget:
         found.num_good = 0
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Return the budget of each length class and how it stands, for the worker's report."""
+        """Return the budget and the state of each length class, for the worker's report."""
         return {
             describe_length_class(length_class): {
                 "max_batch_tokens": min(found.size, found.ceiling_tokens or found.size),
@@ -155,7 +171,7 @@ class TokenBudget:
         return min(fits, found.ceiling_tokens) if found.ceiling_tokens is not None else fits
 
     def _grow(self, found: _Class, seconds: float) -> None:
-        """Double the size once enough full batches in a row were short, where that much may be tried."""
+        """Double the size after enough short full batches in a row, if memory and the limits allow it."""
         found.num_short = found.num_short + 1 if seconds < LONG_BATCH_SECONDS else 0
         largest = min(LARGEST_TOKENS, self._ceiling(found, found.longest_cost))
         can_grow = (
@@ -167,7 +183,7 @@ class TokenBudget:
             found.num_short = 0
 
     def _grow_back(self, found: _Class) -> None:
-        """Raise the ceiling by half, after an out-of-memory or a shrink, once enough full batches went well."""
+        """Raise a ceiling that was lowered by half of itself, once enough full batches went well."""
         if found.ceiling_tokens is None or self._used_share > self.rules.low_watermark:
             return
         found.num_good += 1
@@ -182,7 +198,7 @@ class TokenBudget:
 
 
 def find_length_class(max_length: int) -> int:
-    """Return the smallest bound of LENGTH_CLASSES that is not exceeded."""
+    """Return the first length class, given by its longest length, that holds `max_length`."""
     return next(length_class for length_class in LENGTH_CLASSES if max_length <= length_class)
 
 
@@ -194,5 +210,5 @@ def describe_length_class(length_class: int) -> str:
 
 
 def blend(average: float, newest: float) -> float:
-    """Return a moving average in which a value fades within some ten batches."""
+    """Return the moving average with the newest value, which fades within about ten batches."""
     return 0.9 * average + 0.1 * newest if average else newest

@@ -1,18 +1,18 @@
-"""SequencePool: the waiting sequences of all requests for one model, which batch of them is next, and when.
+"""SequencePool holds the waiting sequences of one model, and decides which batch of them is next, and when.
 
-Knows nothing of devices, tokens or threads: whoever shares it holds a lock.
+It knows nothing of devices, tokens or threads: its user holds a lock.
 
-The next batch is built around an *anchor*, the longest waiting sequence of the oldest request. It is filled with the
-sequences nearest in length, of any request, first the shorter ones, then the longer ones. So the oldest chunk is
-finished first, its successors are encoded while it is written to the database, and a batch pads little, because it
-chooses among the sequences of all chunks in flight.
+The next batch is built around an *anchor*, the longest waiting sequence of the oldest request. It is filled
+with the sequences nearest in length, of any request, first the shorter ones, then the longer ones. So the
+oldest chunk is finished first, later chunks are encoded while it is written to the database, and a batch pads
+little, because sequences of all chunks in flight are candidates.
 
-Bulk waits until it can fill a batch, as long as the device has something to do. Interactive requests never wait, and
-lead before all others, in short batches. While they come, bulk batches are short too, because one of them is always
-being encoded when the next one comes.
+Bulk waits until it can fill a batch, as long as the device has work. Interactive requests never wait: they
+come before all others, in short batches. While they arrive, bulk batches are short too, because one of them
+is usually being encoded when the next interactive request arrives.
 
-No step is taken a sequence: adding a request costs one for each of its lengths, and building a batch one for each
-length that it visits and each request that it takes from.
+Nothing loops over single sequences: adding a request takes one step for each of its lengths, and building a
+batch takes one for each length that it visits and each request that it takes from.
 """
 
 import math
@@ -29,29 +29,33 @@ from worker.batching.batch import Sequences
 from worker.batching.cost import BatchCost
 from worker.batching.limits import BatchLimits, BudgetSource, OpenBatch
 
-# In a row, while bulk waits: then bulk leads once, so that a flood of interactive requests does not starve it. They
-# are short, so this costs an interactive request at most one bulk batch in the time of two.
+# The number of interactive batches in a row while bulk waits. Then one bulk batch goes first, so that a flood
+# of interactive requests does not starve bulk. Interactive batches are short, so this delays an interactive
+# request by at most one bulk batch in the time of two.
 MAX_INTERACTIVE_IN_ROW: Final = 8
-# On a small CPU a full batch takes a quarter of a second. While interactive requests come, and this long after the last
-# one, the bulk batches that are at work take no longer than this, one behind or beside the other. Throughput hardly
-# falls: budgets of 768 to 2,048 tokens were equally fast there, and a GPU encodes its whole budget in less.
+# On a small CPU a full batch takes a quarter of a second. While interactive requests arrive, and for
+# INTERACTIVE_SECONDS after the last one, the bulk batches on the device take no longer than
+# SHORT_BULK_SECONDS together. Throughput hardly falls: budgets of 768 to 2,048 tokens were equally fast
+# there, and a GPU encodes its whole budget in less.
 INTERACTIVE_SECONDS: Final = 60.0
 SHORT_BULK_SECONDS: Final = 0.05
-# The last batches of a job are cut so that streams end together, but not to less than this part of a full one: batches
-# of 256 tokens were not as fast as those of 512 on every processor (docs/LOG.md).
+# The last batches of a job are divided so that all streams end together, but not below this share of a full
+# batch: batches of 256 tokens were slower than those of 512 on some processors (docs/LOG.md).
 SMALLEST_LAST_SHARE: Final = 1 / 4
-# How much less a batch counts for the pace than the next one: about the last eight do.
+# The factor by which a batch counts less for the pace than the next one, so that about the last eight matter.
 FADING: Final = 0.875
-# Before the runner is out of work: a batch is taken from the pool, sent and read in 1 to 2 ms.
+# A batch is sent this long before the runner is out of work: it takes 1 to 2 ms to take it from the pool,
+# send and read it.
 LEAD_SECONDS: Final = 0.003
-# A chunk of 512 short texts is tokenized in 5 to 10 ms, a request of one in less than 1 ms. To let a device stand still
-# for longer costs more than the batch after next, which would be fuller, could bring in again.
+# How long an idle device waits for texts that are being tokenized. A chunk of 512 short texts is tokenized in
+# 5 to 10 ms, a request of one text in less than 1 ms. Idling longer costs more than a fuller batch could
+# save.
 TOKENIZING_SECONDS: Final = 0.005
 
 
 @dataclass(slots=True)
 class Segment:
-    """Waiting sequences of one request that are equally long: positions[start:]."""
+    """Waiting sequences of one request that have the same length: positions[start:]."""
 
     request: int
     positions: NDArray[np.int32]
@@ -68,20 +72,20 @@ class Segment:
 
 @dataclass(slots=True)
 class Line:
-    """All waiting sequences of one length, those of older requests in front."""
+    """All waiting sequences of one length, with those of older requests in front."""
 
     segments: deque[Segment] = field(default_factory=deque)
     num_waiting: int = 0
 
 
 class WaitingSequences:
-    """Sequences of several requests in order of length, and which request is the oldest. Knows no batches.
+    """Waiting sequences of several requests by length, which also knows the oldest request. Knows no batches.
 
-    Requests are added in order of age, and leave some sequences at a time or whole.
+    Requests are added in order of age. Their sequences leave in part or all at once.
     """
 
     def __init__(self) -> None:
-        # For each request, in order of arrival: length to the number of its sequences that wait.
+        # For each request, in order of arrival, the number of waiting sequences by length.
         self._requests: OrderedDict[int, dict[int, int]] = OrderedDict()
         self._lines: dict[int, Line] = {}
         self._lengths: list[int] = []  # the keys of _lines, sorted
@@ -91,7 +95,7 @@ class WaitingSequences:
         return self._num_waiting
 
     def add(self, request: int, positions: NDArray[np.int32], lengths: NDArray[Any]) -> None:
-        """Add the sequences of one request, at least one. It must be younger than all others."""
+        """Add the sequences of one request, at least one. The request must be younger than all others."""
         order = np.argsort(lengths, kind="stable")
         in_order, counts_by_length = lengths[order], {}
         positions = positions[order]
@@ -109,7 +113,10 @@ class WaitingSequences:
         self._num_waiting += len(order)
 
     def remove(self, request: int) -> dict[int, int]:
-        """Remove a request's waiting sequences. Return how many of each length; empty if there are none."""
+        """Remove a request's waiting sequences.
+
+        Return how many there were of each length; empty if there were none.
+        """
         removed = self._requests.pop(request, {})
         for length, count in removed.items():
             line = self._lines[length]
@@ -118,7 +125,7 @@ class WaitingSequences:
         return removed
 
     def drain(self) -> list[tuple[int, NDArray[np.int32]]]:
-        """Remove everything. Return requests with the positions that waited."""
+        """Remove all sequences. Return requests with the positions that waited."""
         segments = [segment for line in self._lines.values() for segment in line.segments]
         self._requests.clear()
         self._lines.clear()
@@ -127,11 +134,11 @@ class WaitingSequences:
         return [(segment.request, segment.positions[segment.start :]) for segment in segments]
 
     def longest_of_oldest(self) -> int:
-        """Return the longest waiting length of the oldest request, whose sequences lead their line."""
+        """Return the longest waiting length of the oldest request, whose sequences are first in their line."""
         return max(next(iter(self._requests.values())))
 
     def lengths_around(self, length: int) -> tuple[list[int], list[int]]:
-        """Return the lengths up to this one and the longer ones, both nearest first."""
+        """Return the lengths up to this one, and the longer ones, both lists with the nearest first."""
         split = bisect_right(self._lengths, length)
         return self._lengths[:split][::-1], self._lengths[split:]
 
@@ -139,7 +146,7 @@ class WaitingSequences:
         return self._lines[length].num_waiting
 
     def take(self, length: int, num_sequences: int) -> list[tuple[int, NDArray[np.int32]]]:
-        """Remove and return the oldest sequences of this length, as requests with positions."""
+        """Remove the oldest sequences of this length. Return them as requests with positions."""
         line, taken, num_left = self._lines[length], [], num_sequences
         while num_left:
             segment = line.segments[0]
@@ -165,13 +172,14 @@ class WaitingSequences:
 
 
 class Pace:
-    """A forecast of when the runner will be out of work. Whoever relies on it must be right, if slower, when it is
-    wrong.
+    """A forecast of when the runner will be out of work.
+
+    It may be wrong, which must cost its users time but not correctness.
     """
 
     def __init__(self) -> None:
-        # Sums over the last batches. Their sums, not the mean of their ratios: a tiny batch takes long for what it
-        # costs.
+        # Sums over the last batches. The pace is the ratio of the sums, not the mean of ratios, because a
+        # tiny batch takes long for its cost.
         self._cost = 0.0
         self._seconds = 0.0
         self._cost_ahead = 0.0
@@ -179,11 +187,11 @@ class Pace:
 
     @property
     def free_at(self) -> float:
-        """Return when the runner will have encoded all that was sent; in the past when it is idle."""
+        """Return the time at which the runner will have encoded all that was sent; in the past if it is idle."""
         return self._free_at
 
     def cost_within(self, seconds: float) -> float:
-        """Return the cost that is encoded in this time; infinite until a batch has come back."""
+        """Return the cost that is encoded in this time; infinite until the first batch has been encoded."""
         return seconds / self._seconds_of(1) if self._seconds else math.inf
 
     def note_sent(self, cost: float, now: float) -> None:
@@ -197,7 +205,7 @@ class Pace:
         self._free_at = now + self._seconds_of(self._cost_ahead)
 
     def note_idle(self, now: float) -> None:
-        """Note that the runner has nothing: batches that failed or were lost are no longer ahead."""
+        """Record that the runner is idle: batches that failed or were lost no longer count as work ahead."""
         self._cost_ahead = 0.0
         self._free_at = min(self._free_at, now)
 
@@ -206,11 +214,12 @@ class Pace:
 
 
 class SequencePool:
-    """Holds sequences until they are taken in batches, or removed with their request.
+    """Holds sequences until they are taken in batches or removed with their request.
 
-    `budget` is asked for the largest cost of every batch. `num_started` batches are with the device at a time,
-    `num_streams` of them side by side. `num_tokenizing` requests will soon add their sequences. `hold_end` is when
-    sequences that are held back will be sent, None if none are. All moments are on one clock that never goes back.
+    `budget` returns the largest cost of a batch and is called for every batch. `num_started` batches are with
+    the device at a time, of which it computes `num_streams` side by side. `num_tokenizing` requests will soon
+    add their sequences. `hold_end` is the time at which sequences that are held back will be sent; None if
+    none are. All times are on one monotonic clock.
     """
 
     def __init__(self, limits: BatchLimits, cost: BatchCost | None = None) -> None:
@@ -220,12 +229,12 @@ class SequencePool:
         self.num_started = 1
         self.num_streams = 1
         self.num_tokenizing = 0
-        self.interactive_at = -math.inf  # when the last interactive request came
+        self.interactive_at = -math.inf  # the time at which the last interactive request arrived
         self.hold_end: float | None = None
         self._interactive = WaitingSequences()
         self._bulk = WaitingSequences()
         self._num_interactive_in_row = 0
-        self._bulk_cost = 0.0  # of all bulk that waits
+        self._bulk_cost = 0.0  # of all waiting bulk sequences
         self._saved_padding = float(limits.max_saved_tokens)
         self._pace = Pace()
         self._held_since: float | None = None
@@ -234,8 +243,10 @@ class SequencePool:
         return len(self._interactive) + len(self._bulk)
 
     def begin(self, cost: BatchCost) -> list[tuple[int, NDArray[np.int32]]]:
-        """Change the cost model and forget the measured pace. Return what waited, to be added again: its lengths and
-        costs were those of the old one.
+        """Change the cost model and forget the measured pace.
+
+        Return the sequences that waited, as requests with positions. They have to be added again, because
+        their lengths and costs were those of the old cost model.
         """
         waiting = self.drain()
         self.cost = cost
@@ -243,13 +254,15 @@ class SequencePool:
         return waiting
 
     def can_fill_batch(self, max_bulk_cost: float = math.inf) -> bool:
-        """Return True if the waiting bulk costs enough for a full batch, leaving differences in length aside."""
+        """Return True if the waiting bulk costs enough for a full batch, without regard to differences in
+        length.
+        """
         if not self._bulk:
             return False
         return self._bulk_cost >= self._bulk_budget(self._bulk.longest_of_oldest(), max_bulk_cost)
 
     def cost_of(self, batch: Sequences) -> float:
-        """Return the cost of a batch that was taken."""
+        """Return the cost of a batch that was taken from this pool."""
         return self.cost.of_batch(len(batch), batch.max_length, batch.cost_alone)
 
     def add(
@@ -260,7 +273,10 @@ class SequencePool:
         *,
         is_interactive: bool = False,
     ) -> None:
-        """Add sequences [n] of a request that is younger than all others; `num_tokens` has the length of each.
+        """Add sequences [n] of a request that is younger than all others.
+
+        `num_tokens` has the length of each.
+
         Positions are 0, 1, 2, … unless they are given.
         """
         lengths = self._find_lengths(np.asarray(num_tokens, dtype=np.int64))
@@ -275,25 +291,32 @@ class SequencePool:
             self._bulk_cost += float(self.cost.of_sequences(lengths).sum())
 
     def _find_lengths(self, num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how long each is computed alone. Found once for each distinct number of tokens."""
+        """Return the length at which each sequence is computed alone, found once for each distinct number of
+        tokens.
+        """
         different, places = np.unique(num_tokens, return_inverse=True)
         return np.array([self.cost.find_length(number) for number in different.tolist()], np.int64)[places]
 
     def remove(self, request: int) -> None:
-        """Remove what still waits of a request, if anything does."""
+        """Remove the waiting sequences of a request, if there are any."""
         self._interactive.remove(request)
         for length, count in self._bulk.remove(request).items():
             self._bulk_cost -= count * self.cost.of_sequence(length)
 
     def drain(self) -> list[tuple[int, NDArray[np.int32]]]:
-        """Remove everything, to be added again. Return requests with the positions that waited."""
+        """Remove all sequences so that they can be added again.
+
+        Return requests with the positions that waited.
+        """
         drained = [*self._interactive.drain(), *self._bulk.drain()]
         self._bulk_cost = 0.0
         return drained
 
     def take(self, now: float, *, is_runner_idle: bool, only_urgent: bool = False) -> Sequences:
-        """Remove and return the batch that is to be sent now; empty when nothing waits, or until `hold_end`. With
-        `only_urgent` an interactive request leads it.
+        """Remove and return the batch to send now; empty if nothing waits, or if sequences are held until
+        `hold_end`.
+
+        With `only_urgent`, the batch begins with an interactive request, or is empty.
         """
         if only_urgent:
             return self._sent(self.take_batch(only_urgent=True), now)
@@ -307,11 +330,15 @@ class SequencePool:
         return OpenBatch(self._limits, self.cost, 0.0).close()
 
     def note_encoded(self, batch: Sequences, seconds: float, now: float) -> None:
-        """Learn the pace from a batch that has come back."""
+        """Update the measured pace from a batch that was encoded."""
         self._pace.note_encoded(self.cost_of(batch), seconds, now)
 
     def _share_of_last(self) -> float:
-        """Return what a batch may cost when the remaining bulk fills less than one for each stream: an equal part."""
+        """Return the largest cost of one of the last batches, so that all streams get an equal part of the
+        remaining bulk.
+
+        Infinite while the remaining bulk fills a batch for each stream.
+        """
         if self.num_streams == 1 or self.num_tokenizing:
             return math.inf
         budget = float(self.budget(self._bulk.longest_of_oldest())) if self._bulk else 0.0
@@ -320,7 +347,7 @@ class SequencePool:
         return max(self._bulk_cost / self.num_streams, SMALLEST_LAST_SHARE * budget)
 
     def _hold(self, now: float) -> bool:
-        """Return True if a batch that is not full is still held back."""
+        """Return True if sequences that do not fill a batch are still held back. Set `hold_end`."""
         if not len(self):
             self._held_since = self.hold_end = None
             return False
@@ -336,8 +363,9 @@ class SequencePool:
         return batch
 
     def take_batch(self, max_bulk_cost: float = math.inf, *, only_urgent: bool = False) -> Sequences:
-        """Remove and return the next batch; empty when nothing waits. Bulk costs at most `max_bulk_cost`; with
-        `only_urgent` an interactive request leads the batch or there is none.
+        """Remove and return the next batch; empty if nothing waits. Bulk costs at most `max_bulk_cost`.
+
+        With `only_urgent`, the batch begins with an interactive request, or is empty.
         """
         batch = OpenBatch(self._limits, self.cost, self._saved_padding)
         may_be_urgent = only_urgent or not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW
@@ -360,7 +388,9 @@ class SequencePool:
     def _fill(
         self, batch: OpenBatch, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
     ) -> None:
-        """Take the sequences nearest in length: shorter ones until one does not fit, then longer ones."""
+        """Add the sequences nearest in length to the batch: shorter ones until one does not fit, then longer
+        ones.
+        """
         for lengths in waiting.lengths_around(length):
             for other in lengths:
                 num_waiting = waiting.count(other)
@@ -378,10 +408,11 @@ class SequencePool:
 
 
 def find_hold_end(free_at: float, held_since: float, *, is_tokenizing: bool) -> float:
-    """Return the moment at which a batch is sent even if it is not full.
+    """Return the time at which a batch is sent even if it is not full.
 
-    `free_at` is when the runner has nothing left to do, foreseen or past. Until shortly before, waiting costs nothing;
-    a little longer pays if texts are being tokenized, which are likely to fill it.
+    `free_at` is the expected or past time at which the runner has no work left. Until shortly before it,
+    waiting costs nothing. A little longer pays if texts are being tokenized, which are likely to fill the
+    batch.
     """
     if is_tokenizing:
         return max(free_at, held_since) + TOKENIZING_SECONDS

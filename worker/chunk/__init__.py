@@ -1,1 +1,1 @@
-"""A chunk, from its message to its commit."""
+"""The processing of a chunk in a worker, from its message to its commit."""

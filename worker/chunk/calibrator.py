@@ -1,7 +1,8 @@
-"""Calibrator: makes sure that the ranges of an int8 space are known before its first vector is stored.
+"""Calibrator makes sure that the ranges of an int8 space are known before its first vector is stored.
 
-They are measured on texts that come with Vectormill, not on a job's own: so they depend neither on the chunk that came
-first nor on the job that did, and the same text gets the same codes everywhere. Knows nothing of chunks.
+The ranges are measured on texts that come with Vectormill, not on a job's own texts. So they do not depend on
+which job or chunk came first, and the same text gets the same codes everywhere. The calibrator knows nothing
+of chunks.
 """
 
 import logging
@@ -23,15 +24,16 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_FILE: Final = "calibration_texts.txt"
 MAX_TEXT_CHARS: Final = 10_000
-# Other texts have values outside the sample's. Measured on docstrings, a fifth at either end leaves 1 value in 2,000
-# outside, and the mean cosine to float32 is 0.99994; without it, 1 in 100 and 0.9991.
+# The range is widened by this share at either end, because other texts have values outside the sample's
+# range. Measured on docstrings, with a fifth 1 value in 2,000 is outside and the mean cosine to float32 is
+# 0.99994; without it, 1 in 100 and 0.9991.
 MARGIN_SHARE: Final = 0.2
 
 
 class Calibrator:
-    """Measures the ranges of a space once, by whichever worker is first to need them. Thread-safe.
+    """Measures the ranges of an int8 space once; the first worker that needs them does so. Thread-safe.
 
-    `encode` is the engine's.
+    `encode` is the method of the engine.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class Calibrator:
         self._lock = threading.Lock()
 
     def prepare(self, spec: EncodingSpec, cancelled: threading.Event) -> None:
-        """Make sure that the ranges of the spec's space are stored. Specs without ranges need nothing.
+        """Measure and store the ranges of the spec's space unless they are stored.
 
-        Raises what the engine raises, and ModelError when the sample has no vectors.
+        Do nothing for a spec without ranges.
+
+        Raises what the engine raises, and ModelError if the sample gets no vectors.
         """
         if spec.vector_type != INT8 or spec.fingerprint() in self._known:
             return
@@ -80,6 +84,6 @@ class Calibrator:
 
 
 def read_sample() -> list[bytes]:
-    """Return the sample's texts, one a line."""
+    """Return the texts of the sample, one for each line of its file."""
     content = files("worker").joinpath(SAMPLE_FILE).read_bytes()
     return [line for line in content.splitlines() if line]

@@ -1,7 +1,7 @@
-"""encode.chunk: claim, load, encode, commit. What a Celery message sets off, with every way it can end.
+"""The `encode.chunk` task: claim a chunk, load its texts, encode them and commit the results.
 
-Knows the engine and the sink, not the model or the device. Raises nothing: how a chunk ended is the task's result, and
-what happens next is decided in Postgres.
+It handles every way in which a chunk can end. It knows the engine and the sink, not the model or the device.
+It raises no errors: the task's result says how the chunk ended, and what happens next is decided in Postgres.
 """
 
 import logging
@@ -46,18 +46,20 @@ logger = logging.getLogger(__name__)
 
 Result = dict[str, Any]
 
-# A chunk that was lost this often is taken apart instead of being tried whole again. After the first loss it is alone.
+# A chunk with this many losses is split instead of being tried whole again. After its first loss it is
+# encoded alone.
 MAX_LOST = 2
-# A chunk whose lease lapsed this often is taken apart as well, in case one of its texts is why: a kernel that kills a
-# process for its memory leaves no word. A lapse is no evidence, so a text alone is tried for ever.
+# A chunk whose lease lapsed this often is split as well, in case one of its texts is the reason: a process
+# that the kernel kills for its memory leaves no message. A lapse is no evidence, so a single text is tried
+# without limit.
 MAX_LAPSED = 4
 _LONGEST_DELAY_SECONDS = 60.0
-# Between offers of a chunk to workers that hold another revision of its model.
+# The pause before a chunk is offered again to workers with another revision of its model.
 _OTHER_MODEL_SECONDS = 15.0
 
 
 class ChunkEncoder:
-    """Carries one chunk from message to commit; called by several of Celery's threads at once."""
+    """Processes one chunk from message to commit. Several threads of Celery call it at the same time."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class ChunkEncoder:
         on_end: Callable[[], object] = lambda: None,
         ledger: ChunkLedger | None = None,
     ) -> None:
-        """Keep what is needed for every chunk. `on_end` is called when a claimed chunk has left this worker."""
+        """Keep what every chunk needs. `on_end` is called when a claimed chunk has left this worker."""
         self._database = database
         self._committing = database.execution_options(isolation_level="AUTOCOMMIT")
         self._encoding = encoding
@@ -86,7 +88,10 @@ class ChunkEncoder:
         self._quarantine = Quarantine()
 
     def encode_chunk(self, chunk_id: int) -> Result:
-        """Claim, encode and commit the chunk, if it still needs it. Return the result that Flower shows."""
+        """Claim, encode and commit the chunk if it still needs encoding.
+
+        Return the result that Flower shows.
+        """
         started = time.monotonic()
         result = self._claim_and_encode(chunk_id, started)
         self._ledger.note_end(result["outcome"], time.monotonic() - started)
@@ -95,7 +100,7 @@ class ChunkEncoder:
     def _claim_and_encode(self, chunk_id: int, started: float) -> Result:
         asked = time.time()
         try:
-            with self._committing.connect() as connection:  # one statement, and committed by itself
+            with self._committing.connect() as connection:  # a single statement, which commits by itself
                 claimed = claim_chunk(
                     connection,
                     chunk_id,
@@ -124,10 +129,10 @@ class ChunkEncoder:
             return {"outcome": "database unavailable"}
 
     def _encode_claimed(self, claimed: ClaimedChunk, started: float) -> Result:
-        """Encode a claimed chunk, and handle every way to fail. Raises DATABASE_ERRORS in an outage."""
+        """Encode a claimed chunk and handle every failure. Raise one of DATABASE_ERRORS in an outage."""
         claim = claimed.claim
         try:
-            claim.check_space()  # before any device time goes into it
+            claim.check_space()  # checked before any device time is spent
             if self._is_to_be_isolated(claim):
                 return self._isolate(claim)
             return self._encode_leased(claim, claimed, started)
@@ -161,7 +166,7 @@ class ChunkEncoder:
     def _encode_leased(self, claim: Claim, claimed: ClaimedChunk, started: float) -> Result:
         lease = ChunkLease(claim)
         try:
-            # Until the commit is through, however long it waits.
+            # The lease is held until the commit has succeeded, however long that waits.
             with self._keeper.hold(lease), self._quarantine.enter(lease.ended, is_suspect=claim.lost > 0):
                 if claim.lost:
                     with self._database.begin() as connection:
@@ -169,7 +174,8 @@ class ChunkEncoder:
                 with span("load"):
                     items = open_payload(claimed.payload, claim.chunk_id, claimed.places)
                 loaded = time.monotonic()
-                # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
+                # Do not use `or` here: half of a split chunk may want none of its items, and an empty list
+                # does not mean all.
                 some = claim.wanted_items(0, claim.num_items)
                 wanted = np.array(range(claim.num_items) if some is None else some, dtype=np.int64)
                 self._calibrator.prepare(claim.spec, lease.ended)
@@ -190,7 +196,8 @@ class ChunkEncoder:
             )
             return {"outcome": "model process died", "suspect": is_lost}
         except ModelError as error:
-            # A worker with the job's revision of the model may take it: during an upgrade both are there.
+            # A worker with the job's revision of the model may take the chunk: during an upgrade both
+            # revisions are served.
             logger.error("Chunk %d needs another model than this worker's: %s", claim.chunk_id, error)
             self._release(claim, str(error), is_counted=False, delay=_OTHER_MODEL_SECONDS)
             return {"outcome": "other model", "reason": str(error)}
@@ -258,7 +265,7 @@ class ChunkEncoder:
         return claim.lapsed >= MAX_LAPSED and _num_wanted(claim) > 1
 
     def _isolate(self, claim: Claim) -> Result:
-        """Halve a chunk that keeps ending its workers; fail a single item that does."""
+        """Split a chunk that keeps ending its workers. If only one item is left, fail that item."""
         tries = f"{claim.lost} losses, {claim.attempt - 1} attempts, {claim.lapsed} lapses"
         if claim.num_items > 1 and _num_wanted(claim) > 1:
             return self._split(claim, f"split after {tries}")
@@ -269,7 +276,7 @@ class ChunkEncoder:
         return {"outcome": "split"}
 
     def _give_up(self, claim: Claim, code: str, reason: str) -> Result:
-        """Fail all wanted items of the chunk, so that its job ends whatever is wrong."""
+        """Fail all wanted items of the chunk, so that its job ends in any case."""
         failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
         logger.error("Chunk %d is failed: %s", claim.chunk_id, failure.detail)
 
@@ -280,7 +287,7 @@ class ChunkEncoder:
         return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
 
     def _load_items(self, connection: Connection, claim: Claim) -> Sequence[Item]:
-        """Return the chunk's items, without keys and texts if they cannot be read."""
+        """Return the chunk's items; if they cannot be read, return items without keys and texts."""
         try:
             return load_payload(connection, claim.chunk_id)
         except DATABASE_ERRORS:
@@ -313,7 +320,10 @@ class ChunkEncoder:
         )
 
     def _write(self, claim: Claim, write: Callable[[Connection], object]) -> None:
-        """Run one short fenced transaction. If the lease is lost, another worker has taken over, which is fine."""
+        """Run `write` in one short fenced transaction.
+
+        Ignore a lost lease, since another worker has then taken over.
+        """
         try:
             with self._database.begin() as connection:
                 write(connection)
@@ -323,14 +333,17 @@ class ChunkEncoder:
 
 
 def trace_chunk(claimed: ClaimedChunk, asked: float) -> AbstractContextManager[Note]:
-    """Open the span of a chunk from its message, received at `asked`, with its wait in Redis and its claim."""
+    """Open the span of a chunk, with its wait in Redis and its claim.
+
+    Its message was received at `asked` (Unix time).
+    """
     return _trace(claimed, asked) if is_tracing() else NOTHING
 
 
 @contextmanager
 def _trace(claimed: ClaimedChunk, asked: float) -> Iterator[Note]:
     claim, now = claimed.claim, time.time()
-    # By the database's clock, which wrote the message's time.
+    # This wait is measured by the database's clock, which also set the message's time.
     waited = claimed.dispatch_seconds
     began = asked if waited is None else min(asked, now - waited)
     with span(

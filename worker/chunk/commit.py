@@ -1,4 +1,7 @@
-"""Commits a finished chunk, and finds out what became of a COMMIT whose answer was lost. Knows nothing of models."""
+"""The commit of a finished chunk, and the check whether a COMMIT succeeded whose answer was lost.
+
+No models here.
+"""
 
 import logging
 import threading
@@ -24,13 +27,17 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
 
-# A commit that waits for a lock, as for a CREATE INDEX, holds its chunk's row, which cannot be renewed meanwhile. It
-# gives up in time, renews, and waits again.
+# The longest wait for a lock, as a share of a lease. A commit that waits for a lock, such as that of a CREATE
+# INDEX, holds its chunk's row, so that the lease cannot be renewed. So the commit stops waiting in time,
+# renews the lease, and waits again.
 LOCK_WAIT_SHARE = 1 / 2  # of a lease
 
 
 class PostgresSink:
-    """Writes finished chunks. Thread-safe: every commit takes a connection of the pool for one short transaction."""
+    """Writes finished chunks to Postgres.
+
+    Thread-safe: each commit takes a pooled connection for a short transaction.
+    """
 
     def __init__(
         self,
@@ -52,10 +59,12 @@ class PostgresSink:
         results: Ragged,
         outcome: ChunkOutcome,
     ) -> float:
-        """Commit exactly once, and keep trying as long as the chunk is ours, since the results cost device time. Raises
-        LeaseLost, DatabaseUnavailable when the worker is to stop, and errors that waiting does not cure.
+        """Commit the chunk exactly once, and retry as long as this worker holds it, since results cost device
+        time.
 
-        Returns the seconds that came too late to be counted in the job: its own row's turn, and COMMIT.
+        Return the seconds that were spent too late to be counted in the job: waiting for the job's row, and
+        COMMIT. Raises LeaseLost, DatabaseUnavailable if the worker is to stop, and database errors that a
+        retry does not cure.
         """
         start = time.monotonic()
         counted = 0.0
@@ -91,10 +100,10 @@ class PostgresSink:
         return time.monotonic() - start - counted
 
     def _was_committed(self, claim: Claim) -> bool:
-        """Read the chunk again, and renew its lease while it is ours. A chunk that is done under our fence was
-        committed, and only the answer was lost.
+        """Return True if the chunk is done under our fence: it was committed and only the answer was lost.
 
-        Raises LeaseLost when the chunk is no longer ours.
+        If this worker still holds the chunk, renew its lease and return False. Raises LeaseLost if another
+        worker holds it.
         """
         try:
             with self._engine.begin() as connection:
@@ -104,7 +113,7 @@ class PostgresSink:
         except DATABASE_ERRORS as error:
             if not is_outage(error):
                 raise
-            return False  # still away; the fence decides at the next try
+            return False  # the database is still away; the fence decides at the next attempt
         if position is None or position.fence != claim.fence or position.state != DONE:
             raise LeaseLost
         return True

@@ -1,10 +1,11 @@
-"""Keeps the leases of a worker alive, tells when one is lost or its job cancelled, and sends the worker's heartbeats.
+"""LeaseKeeper renews leases, notices lost leases and cancelled jobs, and sends the worker's heartbeats.
 
-One thread with a connection of its own: a busy pool, a long COPY or a slow forward pass must not let leases lapse,
-nor a driver that hangs: the report that goes with a heartbeat is made elsewhere, and the last one is sent.
+It uses one thread with a connection of its own, so that neither a busy pool, a long COPY nor a slow forward
+pass lets leases lapse. A driver that hangs does not either: reports are made on another thread, and a
+heartbeat carries the latest one.
 
-Batches mix texts of several chunks, and a crash ends them all. So a chunk in whose company a process died is encoded
-alone, in quarantine, and the next end tells whose fault it is.
+A batch mixes texts of several chunks, and a crash affects all of them. So a chunk that was in a batch when a
+process died is encoded alone, in quarantine, and the next crash shows whether it is to blame.
 """
 
 import logging
@@ -32,7 +33,10 @@ LOCK_MILLISECONDS = 2000
 
 @dataclass(slots=True)
 class ChunkLease:
-    """A held claim. `ended` is set when there is no point in going on; `is_lost` then says why."""
+    """A claimed chunk.
+
+    `ended` is set when encoding should stop; `is_lost` then says if the lease was lost.
+    """
 
     claim: Claim
     ended: threading.Event = field(default_factory=threading.Event)
@@ -40,7 +44,10 @@ class ChunkLease:
 
 
 class LeaseKeeper:
-    """Renews leases and sends heartbeats. Start it before the first claim; `stop` removes the worker's row."""
+    """Renews leases and sends heartbeats.
+
+    Start it before the first claim; `stop` deletes the worker's row.
+    """
 
     def __init__(
         self,
@@ -62,7 +69,10 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
-        """Register the worker, then begin heartbeats. Raises SQLAlchemyError when the database is not available."""
+        """Register the worker and start the heartbeats.
+
+        Raise SQLAlchemyError if the database is not available.
+        """
         self._beat()
         self._thread.start()
 
@@ -90,13 +100,16 @@ class LeaseKeeper:
 
     @contextmanager
     def hold(self, lease: ChunkLease) -> Iterator[None]:
-        """Renew the lease while the block runs, the commit included: a row that it has locked is skipped."""
+        """Renew the lease while the block runs, including its commit: renewal skips rows that the commit has
+        locked.
+        """
         chunk_id = lease.claim.chunk_id
         with self._lock:
             earlier = self._leases.get(chunk_id)
             self._leases[chunk_id] = lease
         if earlier is not None:
-            # Its lease had lapsed, and another thread of this worker has claimed the chunk.
+            # The earlier lease of this chunk had lapsed, and another thread of this worker has claimed the
+            # chunk.
             _end(earlier, is_lost=True)
         try:
             yield
@@ -111,9 +124,10 @@ class LeaseKeeper:
                 self._renew()
                 self._beat()
             except SQLAlchemyError as error:
-                # Go on encoding: the work can still be committed if nobody claimed the chunk meanwhile.
+                # Go on encoding: the work can still be committed if nobody has claimed the chunk in the
+                # meantime.
                 logger.warning("Heartbeat did not reach Postgres; trying again: %s", error)
-            except Exception:  # whatever it is, it must not end this thread
+            except Exception:  # no error may end this thread
                 logger.exception("Leases could not be renewed; trying again")
 
     def _beat(self) -> None:
@@ -122,7 +136,7 @@ class LeaseKeeper:
             limit_lock_wait(connection, LOCK_MILLISECONDS)
             if beat_as(connection, self._identity, report):
                 return
-            # Cut off for so long that its name was taken over. The owner's name is nobody else's.
+            # This worker was cut off for so long that another took its name. The owner's name is unique.
             self._identity = replace(self._identity, name=self._identity.owner)
             beat_as(connection, self._identity, report)
         logger.warning("Another worker has taken this one's name; it goes by %s now.", self._identity.name)
@@ -142,21 +156,27 @@ class LeaseKeeper:
 
 
 def _end(lease: ChunkLease, *, is_lost: bool) -> None:
-    lease.is_lost = is_lost  # first: whoever waits for the end reads it
+    lease.is_lost = is_lost  # set before `ended`, because waiting threads read it then
     lease.ended.set()
 
 
 class Quarantine:
-    """Admits chunks together, and a suspect alone, once all others have left; nobody overtakes it. Thread-safe."""
+    """Lets chunks in together, but a suspect only alone, after all others have left. Thread-safe.
+
+    Chunks that arrive later wait behind a waiting suspect.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_inside = 0
-        self._is_closed = False  # a suspect is inside, or waits
+        self._is_closed = False  # a suspect is inside or waiting
 
     @contextmanager
     def enter(self, cancelled: threading.Event, *, is_suspect: bool) -> Iterator[None]:
-        """Hold a place, alone for a suspect. Raises EncodingCancelled if the event is set meanwhile."""
+        """Enter, alone if the chunk is suspect, and leave after the block.
+
+        Raise EncodingCancelled if cancelled while waiting.
+        """
         with self._changed:
             self._wait_until_open(cancelled)
             self._is_closed = is_suspect

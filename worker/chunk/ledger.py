@@ -1,6 +1,6 @@
-"""ChunkLedger counts how chunks came and ended; Timesheet, how long they were held and what was busy meanwhile.
+"""Counters of a worker: how chunks arrived and ended, how long they were held, and what was busy meanwhile.
 
-Both are sums since the start of this process, as Prometheus expects of counters. Threads meet here.
+All are sums since the start of this process, as Prometheus expects of counters. Both classes are thread-safe.
 """
 
 import threading
@@ -16,12 +16,15 @@ from uuid import UUID
 from vectormill.jobs.bottleneck import DEVICE, HELD
 from vectormill.jobs.chunks import ClaimedChunk
 
-# From a worker that was waiting for the message, to the time-out after which a dispatch is repeated.
+# Bounds of the wait in seconds: from a worker that waited for the message to the time-out that repeats a
+# dispatch.
 DISPATCH_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-# From a chunk of one short text on a GPU to one of long texts on a CPU that has others before it.
+# Bounds of seconds: from a chunk of one short text on a GPU to one of long texts on a CPU with others before
+# it.
 COMMIT_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 DONE: Final = "done"
-# Told as 0 from the start: Prometheus sees no increase in a series that begins with 1.
+# These outcomes are reported as 0 from the start, since Prometheus sees no increase in a series that begins
+# with 1.
 WATCHED: Final = (DONE, "split", "lease lost")
 
 
@@ -38,7 +41,10 @@ class Histogram:
         self._sum += value
 
     def describe(self) -> dict[str, Any]:
-        """Return bounds, counts and sum. Each count belongs to one bound; the last one is above all bounds."""
+        """Return bounds, counts and sum.
+
+        There is a count for each bound and one for values above all bounds.
+        """
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 
 
@@ -60,12 +66,12 @@ class ChunkLedger:
                 self._dispatch.add(claimed.dispatch_seconds)
 
     def note_stale_write(self) -> None:
-        """Count a write that the fence refused."""
+        """Count a write that the fence rejected."""
         with self._lock:
             self._num_stale += 1
 
     def note_wait(self, chunk_id: int, reason: str | None) -> None:
-        """Note why the commit of a chunk waits at the moment; None when it does not any more."""
+        """Set the reason why a chunk's commit waits at the moment; None if it does not wait any more."""
         with self._lock:
             self._waits.pop(chunk_id, None)
             if reason is not None:
@@ -73,12 +79,12 @@ class ChunkLedger:
 
     @property
     def wait_reason(self) -> str | None:
-        """Return why one of the commits waits; None when none does."""
+        """Return the reason why one of the commits waits; None if none does."""
         with self._lock:
             return next(iter(self._waits.values()), None)
 
     def note_end(self, outcome: str, seconds: float) -> None:
-        """Count how a chunk ended; `seconds` since its message arrived."""
+        """Count a chunk's outcome. `seconds` is the time since its message arrived."""
         with self._lock:
             self._outcomes[outcome] += 1
             if outcome == DONE:
@@ -98,7 +104,7 @@ class ChunkLedger:
 
 @dataclass(slots=True)
 class _Span:
-    """The time since the last look in which at least one chunk was held."""
+    """The time since the last call of `take` in which at least one chunk was held."""
 
     since: float
     device_since: float
@@ -113,9 +119,10 @@ class _Span:
 
 
 class Timesheet:
-    """Counts how long the worker holds chunks of each job, what its device does meanwhile, and its busy time by stage.
+    """Counts how long the worker holds chunks of each job, how long its device computes then, and busy time
+    by stage.
 
-    `read_device_seconds` tells how long the device has been computing since the start.
+    `read_device_seconds` returns how long the device has been computing since the start.
     """
 
     def __init__(
@@ -125,12 +132,15 @@ class Timesheet:
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[UUID, _Span] = {}
-        self._whole: _Span | None = None  # of all jobs together, while any chunk is held
+        self._whole: _Span | None = None  # for all jobs together; None while no chunk is held
         self._totals: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def hold(self, job_id: UUID) -> Iterator[None]:
-        """Count the time in the block as held. Chunks held at the same time count once."""
+        """Count the time in the block as held for this job.
+
+        Chunks that are held at the same time count once.
+        """
         with self._lock:
             span = self._jobs.setdefault(job_id, self._open())
             whole = self._whole = self._whole or self._open()
@@ -149,7 +159,7 @@ class Timesheet:
                     self._whole = None
 
     def take(self, job_id: UUID) -> dict[str, float]:
-        """Return a job's `held` and `device` seconds, and what was carried, since the last call."""
+        """Return a job's `held` and `device` seconds and its carried seconds since the last call."""
         with self._lock:
             return self._jobs[job_id].take(self._clock(), self._read_device_seconds())
 
@@ -159,13 +169,16 @@ class Timesheet:
             self._add(stage_seconds)
 
     def carry(self, job_id: UUID, stage: str, seconds: float) -> None:
-        """Add busy seconds that were known too late for their chunk; the job's next chunk reports them."""
+        """Add busy seconds that were known too late for their chunk.
+
+        The next chunk of the job reports them.
+        """
         with self._lock:
             self._jobs[job_id].carried[stage] += seconds
             self._totals[stage] += seconds
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds of each stage since the start, with `held`, and `device` while something was held."""
+        """Return the seconds of each stage since the start, with `held`, and `device` while a chunk was held."""
         with self._lock:
             self._settle()
             return dict(self._totals)

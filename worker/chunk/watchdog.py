@@ -1,7 +1,9 @@
-"""Ends a worker that no longer consumes a filled queue, or whose engine died; the launcher starts it afresh.
+"""The watchdog ends a worker that no longer consumes a filled queue or whose engine died.
 
-Celery's Redis consumer has fallen silent after reconnects in every release so far (celery #8030, #8091, #9054, #10205);
-this catches past and future ways alike.
+The launcher restarts it.
+
+Celery's Redis consumer has fallen silent after reconnects in every release so far (celery #8030, #8091,
+#9054, #10205); the watchdog catches past and future causes alike.
 """
 
 import logging
@@ -21,16 +23,19 @@ from worker.engine.engine import Engine
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
-# A worker that could consume takes what waits within milliseconds. After a long outage of Redis it may be half a minute
-# until kombu's next attempt to connect, which is no reason to load a model again.
+# A worker that can consume takes waiting messages within milliseconds. After a long outage of Redis, kombu's
+# next attempt to connect may come only after half a minute, which is no reason to load the model again.
 _DEAF_SECONDS = 45.0
-# Chunks are handed back in one short transaction each. What takes longer hangs, perhaps in Celery's own way to end; a
-# hard end is safe at any moment, because whatever is written is written under a fence.
+# Chunks are handed back in one short transaction each. If this takes longer, something hangs, perhaps
+# Celery's own shutdown. Killing the process is safe at any moment, because every write is fenced.
 _ENDING_SECONDS = 60.0
 
 
 class Watchdog:
-    """Looks every ten seconds; sends this process SIGTERM when it should be started afresh, then ends it hard."""
+    """Checks the worker every ten seconds.
+
+    If it has to be restarted, sends it SIGTERM, and later ends it by force.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Watchdog:
         self._lists = [list_of(model, priority) for priority in (INTERACTIVE_PRIORITY, LEAST_URGENT_PRIORITY)]
         self._keeper = keeper
         self._engine = engine
-        self._count_taken = count_taken  # messages that Celery has taken from Redis since the start
+        self._count_taken = count_taken  # returns the number of messages taken from Redis since the start
         self._num_taken = 0
         self._well_at = time.monotonic()
         self._stopping = threading.Event()
@@ -68,7 +73,7 @@ class Watchdog:
                 return
 
     def find_reason(self, now: float) -> str | None:
-        """Return why this worker should be restarted; None while all is well."""
+        """Return why this worker should be restarted; None while it works."""
         if not self._engine.is_healthy():
             return "The engine died"
         num_taken = self._count_taken()
@@ -80,7 +85,10 @@ class Watchdog:
         return f"Messages wait in Redis, and none was taken for {now - self._well_at:.0f} s"
 
     def _is_called(self) -> bool:
-        """Return True if Redis holds messages for this worker. Postgres may call messages queued that were lost."""
+        """Return True if Redis holds messages for this worker.
+
+        Postgres cannot answer this, because it may count messages as queued that were lost.
+        """
         try:
             return self._queues.count_messages(self._lists) > 0
         except RedisError:

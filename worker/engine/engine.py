@@ -51,8 +51,9 @@ CANARY: Final = "A canary that still sings tells the miners that the air is good
 
 
 class Engine:
-    """The encoding engine of one model on one device. Start it once, call `encode` from any thread, stop it
-    once.
+    """The encoding engine of one model on one device.
+
+    Start it once, call `encode` from any thread, stop it once.
     """
 
     def __init__(
@@ -236,8 +237,9 @@ class Engine:
         return self._loaded is None or self._loaded.gives_vectors
 
     def _find_task(self, spec: EncodingSpec) -> WorkerTask:
-        """Return the task of a spec. Raise ModelError if the spec is for another model, since vector spaces
-        must not mix.
+        """Return the task of a spec.
+
+        Raise ModelError if the spec is for another model, since vector spaces must not mix.
         """
         asked = (spec.model, spec.revision, spec.pooling)
         here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
@@ -281,8 +283,9 @@ class Engine:
         self._keep(ticket, np.delete(digests, known, axis=0))
 
     def _keep(self, ticket: Ticket, digests: Digests) -> None:
-        """Store the newly computed vectors under their digests for later requests. Failed texts are not
-        stored.
+        """Store the newly computed vectors under their digests for later requests.
+
+        Failed texts are not stored.
         """
         vectors = ticket.vectors
         if vectors is None or not len(digests):

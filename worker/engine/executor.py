@@ -92,8 +92,9 @@ class Executor:
         self.report: EncoderReport | None = None
 
     def start(self) -> None:
-        """Start the executor and wait until the model is loaded. If that fails, end the executor and raise
-        ModelError.
+        """Start the executor and wait until the model is loaded.
+
+        If that fails, end the executor and raise ModelError.
         """
         self._thread.start()
         self._settled.wait()
@@ -188,8 +189,9 @@ class Executor:
         return True
 
     def _wait_until_sound(self, runner: AnyRunner) -> bool:
-        """Wait until every stream has encoded the canary. Return False if the executor was stopped in the
-        meantime.
+        """Wait until every stream has encoded the canary.
+
+        Return False if the executor was stopped in the meantime.
         """
         while self._in_flight.check.is_open:
             if self._stopping.is_set():
@@ -257,7 +259,9 @@ class Executor:
             self._selector.register(connection, EVENT_READ)
 
     def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
-        """Kill a runner that makes no progress and log where in its code it was. Return the error to raise.
+        """Kill a runner that makes no progress and log where in its code it was.
+
+        Return the error to raise.
         """
         for stacks in runner.stacks():
             logger.error("%s: %s, %s", self._name, reason, stacks)
@@ -270,8 +274,9 @@ class Executor:
             self._in_flight.hear(message)
 
     def _recover(self, loss: RunnerLost) -> None:
-        """Keep the lost runner's batches for the next one. Raise ModelError if too many runners were lost in
-        a row.
+        """Keep the lost runner's batches for the next one.
+
+        Raise ModelError if too many runners were lost in a row.
         """
         if self._runner is not None:
             self._kill(self._runner)

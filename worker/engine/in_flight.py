@@ -93,8 +93,9 @@ class CanaryCheck:
 
     @property
     def is_open(self) -> bool:
-        """Return True until every stream has answered correctly. After a flaw, the check stays open until the
-        process ends.
+        """Return True until every stream has answered correctly.
+
+        After a flaw, the check stays open until the process ends.
         """
         return bool(self.num_due or self.numbers or self.flaw)
 
@@ -110,7 +111,9 @@ class CanaryCheck:
         self.num_due = 1 + num_streams + NUM_MORE * is_in_doubt
 
     def doubt(self, num_streams: int) -> None:
-        """Start a check after a failed batch. Canaries already on their way may have been encoded before it.
+        """Start a check after a failed batch.
+
+        Canaries already on their way may have been encoded before it.
         """
         self.num_due = num_streams
 
@@ -165,8 +168,9 @@ class InFlight:
         self.memory: MemoryReport | None = None  # the newest report
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, *, is_another: bool) -> None:
-        """Prepare for a runner that has loaded the model. If its encoder differs, rebuild the returned
-        batches.
+        """Prepare for a runner that has loaded the model.
+
+        If its encoder differs, rebuild the returned batches.
         """
         self._num_streams, self._is_queued, self.memory = report.num_streams, report.is_queued, memory
         self._last_seconds = math.inf
@@ -205,8 +209,9 @@ class InFlight:
         return Encode(self._next_number, work.batch, work.is_urgent)
 
     def next_work(self) -> OwnedBatch | None:
-        """Return the next batch that the runner has room for; there is more room for urgent ones. A suspect
-        goes alone.
+        """Return the next batch that the runner has room for; there is more room for urgent ones.
+
+        A suspect goes alone.
 
         Only this function orders batches by urgency. Everything after it keeps the order, except that a
         runner with one waiting batch encodes an urgent one first.
@@ -243,8 +248,9 @@ class InFlight:
         self.started = {number: at for number, at in self.started.items() if at <= begun_before}
 
     def hear(self, message: object) -> None:
-        """Process the runner's message about a batch. Outcomes are matched by number, since urgent batches
-        overtake.
+        """Process the runner's message about a batch.
+
+        Outcomes are matched by number, since urgent batches overtake.
         """
         self.heard_at = time.monotonic()
         if isinstance(message, Encoded):
@@ -362,8 +368,9 @@ class InFlight:
         return self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
 
     def _suspect(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
-        """Blame a single batch. If there are several, mark each to be tried alone, since the guilty one is
-        not known.
+        """Blame a single batch.
+
+        If there are several, mark each to be tried alone, since the guilty one is not known.
         """
         if len(works) == 1:
             self._queue.lose_work(works[0], str(loss))
@@ -383,8 +390,9 @@ class InFlight:
         return self._suspect(single, loss)
 
     def _retry_failed(self) -> None:
-        """Mark failed sequences to be tried alone in the next runner. Lose one that has made that runner sick
-        too.
+        """Mark failed sequences to be tried alone in the next runner.
+
+        Lose one that has made that runner sick too.
         """
         failed, self.check.failed = self.check.failed, []
         for work, reason in ((each.work, each.reason) for each in failed):

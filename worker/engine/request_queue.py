@@ -1,5 +1,4 @@
-"""RequestQueue collects the sequences of all requests into batches, and hands the results back to the
-requests.
+"""RequestQueue collects the sequences of all requests into batches, and returns results to the requests.
 
 It is thread-safe: callers add tickets and wait for them, while the executor's thread takes batches and
 delivers their results. It knows nothing of processes, texts or specs.
@@ -72,8 +71,7 @@ class Admission:
 
 
 class Ticket:
-    """One request while it is encoded: the sequences that its task wants encoded now, their results and its
-    timings.
+    """One request while it is encoded: the sequences to encode now, their results and the request's timings.
 
     The executor's thread writes to it from `add` until `done` is set, otherwise only the request's own thread
     does. `dimension` is that of the vectors; None if the model returns bytes, scores or word weights instead,
@@ -108,7 +106,10 @@ class Ticket:
         self.done.clear()
 
     def take_over(self, places: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        """Fill in vectors [n, dim] that are already known, so that those texts are not encoded. Call before `add`."""
+        """Fill in vectors [n, dim] that are already known, so that those texts are not encoded.
+
+        Call before `add`.
+        """
         if not len(places):
             return
         assert self.vectors is not None
@@ -133,8 +134,9 @@ class Ticket:
             self._parts.append((rows, Ragged(values, results.offsets - results.offsets[0])))
 
     def join(self) -> Ragged:
-        """Return the results of all texts, in order. A missing row is zeros, or empty if results are not
-        vectors.
+        """Return the results of all texts, in order.
+
+        A missing row is zeros, or empty if results are not vectors.
         """
         if self.vectors is not None:
             return Ragged.from_matrix(self.vectors)
@@ -183,8 +185,9 @@ class RequestQueue:
         self.tally = Tally()
 
     def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> bool:
-        """Rebuild the waiting batches for the cost model of a loaded encoder. Return True if the cost model
-        is new.
+        """Rebuild the waiting batches for the cost model of a loaded encoder.
+
+        Return True if the cost model is new.
 
         `num_started` batches are with the device at a time, of which it computes `num_streams` side by side.
         """
@@ -228,8 +231,9 @@ class RequestQueue:
             self._pool.remove(ticket.number)
 
     def next_work(self, *, is_runner_idle: bool, only_urgent: bool = False) -> OwnedBatch | None:
-        """Return the next batch, led by an interactive request if there is one. With `only_urgent`, return no
-        other batch.
+        """Return the next batch, led by an interactive request if there is one.
+
+        With `only_urgent`, return no other batch.
         """
         with self._lock:
             sequences = self._pool.take(self._clock(), is_runner_idle=is_runner_idle, only_urgent=only_urgent)
@@ -305,8 +309,9 @@ class RequestQueue:
                 self._count_down(ticket, num_own)
 
     def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
-        """Fail the only sequence of this batch, because the model raised an error on it. `code` is an item
-        error's code.
+        """Fail the only sequence of this batch, because the model raised an error on it.
+
+        `code` is an item error's code.
         """
         with self._lock:
             for request, rows in work.sequences.by_request():

@@ -56,8 +56,7 @@ class Tuner:
         settings: WorkerSettings,
         sharing: Sharing | None = None,
     ) -> None:
-        """Begin with the batch size that the user gave, which is then not tuned, or with a default that is.
-        """
+        """Begin with the batch size that the user gave, which is then not tuned, or with a default that is."""
         self._card = card
         self._device = device
         self._sharing = sharing
@@ -107,7 +106,9 @@ class Tuner:
             )
 
     def max_batch_tokens(self, max_length: int) -> int:
-        """Return the largest cost of a batch whose longest sequence has `max_length` tokens. A BudgetSource.
+        """Return the largest cost of a batch whose longest sequence has `max_length` tokens.
+
+        A BudgetSource.
         """
         return self._budget.max_batch_tokens(max_length)
 
@@ -119,8 +120,7 @@ class Tuner:
 
     @property
     def max_tokens_in_flight(self) -> int:
-        """Return how many tokens of bulk work the worker wants at once: waiting, tokenized or being computed.
-        """
+        """Return how many tokens of bulk work the worker wants at once: waiting, tokenized or being computed."""
         num_started = 1 if self._report is None else self._report.num_started
         return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=self._cost.pads)
 
@@ -145,8 +145,9 @@ class Tuner:
             )
 
     def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None:
-        """Count a batch that ran out of memory. Only the first is logged, because a batch halved five times
-        is one event.
+        """Count a batch that ran out of memory.
+
+        Only the first is logged, because a batch halved five times is one event.
         """
         if self.num_out_of_memory == 0:
             logger.warning(
@@ -161,8 +162,7 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def observe_killed(self, work: OwnedBatch) -> None:
-        """Halve the budget for batches of such lengths, after the process was killed for want of main memory.
-        """
+        """Halve the budget for batches of such lengths, after the process was killed for want of main memory."""
         logger.warning(
             "The model process was killed for want of memory during a batch of %d sequences of up to %d tokens: "
             "batches of such lengths are halved.",
@@ -262,8 +262,9 @@ def count_batch_parts(replica: Replica | None) -> int:
 
 
 def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
-    """Return the cost model of this encoder. If the model's sizes are unknown, a long sequence costs no
-    extra.
+    """Return the cost model of this encoder.
+
+    If the model's sizes are unknown, a long sequence costs no extra.
     """
     try:
         shape = read_model_shape(card)
