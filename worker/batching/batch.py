@@ -87,9 +87,7 @@ class Batch:
 
     @property
     def prompt_lengths(self) -> NDArray[np.int64] | None:
-        """Return how many leading tokens [n] of each sequence are not pooled over; None if all tokens are
-        pooled.
-        """
+        """Return how many leading tokens [n] of each sequence are not pooled over; None if all are pooled."""
         lengths = self.inputs.get(PROMPT_LENGTH)
         return None if lengths is None else lengths.covered.astype(np.int64)
 

@@ -41,9 +41,7 @@ class LengthBuckets:
         return 0.0 if length <= LONGEST_EXACT else MEAN_SHARE
 
     def find(self, num_tokens: int) -> int:
-        """Return the length of the shortest bucket that holds this many tokens, or `num_tokens` if no bucket
-        does.
-        """
+        """Return the shortest bucket length that holds this many tokens, or `num_tokens` if none does."""
         step = max(1, (1 << num_tokens.bit_length()) // (2 * BUCKETS_PER_DOUBLING))
         return max(num_tokens, min(-(-num_tokens // step) * step, self.longest))
 
@@ -64,9 +62,7 @@ class BatchCost:
     pads: bool = True
 
     def weigh(self, length: int) -> int:
-        """Return the weight of a sequence that is computed at this length, in the units in which padding is
-        counted.
-        """
+        """Return the weight of a sequence of this length in the units in which padding is counted."""
         return length * length if self.holds_squares else length
 
     def padding_share(self, length: int) -> float:
@@ -89,9 +85,7 @@ class BatchCost:
         return lengths * (1 + lengths / self.quadratic_length)
 
     def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
-        """Return the cost of a batch whose sequences have the total cost `sum_of_sequences` when each is
-        alone.
-        """
+        """Return the cost of a batch whose sequences, each alone, would cost `sum_of_sequences` in total."""
         return num_sequences * self.of_sequence(max_length) if self.pads else sum_of_sequences
 
 

@@ -78,9 +78,7 @@ class OpenBatch:
         return min(saved, self._limits.max_saved_tokens * self._weight_of_token(self.max_length))
 
     def count_fitting(self, length: int, num_waiting: int, budget: float) -> int:
-        """Return how many waiting sequences of this length can join within the budget and the limits of
-        padding.
-        """
+        """Return how many waiting sequences of this length can join within budget and padding limits."""
         max_length = max(self.max_length, length)
         cost_alone = self._cost.of_sequence(length)
         within_budget = bisect_right(
@@ -163,9 +161,7 @@ class OpenBatch:
 
 
 def find_first_positive(at_0: float, slope: float, start: float) -> float:
-    """Return the first whole number n from `start` on with `at_0 + slope * n` above 0; infinite if there is
-    none.
-    """
+    """Return the first whole n from `start` on with `at_0 + slope * n` > 0; infinite if there is none."""
     if start == math.inf or at_0 + slope * start > 0:
         return start
     return math.floor(-at_0 / slope) + 1 if slope > 0 else math.inf

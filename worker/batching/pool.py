@@ -134,7 +134,7 @@ class WaitingSequences:
         return [(segment.request, segment.positions[segment.start :]) for segment in segments]
 
     def longest_of_oldest(self) -> int:
-        """Return the longest waiting length of the oldest request, whose sequences are first in their line."""
+        """Return the longest waiting length of the oldest request. Its sequences lead their line."""
         return max(next(iter(self._requests.values())))
 
     def lengths_around(self, length: int) -> tuple[list[int], list[int]]:
@@ -187,7 +187,7 @@ class Pace:
 
     @property
     def free_at(self) -> float:
-        """Return the time at which the runner will have encoded all that was sent; in the past if it is idle."""
+        """Return the time at which the runner will have encoded all its work; in the past if it is idle."""
         return self._free_at
 
     def cost_within(self, seconds: float) -> float:
@@ -254,9 +254,7 @@ class SequencePool:
         return waiting
 
     def can_fill_batch(self, max_bulk_cost: float = math.inf) -> bool:
-        """Return True if the waiting bulk costs enough for a full batch, without regard to differences in
-        length.
-        """
+        """Return True if the waiting bulk costs enough for a full batch, ignoring differences in length."""
         if not self._bulk:
             return False
         return self._bulk_cost >= self._bulk_budget(self._bulk.longest_of_oldest(), max_bulk_cost)
@@ -291,8 +289,9 @@ class SequencePool:
             self._bulk_cost += float(self.cost.of_sequences(lengths).sum())
 
     def _find_lengths(self, num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the length at which each sequence is computed alone, found once for each distinct number of
-        tokens.
+        """Return the length at which each sequence is computed alone.
+
+        Each distinct number is looked up once.
         """
         different, places = np.unique(num_tokens, return_inverse=True)
         return np.array([self.cost.find_length(number) for number in different.tolist()], np.int64)[places]
@@ -313,8 +312,7 @@ class SequencePool:
         return drained
 
     def take(self, now: float, *, is_runner_idle: bool, only_urgent: bool = False) -> Sequences:
-        """Remove and return the batch to send now; empty if nothing waits, or if sequences are held until
-        `hold_end`.
+        """Remove and return the batch to send now; empty if nothing waits, or until `hold_end`.
 
         With `only_urgent`, the batch begins with an interactive request, or is empty.
         """
@@ -334,8 +332,7 @@ class SequencePool:
         self._pace.note_encoded(self.cost_of(batch), seconds, now)
 
     def _share_of_last(self) -> float:
-        """Return the largest cost of one of the last batches, so that all streams get an equal part of the
-        remaining bulk.
+        """Return the largest cost of one of the last batches, so that all streams share the remaining bulk.
 
         Infinite while the remaining bulk fills a batch for each stream.
         """
@@ -388,9 +385,7 @@ class SequencePool:
     def _fill(
         self, batch: OpenBatch, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
     ) -> None:
-        """Add the sequences nearest in length to the batch: shorter ones until one does not fit, then longer
-        ones.
-        """
+        """Add the sequences nearest in length: shorter ones until one does not fit, then longer ones."""
         for lengths in waiting.lengths_around(length):
             for other in lengths:
                 num_waiting = waiting.count(other)

@@ -59,8 +59,7 @@ class PostgresSink:
         results: Ragged,
         outcome: ChunkOutcome,
     ) -> float:
-        """Commit the chunk exactly once, and retry as long as this worker holds it, since results cost device
-        time.
+        """Commit the chunk exactly once. Retry while this worker holds it, since results cost device time.
 
         Return the seconds that were spent too late to be counted in the job: waiting for the job's row, and
         COMMIT. Raises LeaseLost, DatabaseUnavailable if the worker is to stop, and database errors that a

@@ -100,8 +100,9 @@ class LeaseKeeper:
 
     @contextmanager
     def hold(self, lease: ChunkLease) -> Iterator[None]:
-        """Renew the lease while the block runs, including its commit: renewal skips rows that the commit has
-        locked.
+        """Renew the lease while the block runs, including its commit.
+
+        Renewal skips a chunk's row while the commit has locked it.
         """
         chunk_id = lease.claim.chunk_id
         with self._lock:

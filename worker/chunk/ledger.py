@@ -119,8 +119,7 @@ class _Span:
 
 
 class Timesheet:
-    """Counts how long the worker holds chunks of each job, how long its device computes then, and busy time
-    by stage.
+    """Counts how long the worker holds chunks of each job, and how long its device and stages are busy.
 
     `read_device_seconds` returns how long the device has been computing since the start.
     """
@@ -178,7 +177,7 @@ class Timesheet:
             self._totals[stage] += seconds
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds of each stage since the start, with `held`, and `device` while a chunk was held."""
+        """Return the seconds of each stage since the start; `device` counts only while a chunk was held."""
         with self._lock:
             self._settle()
             return dict(self._totals)

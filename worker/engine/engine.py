@@ -151,8 +151,9 @@ class Engine:
         self._executor.stop()
 
     def is_healthy(self) -> bool:
-        """Return False once the engine will never encode again; True while a lost model process is being
-        replaced.
+        """Return False once the engine will never encode again.
+
+        It is True while a lost model process is being replaced.
         """
         return self._executor.is_alive
 
@@ -187,7 +188,7 @@ class Engine:
 
     @property
     def max_tokens_in_flight(self) -> int:
-        """Return how many tokens of bulk work this worker wants at once, whether waiting, tokenized or being
+        """Return how many tokens of bulk work this worker wants at once: waiting, tokenized or being
         computed.
         """
         return self._tuner.max_tokens_in_flight
@@ -256,9 +257,7 @@ class Engine:
 
     @contextmanager
     def _tokenizing(self, ticket: Ticket) -> Iterator[None]:
-        """Count the time of the block as tokenizing, and let batches that are not full wait for the new
-        sequences.
-        """
+        """Count the time of the block as tokenizing. Batches that are not full wait for its sequences."""
         start = time.perf_counter()
         with self._queue.expecting():
             yield

@@ -249,9 +249,7 @@ class Executor:
         return runner.receive() if has_spoken else []
 
     def _watch(self, runner: AnyRunner) -> None:
-        """Watch this runner with one selector for its whole life, which is cheaper than a selector for each
-        message.
-        """
+        """Watch this runner with one selector for its whole life. One for each message would cost more."""
         self._selector.close()
         self._selector = DefaultSelector()
         self._selector.register(self._wake_reader, EVENT_READ)
@@ -297,8 +295,7 @@ class Executor:
         self._stopping.wait(pause)
 
     def _leave_backend(self, loss: RunnerLost) -> None:
-        """Exclude this backend from the next process, because a process died while it loaded the model with
-        it.
+        """Exclude this backend from the next process, since a process was lost while it loaded with it.
 
         Raise ModelError if the backend is not to blame. The next process knows which backends there are, and
         reports it when none is left.

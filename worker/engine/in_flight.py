@@ -100,8 +100,7 @@ class CanaryCheck:
         return bool(self.num_due or self.numbers or self.flaw)
 
     def begin(self, num_streams: int, *, is_in_doubt: bool) -> None:
-        """Start the check of a newly loaded process, whose first result is the one that later results are
-        compared with.
+        """Start the check of a newly loaded process. Later results are compared with its first.
 
         After a sick process more canaries are sent, so that no text is blamed for a fault that occurs without
         it.
@@ -182,9 +181,7 @@ class InFlight:
 
     @property
     def has_room(self) -> bool:
-        """Return True if the runner has room for another batch: it may have the batches that it computes and
-        one more.
-        """
+        """Return True if the runner has room for a batch: it may have those that it computes and one more."""
         num_queued = self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS
         return (
             not self.check.is_open and len(self.outstanding) < self._num_streams + num_queued + BATCHES_AHEAD
@@ -228,16 +225,14 @@ class InFlight:
         return self._queue.next_work(is_runner_idle=not self.outstanding, only_urgent=not self.has_room)
 
     def ask_again_at(self) -> float:
-        """Return the time at which a batch that is held back will be sent, full or not; infinite if none is
-        held back.
+        """Return the time at which a batch that is held back will be sent, full or not; infinite if there is
+        none.
         """
         moment = self._queue.ask_again_at() if self.has_room else None
         return math.inf if moment is None else moment
 
     def find_deadline(self, seconds: float) -> float:
-        """Return the time at which the oldest running forward pass has taken too long; infinite if none is
-        running.
-        """
+        """Return the time at which the oldest forward pass has taken too long; infinite if none runs."""
         if not self.outstanding and not self.check.numbers:
             return math.inf
         return min(self.started.values(), default=self.heard_at) + seconds
@@ -313,9 +308,7 @@ class InFlight:
         return self.outstanding.pop(number)
 
     def _isolate(self, work: OwnedBatch, code: str, reason: str) -> None:
-        """Return a failed batch in halves, or hold a single failed sequence until the runner has proved
-        sound.
-        """
+        """Return a failed batch in halves, or hold a failed sequence until the runner has proved sound."""
         if len(work.sequences) == 1:
             self.check.failed.append(FailedSequence(work, code, reason))
         else:
@@ -404,9 +397,7 @@ class InFlight:
 
 
 def find_misfit(results: Ragged, dimension: int | None) -> str:
-    """Return why the results are not vectors of this dimension; empty if they are, or if no dimension is
-    given.
-    """
+    """Return why the results are not vectors of this dimension; empty if they are, or if it is None."""
     if dimension is None:
         return ""
     if results.values.dtype != np.float32:

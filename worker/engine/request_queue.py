@@ -323,8 +323,8 @@ class RequestQueue:
                     self._count_down(ticket, len(texts))
 
     def lose_work(self, work: OwnedBatch, reason: str) -> None:
-        """Fail every request with a sequence in this batch as suspect, because the model process died during
-        the batch.
+        """Fail every request with a sequence in this batch as suspect: the model process died during the
+        batch.
         """
         with self._lock:
             for number, _ in work.sequences.by_request():

@@ -95,7 +95,7 @@ class VectorReuse:
             return rows, self._vectors[entries]
 
     def keep(self, digests: Digests, vectors: Vectors, rows: NDArray[np.int64]) -> None:
-        """Store vectors[rows] (rows ascending) under the digests, replacing the least recently used entries."""
+        """Store vectors[rows] (rows ascending) under the digests. Replace the least recently used."""
         with self._lock:
             if not len(digests) or not self._make_room(vectors.shape[1]):
                 return

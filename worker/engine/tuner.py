@@ -56,7 +56,7 @@ class Tuner:
         settings: WorkerSettings,
         sharing: Sharing | None = None,
     ) -> None:
-        """Begin with the batch size that the user gave, which is then not tuned, or with a default that is."""
+        """Begin with the batch size that the user gave, which is not tuned, or with a tuned default."""
         self._card = card
         self._device = device
         self._sharing = sharing
@@ -120,7 +120,7 @@ class Tuner:
 
     @property
     def max_tokens_in_flight(self) -> int:
-        """Return how many tokens of bulk work the worker wants at once: waiting, tokenized or being computed."""
+        """Return how many tokens of bulk the worker wants at once: waiting, tokenized or computed."""
         num_started = 1 if self._report is None else self._report.num_started
         return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=self._cost.pads)
 
@@ -162,7 +162,7 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def observe_killed(self, work: OwnedBatch) -> None:
-        """Halve the budget for batches of such lengths, after the process was killed for want of main memory."""
+        """Halve the budget for such lengths, because the process was killed for want of main memory."""
         logger.warning(
             "The model process was killed for want of memory during a batch of %d sequences of up to %d tokens: "
             "batches of such lengths are halved.",
@@ -172,8 +172,9 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def describe(self) -> dict[str, Any]:
-        """Return budgets and memory for the worker's report; if devices share the model, the memory of each
-        rank as well.
+        """Return budgets and memory for the worker's report.
+
+        If devices share the model, the memory of each rank is included.
         """
         memory = self._memory or NO_MEMORY
         described = {
@@ -192,9 +193,7 @@ class Tuner:
         return described
 
     def _used_shares(self) -> list[tuple[Device, float]]:
-        """Return each device of the replica with its used share; only the first device if no rank has
-        reported.
-        """
+        """Return the used share of each device of the replica, or of the first if no rank reported."""
         memory = self._memory or NO_MEMORY
         if self._sharing is None or not memory.ranks:
             return [(self._device, memory.used_share)]
@@ -222,8 +221,9 @@ def _describe_memory(memory: MemoryReport) -> dict[str, Any]:
 
 
 def choose_tokens_in_flight(batch_tokens: int, num_started: int, *, pads: bool) -> int:
-    """Return how many tokens a worker wants in flight, given how many batches its device works at and their
-    size.
+    """Return how many tokens a worker wants in flight.
+
+    The device works at `num_started` batches at a time.
     """
     num_batches = PADDED_BATCHES_IN_FLIGHT if pads else BATCHES_IN_FLIGHT
     wanted = max(num_batches * num_started * batch_tokens, LEAST_TOKENS_IN_FLIGHT)
@@ -244,9 +244,7 @@ def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | Non
 
 
 def bound_batches(footprint: Footprint, free_bytes: int, num_parts: int) -> Callable[[int], int]:
-    """Return a function from a sequence length to the most tokens that fit if a batch is split into
-    `num_parts`.
-    """
+    """Return a function from a length to the most tokens that fit in a batch of `num_parts` parts."""
 
     def largest_batch_tokens(length: int) -> int:
         return max(SMALLEST_TOKENS, num_parts * footprint.largest_batch_tokens(free_bytes, length))

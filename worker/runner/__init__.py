@@ -1,1 +1,1 @@
-"""The processes that hold encoders, and what is said to them."""
+"""Runners: the processes that hold encoders, and the messages exchanged with them."""

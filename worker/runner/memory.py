@@ -1,5 +1,7 @@
-"""MemoryReport: what the runner's process and its device hold, asked in that process between batches; and how often
-the kernel has killed for want of memory.
+"""The memory that a runner's process and its device use, and how often the kernel has killed processes for
+memory.
+
+MemoryGauge reads the memory in the runner's process, between batches.
 """
 
 import resource
@@ -15,7 +17,8 @@ import psutil
 from worker.devices.detect import detect_memory
 from worker.devices.device import CUDA, Device
 
-# Asking costs 0.1 ms on a CPU and up to 1 ms on CUDA, a batch of a small model as much: it is not asked for every one.
+# Reading the memory takes 0.1 ms on a CPU and up to 1 ms on CUDA, as long as a batch of a small model. So it
+# is not read for every batch.
 PAUSE_SECONDS: Final = 0.25
 SMALLEST_HOLES_SHARE: Final = 0.02
 STATUS: Final = Path("/proc/self/status")
@@ -26,11 +29,13 @@ WHOLE_MACHINE: Final = Path("/proc/vmstat")
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Bytes of the runner's process, now and at most; and of its device, where that is not the processor.
+    """The memory of the runner's process, now and at its peak, and of its device unless that is the
+    processor.
 
-    `device_bytes` is the most that this process's tensors held there since the last report. `used_share` is the share
-    of the device's memory that anyone uses, main memory for a processor. `ranks` are the reports of all ranks where
-    several devices share a model, and this one is theirs together.
+    `device_bytes` is the most that this process's tensors used on the device since the last report.
+    `used_share` is the share of the device's memory that is in use by anyone; for a processor, of main
+    memory. If several devices share a model, `ranks` has the reports of all ranks, and this report combines
+    them.
     """
 
     process_bytes: int
@@ -41,7 +46,10 @@ class MemoryReport:
 
 
 def join_reports(ranks: Sequence[MemoryReport]) -> MemoryReport:
-    """Return the report of a replica: its processes together, and its fullest device, which bounds batches."""
+    """Return a replica's report: the sum of its processes, and the used share of its fullest device.
+
+    The fullest device limits the size of batches.
+    """
     return MemoryReport(
         process_bytes=sum(rank.process_bytes for rank in ranks),
         peak_process_bytes=sum(rank.peak_process_bytes for rank in ranks),
@@ -61,7 +69,7 @@ class MemoryGauge:
         self._read_at = float("-inf")
 
     def read(self) -> MemoryReport | None:
-        """Return a report; None if one was made a moment ago."""
+        """Return a report; None if the last one was made less than a quarter of a second ago."""
         now = self._clock()
         if now - self._read_at < PAUSE_SECONDS:
             return None
@@ -70,7 +78,7 @@ class MemoryGauge:
         device_bytes, used_share = _read_cuda() if self._is_cuda else (0, detect_memory().used_share)
         return MemoryReport(
             process_bytes=process_bytes,
-            # The kernel notes the peak a little late.
+            # The kernel updates the peak a little late.
             peak_process_bytes=max(process_bytes, read_peak_bytes()),
             device_bytes=device_bytes,
             used_share=used_share,
@@ -78,9 +86,9 @@ class MemoryGauge:
 
 
 def read_peak_bytes() -> int:
-    """Return the most memory that this program has held.
+    """Return the peak memory of this program in bytes.
 
-    On Linux not from getrusage, whose figure is inherited from the process that started this one.
+    On Linux it is not read from getrusage, whose value is inherited from the process that started this one.
     """
     if STATUS.is_file():
         peaks = [line.split()[1] for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
@@ -90,25 +98,29 @@ def read_peak_bytes() -> int:
 
 
 def _read_cuda() -> tuple[int, float]:
-    """Return the peak bytes of this process's tensors and the used share of the device. Memory that the allocator
-    caches counts as free, because it is given back before memory runs out; holes in it do not.
+    """Return the peak bytes of this process's tensors, and the share of the device's memory in use by anyone.
+
+    Memory that the allocator caches counts as free, because it is given back before memory runs out. Holes in
+    segments that are in use do not count as free.
     """
-    import torch  # this runner has loaded it long ago
+    import torch  # the runner has already imported torch
 
     peak_bytes, allocated = int(torch.cuda.max_memory_allocated()), int(torch.cuda.memory_allocated())
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     reserved = int(torch.cuda.memory_reserved())
     others_bytes = total_bytes - free_bytes - reserved
     torch.cuda.reset_peak_memory_stats()
-    # A list of all segments, which takes milliseconds: only where holes could matter.
+    # The snapshot lists all segments and takes milliseconds, so it is made only if holes could matter.
     has_holes = reserved - allocated > SMALLEST_HOLES_SHARE * total_bytes
     hole_bytes = count_hole_bytes(torch.cuda.memory_snapshot()) if has_holes else 0
     return peak_bytes, (others_bytes + max(peak_bytes, allocated + hole_bytes)) / total_bytes
 
 
 def count_hole_bytes(segments: Sequence[Mapping[str, Any]]) -> int:
-    """Return the free bytes in segments of torch's allocator that are in use: only whole segments go back to the
-    device, and expandable ones part by part.
+    """Return the free bytes in segments that torch's allocator uses in part.
+
+    They are lost to other processes: only whole segments go back to the device. Expandable segments go back
+    part by part and are not counted.
     """
     return sum(
         segment["total_size"] - segment["allocated_size"]
@@ -120,8 +132,9 @@ def count_hole_bytes(segments: Sequence[Mapping[str, Any]]) -> int:
 def count_kernel_kills(
     groups: Path = CONTROL_GROUPS, own_groups: Path = OWN_GROUPS, whole_machine: Path = WHOLE_MACHINE
 ) -> int | None:
-    """Return how often the kernel has killed for want of memory, in this control group or on the machine; None if
-    nobody counts. The count grows before the signal is sent.
+    """Return how often the kernel has killed for want of memory, in this control group or on the machine.
+
+    None if no counter can be read. The kernel increments its counter before it sends the signal.
 
     Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill: by any kind of OOM killer) and
     cgroup-v1/memory.rst (memory.oom_control).
@@ -138,7 +151,10 @@ def count_kernel_kills(
 
 
 def _list_counters(groups: Path, own_groups: Path) -> Iterator[Path]:
-    """Yield the counters of cgroup version 2 and 1: by the group's path, and without it, as in a container."""
+    """Yield the paths of the counters of cgroup versions 2 and 1.
+
+    Each is given with the group's path and without it, because containers see their own group as the root.
+    """
     try:
         lines = own_groups.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The messages between an executor and its runner. Knows neither of them."""
+"""The messages between an executor and its runner."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,20 +8,21 @@ from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderOrder, EncoderReport
 from worker.runner.memory import MemoryReport
 
-# With the runner at a time, beside those that it has started: the next one, so that nothing waits for it. Urgent
-# batches come on top, because a full house of bulk must not keep them out.
+# The number of batches that are with the runner in addition to those that it has started, so that it never
+# waits for the next one. Urgent batches are sent in addition, because waiting bulk must not keep them out.
 BATCHES_AHEAD: Final = 1
 URGENT_BATCHES_AHEAD: Final = 2
-# A device that queues is given the next batch while it has one, since it waits for some milliseconds between two, until
-# we have launched its kernels; not behind a batch longer than this, since an urgent one would wait for both.
+# A device with a queue is given the next batch while it computes one, because it would otherwise wait some
+# milliseconds until the kernels of the next are launched. This is not done behind a batch that takes longer
+# than this, since an urgent batch would have to wait for both.
 LONGEST_QUEUED_SECONDS: Final = 0.2
-# Numbers of canaries: for each stream one, and these when a process was loaded (worker.engine.in_flight).
+# The number of canaries after a load, in addition to one for each stream (worker.engine.in_flight).
 CANARIES_AHEAD: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load an encoder with the function at `factory`, written "module:function". The first message to the runner."""
+    """The first message to the runner: load an encoder with the function `factory`, as "module:function"."""
 
     factory: str
     order: EncoderOrder
@@ -29,9 +30,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The bytes of the weights that were read so far. Sent by the runner now and then while it loads.
+    """A report of the runner while it loads: how many bytes of the weights were read so far.
 
-    One that names a `backend` says that this one begins to load, and nothing of bytes.
+    If `backend` is given, the message says instead that this backend begins to load, and its byte counts mean
+    nothing.
     """
 
     num_bytes_read: int
@@ -41,7 +43,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The encoder is ready for batches. Sent by the runner."""
+    """A message of the runner: the encoder is ready for batches."""
 
     report: EncoderReport
     memory: MemoryReport | None = None
@@ -49,14 +51,17 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The model cannot be loaded, and the runner ends. `reason` is a sentence."""
+    """A message of the runner: the model cannot be loaded, and the runner ends. `reason` is a sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode this batch. Urgent batches come before all others, else they are encoded in the order of sending."""
+    """A message to the runner: encode this batch.
+
+    Urgent batches are encoded before all others; otherwise the order of sending is kept.
+    """
 
     number: int
     batch: Batch
@@ -65,19 +70,22 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """This batch is encoded or queued now. Sent by the runner; if it dies, what was started is suspect."""
+    """A message of the runner: this batch is now being computed or is queued on the device.
+
+    If the runner dies, batches that were started are suspect.
+    """
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """From the runner: the results of a batch, a row a sequence, the seconds that the device took, from the forward
-    pass to the copy back, and those that were taken to prepare it, which may have passed while the device had another
-    batch. A stream's seconds are its share of the device's: two batches side by side for a second took half a second
-    each, and one that was alone took all of it.
+    """A message of the runner: the results of a batch, one row for each sequence.
 
-    `memory` is None where it was reported a moment ago.
+    `seconds` is the device's time from the forward pass to the copy back. Where streams share a device, it is
+    the batch's share: two batches side by side for a second took half a second each. `collate_seconds` is the
+    time to prepare the batch, which may have passed while the device computed another. `memory` is None if it
+    was reported a moment ago.
     """
 
     number: int
@@ -89,7 +97,10 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """The encoder raised on this batch, perhaps only because it was too large. The runner goes on."""
+    """A message of the runner: the encoder raised an error on this batch, perhaps because it was too large.
+
+    The runner goes on.
+    """
 
     number: int
     reason: str

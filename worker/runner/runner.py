@@ -1,4 +1,7 @@
-"""Runner: one process that holds one encoder, seen from its parent. Knows no requests; restarts nothing."""
+"""Runner is the parent's view of a process that holds one encoder.
+
+It knows no requests and restarts nothing.
+"""
 
 import contextlib
 import json
@@ -22,30 +25,34 @@ from worker.runner.stacks import StackFile
 
 logger = logging.getLogger(__name__)
 
-# Not multiprocessing's own start: that would run the parent's main module again in the child (here Celery's), and
-# could not give the child another environment, which is what pins it to its device before torch is imported.
+# The process is not started by multiprocessing: that would run the parent's main module again in the child
+# (here Celery's), and could not give the child another environment, which pins it to its device before torch
+# is imported.
 BOOTSTRAP: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[5]);"
     "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:5]), sys.argv[6])"
 )
-# Nothing that a forward pass does brings these upon its process.
+# A forward pass never causes these signals in its own process, so somebody else must have sent them.
 FOREIGN_SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 STOP_TIMEOUT_SECONDS: Final = 5.0
-# A process that waits inside a driver ends when the driver answers, perhaps never; its executor must not wait for it.
+# A process that waits inside a driver ends only when the driver answers, perhaps never. The executor must not
+# wait that long.
 KILL_TIMEOUT_SECONDS: Final = 20.0
-# A process has a thread that does nothing but read, and reads a batch in milliseconds. Where that thread is stuck, in a
-# driver that no longer answers, a batch larger than the pipe would be sent for ever, and no time-out be looked at.
+# A thread of the process does nothing but read, and reads a batch in milliseconds. If that thread hangs in a
+# driver, sending a batch larger than the pipe would block for ever and no other time-out would be checked.
 SEND_TIMEOUT_SECONDS: Final = 60
-# From one part of a message to the next; that there is none at all is looked at elsewhere.
+# The longest pause between two parts of a message. A runner that sends no message at all is noticed
+# elsewhere.
 RECEIVE_TIMEOUT_SECONDS: Final = 60
 
 
 class RunnerLost(Exception):
-    """The runner's process ended, or has to be ended because it cannot go on.
+    """The runner's process has ended, or must be ended because it cannot go on.
 
-    `is_exhausted`: the kernel ended it for want of memory. `is_foreign`: somebody else did, with a signal that no
-    program gets by its own doing. `is_sick`: it lives and fails with everything. `failed` is the batch that it cannot
-    go on after, which failed as any batch may and is nobody's last.
+    `is_exhausted`: the kernel ended it for want of memory. `is_foreign`: somebody else ended it, with a
+    signal that no program causes by itself. `is_sick`: it lives but fails with every batch. `failed` is a
+    batch that failed as any batch may, but after which this process cannot go on; the batch is not to blame
+    for the loss.
     """
 
     def __init__(
@@ -65,7 +72,7 @@ class RunnerLost(Exception):
 
 
 def bound_waits(ours: socket.socket) -> None:
-    """Make the system end each send and receive without progress by BlockingIOError."""
+    """Limit how long this socket waits: without progress, a send or receive raises BlockingIOError."""
     for option, seconds in (
         (socket.SO_SNDTIMEO, SEND_TIMEOUT_SECONDS),
         (socket.SO_RCVTIMEO, RECEIVE_TIMEOUT_SECONDS),
@@ -74,7 +81,7 @@ def bound_waits(ours: socket.socket) -> None:
 
 
 class Runner:
-    """A started process and the channel to it. Used by one thread; results may be dropped by any."""
+    """A started process and the channel to it. One thread uses it; any thread may drop results."""
 
     def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
@@ -84,9 +91,9 @@ class Runner:
         bound_waits(ours)
         memory = make_memory()
         self._channel = Channel(Connection(ours.detach()), memory, is_worker=True)
-        # The last is the next, so that few are ever written to.
+        # A stack: the block that was freed last is used next, so that few blocks are ever written to.
         self._free_blocks = list(range(NUM_BLOCKS))[::-1]
-        self._blocks: dict[int, int] = {}  # of the batches that are with the process, by number
+        self._blocks: dict[int, int] = {}  # the block of each batch that is with the process, by number
         with theirs:
             handed_down = (theirs.fileno(), memory, self._stack_file.fileno())
             arguments = [*map(str, (os.getpid(), *handed_down)), json.dumps(sys.path), chosen_format()]
@@ -97,10 +104,10 @@ class Runner:
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
                     pass_fds=handed_down,
-                    start_new_session=True,  # signals to the worker's group do not reach it
+                    start_new_session=True,  # signals to the worker's process group do not reach the child
                 )
 
-            # The kernel ends the process with the thread that started it, so that thread has to last.
+            # The kernel ends the child with the thread that started it, so that thread must last.
             self._process = in_lasting_thread(start)
         os.close(memory)  # the mapping stays
         self.send(load)
@@ -114,7 +121,7 @@ class Runner:
         return self._channel.connection
 
     def send(self, message: object) -> None:
-        """Send a message. Raises RunnerLost, also when the process no longer reads."""
+        """Send a message. Raise RunnerLost if the process has ended or no longer reads."""
         block = None
         if isinstance(message, Encode) and self._free_blocks:
             block = self._blocks[message.number] = self._free_blocks.pop()
@@ -131,7 +138,7 @@ class Runner:
         return [self.connection]
 
     def receive(self) -> list[Any]:
-        """Wait for the next message. Raises RunnerLost, also when the process stops in the middle of one."""
+        """Wait for the next message. Raise RunnerLost if the process has ended or stops amid a message."""
         try:
             return [self._hear()]
         except BlockingIOError as error:
@@ -142,11 +149,14 @@ class Runner:
             raise self._find_loss() from error
 
     def stacks(self) -> list[str]:
-        """Return where the process is, for people. Asked when it makes no progress, before it is ended."""
+        """Return where in its code the process is, as text for people.
+
+        This is called when the process makes no progress, before it is killed.
+        """
         return [f"process {self.pid} on {self._device}:\n{self._stack_file.ask(self._process.send_signal)}"]
 
     def stop(self) -> None:
-        """Close the pipe, on which the process ends itself at once, and wait for that."""
+        """Close the pipe, so that the process ends itself at once, and wait until it has ended."""
         self.connection.close()
         try:
             self._process.wait(STOP_TIMEOUT_SECONDS)
@@ -168,12 +178,15 @@ class Runner:
         self._stack_file.close()
         unread: list[Any] = []
         with contextlib.suppress(EOFError, OSError), self.connection:
-            while self.connection.poll():  # true at the end of the pipe, too
+            while self.connection.poll():  # also true at the end of the pipe
                 unread.append(self._hear())
         return unread
 
     def _hear(self) -> Any:
-        """Receive a message. A batch's block is free again when its results are dropped, or at once if it has none."""
+        """Receive a message. Free the block of a finished batch when its results are dropped.
+
+        If the results came through the pipe, the block is free at once.
+        """
         message, block = self._channel.receive(self._free_blocks.append)
         if isinstance(message, Encoded | EncodeFailed):
             taken = self._blocks.pop(message.number, None)
@@ -190,7 +203,7 @@ class Runner:
         return RunnerLost(reason, is_foreign=status is not None and -status in FOREIGN_SIGNALS)
 
     def _describe_end(self) -> str:
-        """Return how the process ended, after its pipe broke."""
+        """Return how the process ended, after its pipe has broken."""
         try:
             status = self._process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -1,13 +1,14 @@
-"""RunnerGroup: the runners of one replica, which its executor treats as one. Knows no strategy.
+"""RunnerGroup combines the runners of one replica, so that the executor can treat them as one runner.
 
-All are given every batch, in one order, and all answer it: their results one behind the other, in the order of the
-ranks, are the batch's. One that dies or fails ends the group: its neighbours wait for it in the middle of a layer, or
-have sent what the next batch would take for its own.
+All ranks get every batch in the same order, and all answer it; the batch's results are theirs in the order of
+the ranks. If one dies or fails, the whole group ends: its neighbours wait for it in the middle of a layer, or
+have sent data that the next batch would take for its own.
 
-The order is that in which the executor sends. Every pipe gets the same batches one behind the other, a rank's reader
-hands them on as they come (worker.runner.runner_process), and its one stream starts them so. No rank lets one overtake,
-not even a canary, since it cannot know what the others have started. An urgent batch overtakes what was not sent:
-beside the batch that they compute, ranks have the next one, and where they queue short batches, one more.
+Batches are encoded in the order in which the executor sends them. Every pipe gets the same batches in that
+order, a rank's reader passes them on as they come (worker.runner.runner_process), and the rank's only stream
+starts them so. No rank lets a batch overtake, not even a canary, since it cannot know what the others have
+started. So an urgent batch overtakes only what was not sent: besides the batch that they compute, ranks have
+the next one, and where they queue short batches, one more. The group knows nothing of strategies.
 """
 
 import time
@@ -34,12 +35,16 @@ from worker.runner.messages import (
 )
 from worker.runner.runner import Runner, RunnerLost
 
-# A rank whose neighbour dies may hear of that before we do, as an error of its own: the cause is waited for.
+# A rank whose neighbour dies may raise an error before the death is noticed here, so wait this long for the
+# cause.
 CAUSE_SECONDS: Final = 5.0
 
 
 class RunnerGroup:
-    """Started processes and the pipes to them. Used by one thread; has the methods of a Runner."""
+    """The started processes of a replica and the pipes to them, with the methods of a Runner.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -56,11 +61,11 @@ class RunnerGroup:
             self._selector.register(connection, EVENT_READ, number)
         self._readings: dict[int, Reading] = {}
         self._loaded: dict[int, Loaded] = {}
-        self._parts: dict[int, dict[int, Encoded]] = {}  # what ranks have answered, by batch and rank
-        self._failures: list[tuple[int, EncodeFailed]] = []  # with the rank
-        self._memories: dict[int, MemoryReport] = {}  # of ranks, since all of them were last reported
-        self._begun: deque[int] = deque()  # by any rank, and not yet ended by all
-        self._said: list[Any] = []  # by the group, and not yet returned
+        self._parts: dict[int, dict[int, Encoded]] = {}  # the answers of ranks, by batch and rank
+        self._failures: list[tuple[int, EncodeFailed]] = []  # rank and failure
+        self._memories: dict[int, MemoryReport] = {}  # reports by rank, since the last joint report
+        self._begun: deque[int] = deque()  # batches that some rank has started and not all have ended
+        self._said: list[Any] = []  # messages of the group that `receive` has not returned yet
 
     @property
     def connections(self) -> "list[Connection[Any, Any]]":
@@ -68,16 +73,19 @@ class RunnerGroup:
 
     @property
     def pid(self) -> int:
-        """Return the process of the first rank."""
+        """Return the process id of the first rank."""
         return self._runners[0].pid
 
     def send(self, message: Encode) -> None:
-        """Send a batch to all ranks, of which none lets it overtake. Raises RunnerLost."""
+        """Send a batch to all ranks, in an order that all keep. Raise RunnerLost if a rank cannot take it."""
         for runner in self._runners:
             runner.send(replace(message, is_urgent=False))
 
     def receive(self) -> list[Any]:
-        """Return what the group as a whole reports; perhaps nothing yet. Raises RunnerLost."""
+        """Return the messages of the group as a whole; perhaps none yet.
+
+        Raise RunnerLost if a rank is lost.
+        """
         self._listen(0)
         deadline = time.monotonic() + CAUSE_SECONDS
         while self._failures:
@@ -98,7 +106,7 @@ class RunnerGroup:
                 self._said += self._hear(number, message)
 
     def stacks(self) -> list[str]:
-        """Return where every rank is, and which of them have done what the others wait for."""
+        """Return where in its code each rank is, and whether it has done the batch that others wait for."""
         done = self._parts.get(self._begun[0], {}) if self._begun else {}
         return [
             f"rank {number}, {'done' if number in done else 'not done'} with the batch, {stacks}"
@@ -113,7 +121,7 @@ class RunnerGroup:
         self._meeting_place.cleanup()
 
     def kill(self) -> list[Any]:
-        """Kill all processes. Return unread messages about whole batches."""
+        """Kill all processes. Return the unread messages about whole batches."""
         self._selector.close()
         unread = [
             (number, message) for number, runner in enumerate(self._runners) for message in runner.kill()
@@ -121,12 +129,15 @@ class RunnerGroup:
         self._meeting_place.cleanup()
         for number, message in unread:
             self._said += self._hear(number, message)
-        # Once, also when it is killed again: an executor that heard an outcome twice would end.
+        # Return them only once, even if the group is killed again: the executor fails if it gets an outcome
+        # twice.
         said, self._said = self._said, []
         return said
 
     def _hear(self, number: int, message: Any) -> list[Any]:
-        """Return the messages that one rank's message completes; none while others have yet to answer."""
+        """Return the messages that are complete with this rank's message; none while other ranks have to
+        answer.
+        """
         if isinstance(message, LoadFailed):
             return [message]
         if isinstance(message, Reading):
@@ -148,12 +159,12 @@ class RunnerGroup:
             return []
         del self._parts[message.number]
         self._begun.remove(message.number)
-        # Said again, of what has waited for this one: the time that a pass may take begins when it is computed.
+        # Report the next batch as started again: the time that its forward pass may take begins only now.
         following = [Started(self._begun[0])] if self._begun else []
         return [self._join(message.number, parts), *following]
 
     def _begin(self, message: Started) -> list[Any]:
-        """Note that a rank has started a batch. If a rank dies, all started ones are suspect."""
+        """Record that a rank has started a batch. If a rank dies, all started batches are suspect."""
         if message.number in self._begun:
             return []
         self._begun.append(message.number)
@@ -181,7 +192,7 @@ class RunnerGroup:
         return Loaded(replace(first.report, device=device, loadings=loadings), self._take_memory())
 
     def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
-        """Join the ranks' answers to one batch. It took as long as the slowest."""
+        """Return the ranks' answers to one batch as one. The slowest rank determines its seconds."""
         results = Ragged.join([parts[rank].results for rank in sorted(parts)])
         seconds = max(part.seconds for part in parts.values())
         collate_seconds = max(part.collate_seconds for part in parts.values())
@@ -192,7 +203,10 @@ class RunnerGroup:
             self._memories[number] = memory
 
     def _take_memory(self) -> MemoryReport | None:
-        """Return a joint report once every rank has reported anew, which each does at most four times a second."""
+        """Return a joint report once every rank has sent a new one; until then None.
+
+        Each rank sends one at most four times a second.
+        """
         if len(self._memories) < len(self._runners):
             return None
         ranks, self._memories = [self._memories[rank] for rank in sorted(self._memories)], {}
@@ -200,7 +214,7 @@ class RunnerGroup:
 
 
 def find_differing(report: EncoderReport, other: EncoderReport) -> str:
-    """Return what two ranks must share and do not, in words; empty if nothing."""
+    """Return in words how two ranks differ in what they must share; empty if they do not."""
     differing = {
         "another attention": report.attention != other.attention or report.is_packed != other.is_packed,
         "another queue": report.is_queued != other.is_queued,

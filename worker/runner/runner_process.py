@@ -1,7 +1,9 @@
-"""The process that holds one encoder: loads it, encodes what is sent, and dies with its parent.
+"""The program of a model process: it loads one encoder, encodes the batches it is sent, and dies with its
+parent.
 
-Knows nothing of requests, chunks or the pool. A thread reads and prepares the next batches while others encode, one
-for each stream of the encoder; an urgent batch is encoded as soon as a stream has done what it has started.
+It knows nothing of requests, chunks or the pool. One thread reads and prepares batches while others encode,
+one for each stream of the encoder. An urgent batch is encoded as soon as a stream has finished what it has
+started.
 """
 
 import importlib
@@ -50,20 +52,23 @@ logger = logging.getLogger(__name__)
 READING_PAUSE_SECONDS: Final = 0.25
 LONGEST_REASON: Final = 500
 
-# Ends the process, so that the worker starts another: what a device once lost answers with errors, for every batch.
+# The exit status if the device was lost, after which every batch would fail. The worker starts another
+# process.
 DEVICE_LOST_STATUS: Final = 3
 THREAD_FAILED_STATUS: Final = 4
 
 
-# Not urgent, place in which it came, run: the least is encoded next. Places differ, so that runs are never compared.
+# A waiting batch: whether it is not urgent, its number of arrival, and its run. The smallest is encoded next.
+# Numbers of arrival differ, so runs are never compared.
 Waiting = tuple[bool, int, "BatchRun"]
-# The outcome of a batch, and the block for it.
+# The outcome of a batch, and the block of shared memory for it.
 Outcome = tuple[Encoded | EncodeFailed, int | None]
 
 
 class DeviceShares:
-    """A clock shared by several streams. It runs slower the more of them compute at a moment, so that their readings
-    add up to the time in which the device computed at all. Thread-safe.
+    """A clock that several streams share, so that the sum of their times is the time the device computed.
+
+    It runs slower the more streams compute at the same time. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -74,11 +79,11 @@ class DeviceShares:
         self._reading = 0.0
 
     def enter(self) -> float:
-        """Return the reading at which a stream begins to compute."""
+        """Return the clock's reading at which a stream begins to compute."""
         return self._change(1)
 
     def leave(self) -> float:
-        """Return the reading at which it ends."""
+        """Return the clock's reading at which a stream ends computing."""
         return self._change(-1)
 
     def _change(self, step: int) -> float:
@@ -92,10 +97,12 @@ class DeviceShares:
 
 
 class Stream:
-    """Encodes batches in turn; of a device that queues them, the next one is started before the last one is done.
+    """Encodes batches in turn.
 
-    The next batch is started before the outcome of the last one is sent, so that a device of its own does not wait for
-    writing down its results. It is chosen only then, so that an urgent one overtakes until the last moment.
+    If the device has a queue, a batch is started before the one before it is done.
+
+    The next batch is started before the last outcome is sent, so that a separate device does not wait while
+    results are written. It is chosen only then, so that an urgent batch can overtake until the last moment.
     """
 
     def __init__(
@@ -105,9 +112,9 @@ class Stream:
         self._batches = batches
         self._gauge = gauge
         self._is_queued = is_queued
-        # And not yet done, in the order in which the device has them.
+        # Batches that were started and are not done yet, in the order of the device.
         self._started: deque[BatchRun] = deque()
-        self._done_at = -math.inf  # the last one
+        self._done_at = -math.inf  # when the last batch was done
         self._last_seconds = math.inf
 
     def serve(self) -> NoReturn:
@@ -124,11 +131,11 @@ class Stream:
 
     @property
     def _num_to_start(self) -> int:
-        """Return how many batches to have started: behind a long one an urgent one would wait for both."""
+        """Return how many batches to have started. Behind a long one, an urgent one would wait for both."""
         return 2 if self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS else 1
 
     def _start_next(self, *, must_wait: bool) -> bool:
-        """Start the next batch. Return False if there is none and nobody may wait for it."""
+        """Start the next batch. If there is none, wait for one if `must_wait`, else return False."""
         try:
             *_, run = self._batches.get(block=must_wait)
         except Empty:
@@ -139,7 +146,10 @@ class Stream:
         return True
 
     def _finish_first(self) -> "Outcome | None":
-        """Finish the first started batch. Return its outcome unless it is urgent and was sent at once."""
+        """Finish the first started batch.
+
+        Return its outcome, or None if it was urgent and was sent at once.
+        """
         run = self._started.popleft()
         outcome = run.finish(self._gauge, self._done_at)
         self._done_at = time.perf_counter()
@@ -147,13 +157,13 @@ class Stream:
             self._last_seconds = outcome.seconds
         if not run.is_urgent:
             return outcome, run.block
-        # Somebody waits for it: not even the start of the next batch comes first.
+        # Somebody waits for an urgent outcome, so send it even before the next batch is started.
         self._channel.send(outcome, run.block)
         return None
 
 
 class BatchRun:
-    """One batch from its preparation to its outcome: the results, or what any step on the way raised."""
+    """One batch from its preparation to its outcome: its results, or the error that a step raised."""
 
     def __init__(
         self,
@@ -162,8 +172,10 @@ class BatchRun:
         shares: DeviceShares | None = None,
         block: int | None = None,
     ) -> None:
-        """Prepare the batch. `shares` is the clock where several streams compute side by side, `block` that of the
-        shared memory in which the batch came, for its results.
+        """Prepare the batch.
+
+        `shares` is the common clock if several streams compute side by side. `block` is the block of shared
+        memory in which the batch arrived, which is to hold its results.
         """
         self.number = message.number
         self.block = block
@@ -171,7 +183,7 @@ class BatchRun:
         self.is_urgent = message.is_urgent
         self._num_sequences = len(message.batch)
         self._started_at = 0.0
-        self._begun = 0.0  # by the shares' clock
+        self._begun = 0.0  # on the shared clock
         self._forward_pass: ForwardPass | None = None
         self._failed: EncodeFailed | None = None
         self._lost: DeviceLost | None = None
@@ -185,7 +197,8 @@ class BatchRun:
     def start(self) -> None:
         self._started_at = time.perf_counter()
         if self._forward_pass is not None:
-            # From here on and not from `finish` on: what computes by itself does so while others are written to.
+            # Take the time from here and not from `finish`: an asynchronous device computes while other
+            # outcomes are sent.
             self._begun = self._shares.enter() if self._shares is not None else 0.0
             try:
                 self._forward_pass.start()
@@ -195,7 +208,10 @@ class BatchRun:
                 self._note(error)
 
     def finish(self, gauge: MemoryGauge, device_free_at: float) -> Encoded | EncodeFailed:
-        """Return the outcome. Its seconds begin when the device was free. Raises DeviceLost, which ends the process."""
+        """Return the outcome. Its seconds are counted from when the device was free.
+
+        Raises DeviceLost, which ends the process.
+        """
         if self._forward_pass is not None:
             try:
                 results, seconds = self._compute(self._forward_pass, device_free_at)
@@ -219,18 +235,18 @@ class BatchRun:
         return results, ended - self._begun
 
     def _note(self, error: Exception) -> None:
-        """Keep what must be reported of the error, not the error: its traceback holds the frames of the forward pass,
-        and with them tensors whose memory the next batch needs.
+        """Keep what has to be reported of the error, but not the error itself.
 
-        That is all that is freed here. Nothing is emptied after an out-of-memory: before torch raises one, its
-        allocator has given all it kept back to CUDA and tried again.
+        Its traceback refers to the frames of the forward pass, and so to tensors whose memory the next batch
+        needs. Nothing else is freed after an out-of-memory error: before torch raises one, its allocator has
+        given all cached memory back to CUDA and tried again.
         """
         self._forward_pass = None
         if isinstance(error, DeviceLost):
             self._lost = error
             return
         reason, is_exhausted = describe_error(error), is_out_of_memory(error)
-        if not is_exhausted:  # of the other, the executor says it once
+        if not is_exhausted:  # the executor logs out-of-memory errors once
             logger.warning("A batch of %d sequences failed: %s", self._num_sequences, reason)
         self._failed = EncodeFailed(self.number, reason, is_exhausted)
 
@@ -242,9 +258,9 @@ def describe_error(error: Exception) -> str:
 def main(
     parent_pid: int, pipe_descriptor: int, memory_descriptor: int, stacks_descriptor: int, log_format: str
 ) -> NoReturn:
-    # SIGKILL: a native call that hangs runs no Python handler, and a GPU must not stay occupied.
+    # Use SIGKILL: a native call that hangs runs no Python handler, and a GPU must not stay occupied.
     die_with_parent(signal.SIGKILL, parent_pid)
-    # A terminal's Ctrl-C goes to the worker, which first finishes its chunks here.
+    # Ctrl-C in a terminal is for the worker, which first finishes its chunks with this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answer_with_stacks(stacks_descriptor)
     line = "%(asctime)s runner %(levelname)s %(message)s"
@@ -254,7 +270,7 @@ def main(
 
 
 def _end_with(act: Callable[[], None]) -> NoReturn:
-    """Do in this thread what the process exists for, and end the process with it, however it ends."""
+    """Run `act`, the work of the process, in this thread. End the process when it ends for any reason."""
     try:
         act()
     except (EOFError, OSError):
@@ -277,7 +293,7 @@ def _load_and_serve(channel: Channel) -> None:
 
 
 def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
-    """Load the encoder, on the cores of its device. On failure send the reason and end the process."""
+    """Load the encoder on the cores of its device. If that fails, send the reason and end the process."""
     if load.order.device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, load.order.device.cores)
     try:
@@ -291,7 +307,7 @@ def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
         )
     except ModelError as error:
         channel.send(LoadFailed(str(error)))
-    except Exception as error:  # whatever a framework raises, the worker must hear the reason
+    except Exception as error:  # a framework may raise anything, and the worker must get the reason
         logger.exception("The model cannot be loaded.")
         channel.send(
             LoadFailed(f"The model {load.order.card.name!r} cannot be loaded: {describe_error(error)}")
@@ -316,9 +332,10 @@ def _tell_reading(channel: Channel) -> OnRead:
 
 
 def serve(channel: Channel, encoder: Encoder, gauge: MemoryGauge) -> None:
-    """Encode batches until the pipe is closed: in this thread, and in one more for each further stream."""
+    """Encode batches until the pipe is closed, in this thread and in one more for each further stream."""
     report = encoder.describe()
-    # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
+    # The queue is never full, because the executor limits what it sends: a blocked reader would not see the
+    # pipe close.
     num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
     batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + CANARIES_AHEAD)
     shares = DeviceShares() if report.num_streams > 1 else None
@@ -338,10 +355,10 @@ def _read(
     encoder: Encoder,
     shares: DeviceShares | None,
 ) -> None:
-    """Read and prepare batches. When the parent closes the pipe, the process ends at once, even in a forward pass.
+    """Read and prepare batches. When the parent closes the pipe, end the process, even in a forward pass.
 
-    Those that are equally urgent are encoded as they come, not by number: ranks that share a model are sent the same
-    ones in the same order, in which urgent ones have overtaken already.
+    Batches of equal urgency are encoded in the order of arrival, not by number: ranks that share a model are
+    sent the same batches in the same order, in which urgent ones have already overtaken.
     """
     for place in count():
         message, block = channel.receive()

@@ -1,7 +1,7 @@
-"""Stacks: where in its code another process is, written by that process when it is asked. Knows no runners.
+"""The stack traces of another process, which that process writes when it gets a signal.
 
-faulthandler writes them in the signal's own handler, in C: also where Python runs no handler any more, because the main
-thread is inside a collective, a kernel or the driver of a device.
+faulthandler writes them in the signal handler itself, in C. So this also works where Python runs no handler,
+because the main thread is inside a collective, a kernel or the driver of a device.
 """
 
 import faulthandler
@@ -13,22 +13,23 @@ from tempfile import TemporaryFile
 from typing import Final
 
 ASK: Final = signal.SIGUSR1
-# Writing takes well below a millisecond. A process that is stopped writes nothing, and its replica must not wait.
+# How long to wait for the stacks. Writing takes well below a millisecond; a stopped process writes nothing,
+# and its replica must not wait long.
 LONGEST_SECONDS: Final = 1.0
-QUIET_SECONDS: Final = 0.1  # without another word they are complete
+QUIET_SECONDS: Final = 0.1  # after this long without more output they are complete
 LOOK_SECONDS: Final = 0.02
 MOST_BYTES: Final = 64 << 10
 NO_ANSWER: Final = "  it gave no answer: it is stopped, or waits inside the kernel"
 
 
 def answer_with_stacks(file_descriptor: int) -> None:
-    """Write the stacks of all threads to this file on the signal, and to stderr in a crash."""
+    """Write the stacks of all threads to this file whenever the signal arrives, and to stderr in a crash."""
     faulthandler.register(ASK, file=file_descriptor, all_threads=True)
     faulthandler.enable()
 
 
 class StackFile:
-    """A file for one child's stacks. Both processes hold it open; it is read without moving its position."""
+    """A file for the stacks of one child. Both processes hold it open; reading does not move its position."""
 
     def __init__(self) -> None:
         self._file = TemporaryFile()  # noqa: SIM115 - open as long as the child lives
@@ -37,7 +38,7 @@ class StackFile:
         return self._file.fileno()
 
     def ask(self, send_signal: Callable[[int], None]) -> str:
-        """Return the child's stacks, newest call first; a sentence if it writes none."""
+        """Signal the child and return its stacks, newest call first; a sentence if it writes none."""
         start = os.fstat(self.fileno()).st_size
         send_signal(ASK)
         size, now = start, time.monotonic()

@@ -1,6 +1,7 @@
-"""RunnerStarter: starts the processes of one replica, as often as its executor asks. Knows no batches.
+"""RunnerStarter starts the processes of one replica whenever its executor asks. It knows no batches.
 
-A replica on one device is one runner; one that several devices share is a group of them, each pinned to its own.
+A replica on one device is one runner. A replica that several devices share is a group of runners, each pinned
+to its own device.
 """
 
 import sys
@@ -19,28 +20,33 @@ from worker.runner.runner import Runner
 from worker.runner.runner_group import RunnerGroup
 
 SHARD_FACTORY: Final = "worker.parallel.shard_encoder:load_shard"
-# The model process asks no hub for anything: files were fetched before.
+# The model process must not use the network: its files were downloaded before.
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-# Nor does it draw bars of its own or give advice, where the worker's bar and log are; processes that it starts neither.
+# The model process shows no progress bars or advice of its own, and neither do processes that it starts: the
+# worker shows progress and logs.
 SILENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-# Batches of many shapes leave holes in fixed segments: a GPU would be out of memory with gigabytes free.
+# Batches of many shapes leave holes in fixed segments, so a GPU would run out of memory with gigabytes free.
 ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 COMPILED_DIR: Final = "TORCHINDUCTOR_CACHE_DIR"
-# Ranks talk over the loopback: gloo would else resolve the host's name, which in containers often leads nowhere.
+# Ranks communicate over the loopback: otherwise gloo resolves the host's name, which often leads nowhere in
+# containers.
 LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """A replica that several devices share, with these devices in the replica's order."""
+    """The plan of a replica that several devices share, and these devices in the replica's order."""
 
     replica: Replica
     devices: tuple[Device, ...]
 
 
 class RunnerStarter:
-    """Starts the processes of a replica. `order` is for the first device, the others' differ in device and rank."""
+    """Starts the processes of a replica.
+
+    `order` is for the first device; the orders of other devices differ only in device and rank.
+    """
 
     def __init__(
         self,
@@ -54,7 +60,8 @@ class RunnerStarter:
     ) -> None:
         self.order = order
         self._factory = factory
-        # The output of torch.compile is kept with other files made of models, unless a user has said where.
+        # The output of torch.compile is kept with other files made from models, unless the user has set a
+        # directory.
         compiled = {COMPILED_DIR: str(order.cache_dir / "compiled")}
         self._environment = {**compiled, **drop_secrets(environment), **OFFLINE, **SILENT}
         self._sharing = sharing
@@ -62,13 +69,13 @@ class RunnerStarter:
         self._timeout_seconds = collective_timeout_seconds
 
     def leave(self, backend: str, reason: str) -> None:
-        """Have processes that are started from now on pass this backend over."""
+        """Make processes that are started from now on skip this backend, for this reason."""
         self.order = replace(self.order, left=(*self.order.left, (backend, reason)))
 
     def start(self) -> Runner | RunnerGroup:
         if self._sharing is None:
             return Runner(Load(self._factory, self.order), self._pin(self.order.device))
-        # A new place each time: ranks of an earlier start would be met in the old one.
+        # Use a new directory each time: in the old one, ranks of an earlier start would be found.
         meeting_place = TemporaryDirectory(prefix="vectormill-ranks-")
         ranks = make_ranks(self._sharing.replica, Path(meeting_place.name) / "store", self._timeout_seconds)
         orders = [
@@ -87,6 +94,6 @@ class RunnerStarter:
         return {**self._environment, **self._allocate(device), **device_environment(device, num_threads)}
 
     def _allocate(self, device: Device) -> Mapping[str, str]:
-        """Return settings of the allocator, unless the user has set it up."""
+        """Return environment variables for the allocator, unless the user has configured it."""
         is_free = device.kind == CUDA and not any(name in self._environment for name in ALLOCATOR_NAMES)
         return ALLOCATOR if is_free else {}
