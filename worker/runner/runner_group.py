@@ -177,7 +177,7 @@ class RunnerGroup:
         )
 
     def _describe(self) -> Loaded | LoadFailed:
-        """Return the first rank's report for all devices; LoadFailed if ranks differ in what they must share."""
+        """Return the first rank's report for all devices; LoadFailed if ranks have incompatible encoders."""
         first = self._loaded[0]
         reports = [self._loaded[number].report for number in range(len(self._runners))]
         for number, report in enumerate(reports):

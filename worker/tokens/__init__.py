@@ -1,1 +1,1 @@
-"""Texts to token ids, as the Rust tokenizers library gives them. No torch."""
+"""Tokenization: texts to token ids with the Rust tokenizers library. No module here imports torch."""

@@ -1,4 +1,7 @@
-"""Pairs: two texts as one sequence, cut where they are too long together. Asks a tokenizer once how it joins them."""
+"""Pairs of texts as one sequence, cut if they are too long together.
+
+The tokenizer is asked once how it joins two texts.
+"""
 
 from dataclasses import dataclass
 
@@ -15,10 +18,11 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PairFrame:
-    """The special tokens before, between and behind two texts, and all tokens' types.
+    """The special tokens before, between and after the two texts of a pair, and the types of all tokens.
 
-    Which of two texts that are both too long keeps a token more, where the room is odd, `favors_longer` says: with it
-    the longer one, and of equals the second; without it always the first.
+    If both texts are too long and the number of tokens left for them is odd, one text keeps a token more.
+    With `favors_longer` that is the longer text, or the second if they are equally long; without it always
+    the first.
     """
 
     before: Ids
@@ -26,7 +30,7 @@ class PairFrame:
     behind: Ids
     types: tuple[
         int, int, int, int, int
-    ]  # of what is before, the first text, between, the second text, behind
+    ]  # of the tokens before, the first text, between, the second text, after
     favors_longer: bool
 
     @property
@@ -36,9 +40,9 @@ class PairFrame:
     def join(
         self, first: Ragged, second: Ragged, max_tokens: int
     ) -> tuple[dict[str, Ragged], NDArray[np.bool_]]:
-        """Return the sequences of n pairs, at most `max_tokens` long, and which of them were longer [n].
+        """Return the sequences of n pairs, cut to `max_tokens`, and which of them were cut [n].
 
-        `first` and `second` are the texts' own ids.
+        `first` and `second` have the token ids of each text without special tokens.
         """
         room = max_tokens - self.num_special
         kept_first, kept_second = cut_longest_first(
@@ -54,9 +58,7 @@ class PairFrame:
             _repeat(self.behind, n),
         ]
         lengths = np.stack([part.lengths for part in parts], axis=1)  # [n, 5]
-        places = (
-            np.arange(5 * n).reshape(5, n).T.ravel()
-        )  # part by part, as they follow one another in a pair
+        places = np.arange(5 * n).reshape(5, n).T.ravel()  # part by part, in the order of a pair
         ids = Ragged.join(parts).take(places).values
         types = np.repeat(np.tile(np.array(self.types, dtype=np.int32), n), lengths.ravel())
         totals = lengths.sum(axis=1)
@@ -67,7 +69,7 @@ class PairFrame:
 
 
 def find_frame(rust: Tokenizer, *, favors_longer: bool) -> PairFrame:
-    """Return the frame of pairs, seen on one without special tokens of its own. Raises ModelError if it shows none."""
+    """Return the frame of pairs, derived from a sample pair. Raise ModelError if the sample shows none."""
     sample = "a", "b"
     first, second = (rust.encode(text, add_special_tokens=False).ids for text in sample)
     whole = rust.encode(*sample)
@@ -97,10 +99,11 @@ def find_frame(rust: Tokenizer, *, favors_longer: bool) -> PairFrame:
 def cut_longest_first(
     first: NDArray[np.int64], second: NDArray[np.int64], room: int, *, favors_longer: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how many tokens remain of each text so that no pair exceeds `room`: always the longer one loses a token.
+    """Return how many tokens remain of the texts of each pair, so that no pair has more than `room`.
 
-    `favors_longer`, as in PairFrame, is how the tokenizers library cuts (tokenizers/src/utils/truncation.rs); without
-    it texts are cut as by BERT's first tokenizer, which takes away one token at a time.
+    Tokens are removed from the longer text. `favors_longer`, as in PairFrame, is how the tokenizers library
+    cuts (tokenizers/src/utils/truncation.rs); without it, texts are cut as by BERT's first tokenizer, which
+    removes one token at a time.
     """
     smaller, larger = room // 2, room - room // 2
     first_keeps_more = first > second if favors_longer else np.ones(len(first), dtype=np.bool_)

@@ -1,17 +1,20 @@
-"""Passages: a text of more tokens than the model reads, as overlapping windows; their vectors, as one again.
+"""Passages: a text that is longer than the model reads, as overlapping windows, and the vector of the whole
+text.
 
-Every window is as long as the model reads: the last one is moved back to end with the text. So each token is read with
-as much around it as can be, a batch of windows has no padding, and a text of one token too many has nearly the vector
-it has when it is cut. The price is at most one window's work more a text than if the last window were short.
+Every window is as long as the model reads: the last one is moved back to end with the text. So each token is
+read with as much context as possible, a batch of windows has no padding, and a text of one token too many
+gets nearly the same vector as when it is cut. The price is at most one window's work more for each text than
+with a short last window.
 
-The vector of the text is the mean of its windows' vectors, each weighted by the number of its tokens that no earlier
-window has: every token of the text counts once, whatever the overlap. Weighting the vectors of a long text's parts by
-their length is what OpenAI's cookbook does ("Embedding texts that are longer than the model's maximum context length"),
-there with parts that do not overlap. The model's bare vectors are averaged; what is normalized and cut to fewer
-dimensions is their mean, once. So a model with mean pooling answers the mean over all tokens of the text, `normalize`
-changes a vector's length and never its direction, and fewer dimensions are the leading ones of the whole vector.
+The vector of the text is the mean of its windows' vectors, each weighted by the number of its tokens that no
+earlier window has: every token of the text counts once, whatever the overlap. Weighting the vectors of a long
+text's parts by their length is what OpenAI's cookbook does ("Embedding texts that are longer than the model's
+maximum context length"), there with parts that do not overlap. The mean is taken of the model's raw vectors,
+and is normalized and cut to fewer dimensions once, at the end. So with mean pooling a model returns the mean
+over all tokens of the text, `normalize` changes a vector's length and never its direction, and fewer
+dimensions are the leading ones of the whole vector.
 
-Knows neither tokenizer nor model.
+This module knows neither tokenizer nor model.
 """
 
 from collections.abc import Mapping
@@ -26,19 +29,20 @@ from vectormill.jobs.item import TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
-# Bounds what one text can take: 8192 windows of 256 tokens are 8 MiB of ids and, with 1024 dimensions, 32 MiB of
-# vectors. A text of a million characters at one token each, which is the default limit, has 4,505.
+# Limits what one text can take: 8192 windows of 256 tokens are 8 MiB of ids and, with 1024 dimensions, 32 MiB
+# of vectors. A text of a million characters, the default limit, has 4,505 windows if each character is a
+# token.
 MAX_PASSAGES: Final = 8192
-# The least share of a window that must be new: what is computed is at most four times the text.
+# The smallest share of a window that must be new, so that at most four times the text is computed.
 SMALLEST_NEW_SHARE: Final = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class PassageFrame:
-    """The rules for cutting windows of `max_tokens`, surroundings included, of which own tokens overlap by `overlap`.
+    """The rules for cutting windows of `max_tokens`, with neighbours that overlap by `overlap` tokens.
 
-    Each window is put between the text's leading tokens that are those of `leading_ids` (the special ones and the
-    prompt's) and its last `num_suffix` tokens.
+    `max_tokens` includes what surrounds each window: the leading tokens of the text that equal `leading_ids`
+    (the special ones and the prompt's), and the last `num_suffix` tokens of the text.
     """
 
     max_tokens: int
@@ -49,9 +53,10 @@ class PassageFrame:
 
 @dataclass(frozen=True, slots=True)
 class PassagedTexts:
-    """Texts as sequences: text i has offsets[i]:offsets[i + 1], at least one; a text that failed has one without ids.
+    """Texts as sequences, of which text i has offsets[i]:offsets[i + 1].
 
-    `weights` are the sequences' own tokens, each token of a text counted once.
+    Each text has at least one; a text that failed has one without ids. `weights` counts the tokens of each
+    sequence so that each token of a text counts once.
     """
 
     sequences: TokenizedTexts
@@ -65,28 +70,28 @@ class PassagedTexts:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if every text is one sequence."""
+        """Return True if each text is a single sequence."""
         return len(self.sequences) == len(self.offsets) - 1
 
     @property
     def num_passages(self) -> NDArray[np.int32]:
-        """Return the number of windows [n] of each text; 0 for a text that is one sequence."""
+        """Return the number of windows [n] of each text; 0 for a text that is a single sequence."""
         counts = np.diff(self.offsets)
         return np.where(counts > 1, counts, 0).astype(np.int32)
 
     @property
     def num_tokens(self) -> NDArray[np.int32]:
-        """Return the number of tokens [n] that the model reads of each text; repeated ones count each time."""
+        """Return how many tokens [n] the model reads of each text. Repeated tokens count each time."""
         lengths = self.sequences.lengths
         return (lengths if self.is_whole else np.add.reduceat(lengths, self.offsets[:-1])).astype(np.int32)
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """Return which texts [n] were cut."""
+        """Return which texts [n] were truncated."""
         return self.sequences.truncated[self.offsets[:-1]]
 
     def join_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Join vectors [sequences, dim] into [n, dim]. A text with one sequence keeps its own, to the bit."""
+        """Join vectors [sequences, dim] into [n, dim]. The vector of a single sequence is not changed."""
         if self.is_whole:
             return vectors
         joined = vectors[self.offsets[:-1]]
@@ -97,7 +102,7 @@ class PassagedTexts:
         return joined
 
     def join_failures(self, failures: Mapping[int, ItemFailure]) -> dict[int, ItemFailure]:
-        """Return the failures of texts: each fails with the first of its sequences that does."""
+        """Return the failures of texts. A text fails with the error of its first sequence that failed."""
         joined: dict[int, ItemFailure] = {}
         for sequence in sorted(failures):
             text = int(np.searchsorted(self.offsets, sequence, side="right")) - 1
@@ -106,12 +111,13 @@ class PassagedTexts:
 
 
 def cut_passages(texts: TokenizedTexts, frame: PassageFrame) -> PassagedTexts:
-    """Return texts of any length as sequences of at most `frame.max_tokens`. Texts that fit stay whole."""
+    """Cut texts into sequences of at most `frame.max_tokens`. Texts that fit stay whole."""
     ids, text_lengths = texts.inputs[INPUT_IDS], texts.lengths
     long = np.flatnonzero(text_lengths > frame.max_tokens).tolist()
     if not long:
         return PassagedTexts.whole(texts)
-    tokens: list[NDArray[np.int64]] = []  # of which a sequence is made: places in the values of every input
+    # for each sequence, the indices of its tokens in the values of every input
+    tokens: list[NDArray[np.int64]] = []
     lengths: list[NDArray[np.int64]] = []
     weights: list[NDArray[np.int64]] = []
     counts = np.ones(len(texts), dtype=np.int64)
@@ -147,9 +153,9 @@ def cut_passages(texts: TokenizedTexts, frame: PassageFrame) -> PassagedTexts:
 
 
 def plan_windows(num_tokens: int, room: int, overlap: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where windows of `room` tokens start in a longer text, and how many new tokens each one adds.
+    """Return where windows of `room` tokens start in a longer text, and how many new tokens each adds.
 
-    Neighbours share `overlap` tokens, and the last two as many more as it takes for the last one to be full.
+    Neighbours share `overlap` tokens; the last two share more if the last one would not be full otherwise.
     """
     stride = room - overlap
     num_windows = -(-(num_tokens - room) // stride) + 1
@@ -160,7 +166,10 @@ def plan_windows(num_tokens: int, room: int, overlap: int) -> tuple[NDArray[np.i
 def _cut(
     ids: NDArray[np.int32], frame: PassageFrame
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], ItemFailure | None]:
-    """Return a long text's windows [windows, max_tokens], their weights, and why it is not cut."""
+    """Return a long text's windows as indices [windows, max_tokens], their weights, and a failure or None.
+
+    The failure says why the text cannot be cut.
+    """
     num_leading = _count_equal(ids, frame.leading_ids)
     num_own = len(ids) - num_leading - frame.num_suffix
     room = frame.max_tokens - num_leading - frame.num_suffix
@@ -184,7 +193,10 @@ def _cut(
 
 
 def _count_equal(ids: NDArray[np.int32], leading_ids: NDArray[np.int32]) -> int:
-    """Return how many leading tokens are equal. A prompt's last token may differ when a text follows it."""
+    """Return how many leading tokens are equal.
+
+    The last token of a prompt may differ when a text follows it.
+    """
     num_common = min(len(ids), len(leading_ids))
     differs = np.flatnonzero(ids[:num_common] != leading_ids[:num_common])
     return int(differs[0]) if len(differs) else num_common

@@ -1,4 +1,7 @@
-"""Reference: the Rust tokenizers library, which says what a text's tokens are. Knows nothing of limits or words."""
+"""Reference is the Rust tokenizers library, which defines what a text's tokens are.
+
+It knows nothing of limits or words.
+"""
 
 import contextlib
 import json
@@ -21,13 +24,15 @@ from vectormill.domain.errors import ModelError
 from vectormill.models.special_tokens import SpecialTokens, read_special_tokens
 from vectormill.ragged import Ragged
 
-# Texts tokenized at once. Enough for all threads of the library; a whole chunk of books would be hundreds of MB.
+# Characters that are tokenized at once. This keeps all threads of the library busy; a whole chunk of books
+# would take hundreds of MB.
 GROUP_CHARS: Final = 1 << 16
-# All threads that tokenize at the same time share the library's own threads, which two keep busy. More of them
-# only hold memory: six chunks of long texts took 115 MiB, most of which the heap kept. Who has little never waits.
+# All threads that tokenize at the same time share the library's own threads, which two calls keep busy. More
+# calls would only take memory: six chunks of long texts took 115 MiB, most of which the heap kept. Calls with
+# few characters never wait.
 NUM_LARGE_GROUPS: Final = 2
 FEW_CHARS: Final = 1 << 12
-# Of a BERT that has a vocabulary alone, for it is older than tokenizer.json.
+# The special tokens of a BERT that has only a vocabulary, because it is older than tokenizer.json.
 SPECIAL: Final = {
     "unk_token": "[UNK]",
     "cls_token": "[CLS]",
@@ -38,10 +43,10 @@ SPECIAL: Final = {
 
 
 class Reference:
-    """The tokenizer of a model's directory, as the library reads it. Thread-safe; never cuts a text.
+    """The tokenizer in a model's directory, as the library reads it. Thread-safe; never truncates a text.
 
-    `description` is what the file says, `favors_longer` how pairs are cut (`PairFrame`). Raises ModelError when the
-    library cannot read it.
+    `description` is the content of its file, and `favors_longer` says how pairs are cut (`PairFrame`). Raises
+    ModelError if the library cannot read the tokenizer.
     """
 
     def __init__(self, directory: Path, *, lowercase: bool = False) -> None:
@@ -63,15 +68,17 @@ class Reference:
         self._large_groups = threading.BoundedSemaphore(NUM_LARGE_GROUPS)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> Ragged:
-        """Return the int32 ids of each text. Releases the GIL; `fast` leaves out the offsets, which nobody asks for.
+        """Return the int32 token ids of each text. Releases the GIL.
 
-        Some texts at a time: the library keeps more than a hundred bytes for a token, its text included.
+        Texts are tokenized in groups, because the library keeps more than a hundred bytes for each token.
+        `encode_batch_fast` leaves out offsets, which are not needed.
         """
         parts = [Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64))]
         for group in group_texts(texts):
             is_large = sum(map(len, group)) > FEW_CHARS
             with self._large_groups if is_large else contextlib.nullcontext():
-                # Not bound to a name, so that the library's own are gone before the next group.
+                # The encodings are not bound to a name, so that the library's objects are freed before the
+                # next group.
                 parts.append(
                     _lay_out(
                         [
@@ -89,7 +96,7 @@ class Reference:
         return ids
 
     def has_added_token(self, text: str) -> bool:
-        """Return True if the library may find an added token in the text, as it is or when it is normalized."""
+        """Return True if the library may find an added token in the text, either raw or normalized."""
         if self._find_raw is not None and self._find_raw.search(text):
             return True
         return self._find_normalized is not None and bool(self._find_normalized.search(self._normalize(text)))
@@ -98,7 +105,10 @@ class Reference:
         return text if self.rust.normalizer is None else str(self.rust.normalizer.normalize_str(text))
 
     def _find_special(self) -> tuple[list[int], list[int]]:
-        """Return the ids before and behind a text, seen on one without special tokens of its own. Raises ModelError."""
+        """Return the ids before and after each text, derived from a sample text.
+
+        Raises ModelError if they cannot be derived.
+        """
         bare = self.rust.encode("a", add_special_tokens=False).ids
         whole = self.rust.encode("a").ids
         for start in range(len(whole) - len(bare) + 1):
@@ -110,7 +120,7 @@ class Reference:
 
 
 def _read(directory: Path) -> tuple[RustTokenizer, dict[str, Any], bool]:
-    """Return the tokenizer, its description, and whether it cuts pairs as the library does (`PairFrame`)."""
+    """Return the tokenizer, its description, and its `favors_longer` for pairs (`PairFrame`)."""
     path = directory / "tokenizer.json"
     if not path.is_file() and (directory / "vocab.txt").is_file():
         rust = read_vocabulary(directory)
@@ -122,9 +132,13 @@ def _read(directory: Path) -> tuple[RustTokenizer, dict[str, Any], bool]:
 
 
 def read_vocabulary(directory: Path) -> RustTokenizer:
-    """Return the tokenizer that transformers makes of a BERT's `vocab.txt` and its configuration. Raises ModelError."""
+    """Return the tokenizer that transformers makes from a BERT's `vocab.txt` and configuration.
+
+    Raises ModelError if the files cannot be used.
+    """
     path = directory / "vocab.txt"
-    # Not splitlines: pieces of multilingual vocabularies are characters at which that would end a line.
+    # Do not use splitlines: pieces of multilingual vocabularies contain characters that it treats as ends of
+    # lines.
     words = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocabulary = {word: number for number, word in enumerate(words)}
     missing = [
@@ -158,7 +172,7 @@ def read_vocabulary(directory: Path) -> RustTokenizer:
 
 
 def _make_template(rust: RustTokenizer, special: SpecialTokens) -> TemplateProcessing:
-    """Return what puts the special tokens around each text. Raises ModelError for a token that has no id."""
+    """Return the template that puts special tokens around texts. Raise ModelError if a token has no id."""
     names = (*special.prefix, *special.suffix)
     ids = {name: rust.token_to_id(name) for name in names}
     if None in ids.values():
@@ -169,7 +183,7 @@ def _make_template(rust: RustTokenizer, special: SpecialTokens) -> TemplateProce
 
 
 def group_texts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield runs of texts of about GROUP_CHARS together; a longer text is alone."""
+    """Yield groups of consecutive texts with at most GROUP_CHARS together; a longer text is alone."""
     if sum(map(len, texts)) <= GROUP_CHARS:
         if texts:
             yield list(texts)
@@ -193,7 +207,7 @@ def _lay_out(rows: list[list[int]]) -> Ragged:
 
 
 def _pattern(contents: Iterable[str]) -> "re.Pattern[str] | None":
-    """Return a pattern that finds any of these; None if there are none."""
+    """Return a pattern that matches any of these strings; None if there are none."""
     wanted = [re.escape(content) for content in contents if content]
     return re.compile("|".join(wanted)) if wanted else None
 

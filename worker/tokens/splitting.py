@@ -1,13 +1,15 @@
-"""Splitting: how a text comes apart into words whose tokens do not depend on their neighbours. Pure.
+"""Splitting a text into words whose tokens do not depend on the neighbouring words.
 
-A tokenizer that is described by its parts (normalizer, pre-tokenizer, model) allows it in one of two ways. Either each
-part acts within what lies between two spaces, which itself is dropped (BERT). Or a space is the beginning of the word
-behind it (RoBERTa, Qwen, T5): then a text is cut before each single space between two characters that are none, where
-no part begins before the space and ends behind it. Of such parts there are tables here, with the reason for each; any
-other combination has none. Texts with characters for which it does not hold are not split.
+A tokenizer that is described by its parts (normalizer, pre-tokenizer, model) allows this in one of two ways.
+Either each part acts only between two spaces, and spaces are dropped (BERT). Or a space is the beginning of
+the next word (RoBERTa, Qwen, T5): then a text is cut before each single space between two characters that are
+not spaces, because no part acts across that place. This module lists the parts for which this holds, with the
+reason for each; any other combination is not split. Texts with characters for which it does not hold are not
+split either.
 
-A long text of which only the first tokens are wanted needs less: one place behind which nothing changes the tokens
-before it. More tokenizers have such places than have words, and texts without spaces have them too.
+If only the first tokens of a long text are wanted, one place suffices after which nothing changes the tokens
+before it. More tokenizers have such places than have words, and texts without spaces have them too. All
+functions are pure.
 """
 
 import re
@@ -16,33 +18,37 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-# Whitespace to str.split() that BERT removes as control characters, joining what lies around them.
+# Characters that str.split() treats as whitespace, but that BERT removes as control characters, which joins
+# the text around them.
 CONTROL_SPACE: Final = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
-# Each acts on a character and the marks that follow it, or on each word; what is whitespace stays it.
+# Each of these acts on a character and its following marks, or on each word; whitespace stays whitespace.
 NORMALIZERS: Final = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"})
 SPLITS_AT_WHITESPACE: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
 
-# Before a single space. What is whitespace to Python is so to every tokenizer's pattern, and more.
+# The place before a single space. Whitespace in Python includes all that any tokenizer's pattern treats as
+# such.
 BEFORE_A_SPACE: Final = re.compile(r"(?<=\S)(?= \S)")
 NEVER: Final = re.compile(r"(?!)")
-# Each acts on a character and the marks behind it and makes no whitespace, or none where none was.
+# Each of these acts on a character and its following marks, and adds no whitespace where there was none.
 SPACE_KEEPING_NORMALIZERS: Final = frozenset({"Lowercase", "NFC", "NFD"})
-# A piece begins at every space, so that it does not matter if a normalizer makes one.
+# With these, a piece begins at every space, so it does not matter if a normalizer adds a space.
 METASPACE_NORMALIZERS: Final = SPACE_KEEPING_NORMALIZERS | {"NFKC", "NFKD", "StripAccents"}
 
 
 def _write_pattern(numbers: str) -> str:
-    """Return the pattern of Llama 3, which Qwen 2 and 3 share but for the number of digits in a piece."""
+    """Return the pattern of Llama 3. Qwen 2 and 3 differ only in the number of digits in a piece."""
     letters = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
     return f"{letters}|{numbers}" + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-# No match of these has a space behind its first character, unless whitespace follows it or went before.
+# No match of these patterns has a space after its first character, unless whitespace comes before or after
+# the space.
 SPLITS_BEFORE_A_SPACE: Final = frozenset({_write_pattern(r"\p{N}{1,3}"), _write_pattern(r"\p{N}")})
 
 
-# Each acts on a character and what belongs to it, never across a single space between two plain characters.
+# Each of these acts on a character and what belongs to it, never across a single space between two plain
+# characters.
 CUTTABLE_NORMALIZERS: Final = METASPACE_NORMALIZERS | {
     "BertNormalizer",
     "Nmt",
@@ -51,11 +57,12 @@ CUTTABLE_NORMALIZERS: Final = METASPACE_NORMALIZERS | {
     "Strip",
 }
 MARK: Final = "▁"
-# A letter or digit that no normalizer joins with what follows, or turns into one that has a space at its end: not those
-# that prepend themselves to the next character, nor Arabic presentation forms, nor any outside the basic plane.
+# A letter or digit that no normalizer joins with the next character, or replaces by one that ends with a
+# space. This excludes characters that combine with the next one, Arabic presentation forms, and all outside
+# the basic plane.
 PLAIN: Final = "[^\\W_\u0d4e\ufb50-\ufdff\ufe70-\ufeff\U00010000-\U0010ffff]"
 AT_A_SPACE: Final = f"(?<={PLAIN})(?= {PLAIN})"
-# Chinese and Japanese stops, which no normalizer changes.
+# Chinese and Japanese punctuation that no normalizer changes.
 STOPS: Final = "。、"
 AT_A_STOP: Final = f"(?<={PLAIN})(?=[{STOPS}])"
 IDEOGRAPH: Final = "[\u4e00-\u9fff]"
@@ -63,21 +70,21 @@ IDEOGRAPH: Final = "[\u4e00-\u9fff]"
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """A way to cut texts into words: `split` gives all of a text, if nothing in it is `unsplittable`."""
+    """A way to split texts into words: `split` returns all words of a text without `unsplittable` matches."""
 
     split: Callable[[str], list[str]]
     unsplittable: re.Pattern[str]
 
     def split_all(self, texts: Sequence[str]) -> list[list[str]]:
-        """Return the words of each text; none for one that must not be split."""
-        # Nearly always there is nothing: one search instead of one a text.
+        """Return the words of each text; an empty list for a text that must not be split."""
+        # Texts nearly always match nothing, so one search over all is tried first.
         if self.unsplittable.search("".join(texts)) is None:
             return [self.split(text) for text in texts]
         return [[] if self.unsplittable.search(text) else self.split(text) for text in texts]
 
 
 def find_splitting(description: dict[str, Any]) -> Splitting | None:
-    """Return the splitting that a `tokenizer.json` allows; None when its parts are not known to allow one."""
+    """Return the splitting that a `tokenizer.json` allows; None if its parts are not known to allow one."""
     if (description.get("model") or {}).get("dropout") or not _are_plain(description.get("added_tokens", [])):
         return None
     normalizers = {part["type"] for part in _parts(description.get("normalizer"), "normalizers")}
@@ -90,15 +97,17 @@ def find_splitting(description: dict[str, Any]) -> Splitting | None:
 
 
 def find_cuts(description: dict[str, Any]) -> re.Pattern[str] | None:
-    """Return what finds the places where a text may be cut so that the tokens before do not change, or None.
+    """Return a pattern for places where a text may be cut without changing the tokens before; None if
+    unknown.
 
-    Every part of the tokenizer has to keep what lies before the place apart from what lies behind it. Where no
-    pre-tokenizer does, the vocabulary must: Unigram's best pieces and BPE's merges are found independently on both
-    sides of a place that no token of the vocabulary reaches across.
+    Every part of the tokenizer has to treat the text before such a place independently of the text after it.
+    If no pre-tokenizer ensures this, the vocabulary must: Unigram's best pieces and BPE's merges are found
+    independently on both sides of a place that no token of the vocabulary spans.
     """
     model = description.get("model") or {}
     added = [token["content"] for token in description.get("added_tokens", [])]
-    # An added token is found in the whole text, so none may reach across a single space or a stop.
+    # Added tokens are found in the whole text, so none may span a single space or a punctuation mark of
+    # STOPS.
     if model.get("dropout") or any(
         re.search(rf"\S[\s{MARK}Ġ]|[\s{MARK}Ġ]\S|^\s$|[{STOPS}]", token) for token in added
     ):
@@ -133,7 +142,7 @@ def find_cuts(description: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def _keeps_sides_apart(normalizer: dict[str, Any]) -> bool:
-    """Return True if a normalizer changes the beginning of a text as it does within the whole."""
+    """Return True if a normalizer changes the beginning of a text just as within the whole text."""
     if normalizer["type"] != "Replace":
         return normalizer["type"] in CUTTABLE_NORMALIZERS
     pattern = normalizer["pattern"]
@@ -145,7 +154,7 @@ def _keeps_sides_apart(normalizer: dict[str, Any]) -> bool:
 def _ends_tokens_at_marks(
     parts: Sequence[dict[str, Any]], normalizers: Sequence[dict[str, Any]], tokens: Sequence[str]
 ) -> bool:
-    """Return True if each space becomes a mark across which no token reaches."""
+    """Return True if each space becomes a mark (▁) that no token spans."""
     makes_marks = any(
         part["type"] == "Metaspace"
         or (part["type"] == "Replace" and part["pattern"].get("String") == " " and part["content"] == MARK)
@@ -159,7 +168,7 @@ def _ends_tokens_at_marks(
 
 
 def _find_cuts_at_stops(tokens: Sequence[str]) -> str:
-    """Return a pattern of places between an ideograph and a stop across which no token reaches."""
+    """Return a pattern for places between an ideograph and a mark of STOPS that no token spans."""
     known = "".join(stop for stop in STOPS if stop in tokens)
     if not known:
         return "(?!)"
@@ -186,7 +195,7 @@ def _begins_pieces_at_spaces(parts: Sequence[dict[str, Any]], normalizers: Set[s
 
 
 def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the part of a tokenizer as a list, or the parts of a sequence of them."""
+    """Return a part of a tokenizer as a list; for a Sequence, the list of its parts."""
     if part is None:
         return []
     if part["type"] != "Sequence":
@@ -195,7 +204,7 @@ def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _keeps_position_out(pre_tokenizer: dict[str, Any]) -> bool:
-    """Return True if everything behind the first pre-tokenizer looks at words alone, not at their place in the text."""
+    """Return True if all pre-tokenizers after the first see only words, not their place in the text."""
     return all(
         part["type"] in SPLITS_AT_WHITESPACE | {"Punctuation", "Digits"}
         or (part["type"] == "Metaspace" and part.get("prepend_scheme") != "first")
@@ -204,5 +213,5 @@ def _keeps_position_out(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _are_plain(added_tokens: Sequence[dict[str, Any]]) -> bool:
-    """Return True if no added token holds what lies between two words: they are found before a text is split."""
+    """Return True if no added token can span two words. Added tokens are found before a text is split."""
     return not any(re.search(r"[\s▁Ġ]", token["content"]) or not token["content"] for token in added_tokens)

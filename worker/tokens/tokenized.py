@@ -1,7 +1,7 @@
-"""TokenizedTexts: what a model reads of many texts, as named arrays; and texts that came as the ids of their tokens.
+"""TokenizedTexts are the model's inputs for many texts, as named arrays. Texts may also arrive as token ids.
 
-Given ids are read as they are. Special tokens are put around them as around a text, unless they are there already.
-Knows no tokenizer but its bounds.
+Such ids are used as they are; special tokens and the prompt are put around them, and special tokens that are
+there already are not repeated. This module knows only the bounds of a tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,11 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TokenizedTexts:
-    """`inputs` has a row for each text, under the names that the model gives them: always `input_ids`, int32, special
-    tokens included; others, such as `token_type_ids`, have one value for each of these.
+    """The model's inputs for n texts, as one row for each text under each input's name.
 
-    `truncated[i]` says that the text had more tokens. A text in `failures` has none.
+    `inputs` always has `input_ids` (int32, special tokens included); others, such as `token_type_ids`, have
+    one value for each of these. `truncated[i]` says that text i had more tokens. A text in `failures` has
+    none.
     """
 
     inputs: Mapping[str, Ragged]
@@ -40,7 +41,7 @@ class TokenizedTexts:
         truncated: NDArray[np.bool_],
         failures: Mapping[int, ItemFailure],
     ) -> "TokenizedTexts":
-        """Return texts with these ids and no other input."""
+        """Return texts with these token ids and no other input."""
         return cls({INPUT_IDS: Ragged.from_rows(rows, np.int32)}, truncated, failures)
 
     def __len__(self) -> int:
@@ -51,11 +52,14 @@ class TokenizedTexts:
         return self.inputs[INPUT_IDS].lengths
 
     def ids(self, index: int) -> NDArray[np.int32]:
-        """Return a view of one text's ids."""
+        """Return a view of the token ids of one text."""
         return self.inputs[INPUT_IDS].row(index)
 
     def spread(self, places: Sequence[int], num_texts: int) -> "TokenizedTexts":
-        """Return these as texts of a longer list: text i becomes text places[i] (ascending); others have no tokens."""
+        """Return these texts as part of a longer list: text i becomes text places[i].
+
+        `places` is ascending; all other texts have no tokens.
+        """
         if num_texts == len(self):
             return self
         truncated = np.zeros(num_texts, dtype=np.bool_)
@@ -72,12 +76,14 @@ class TokenizedTexts:
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """The tokens that the model reads around a text's own: special ones and the prompt before, special ones behind."""
+    """The tokens that the model reads around a text: special tokens and the prompt before it, special ones
+    after it.
+    """
 
     prefix: Ids
     prompt: Ids
     suffix: Ids
-    num_known: int  # ids of the vocabulary, from 0
+    num_known: int  # token ids of the model are 0 to num_known - 1
 
     def put_around(self, ids: Ids) -> Ids:
         num_prefix, num_suffix = len(self.prefix), len(self.suffix)
@@ -88,7 +94,7 @@ class Surrounding:
         return np.concatenate([self.prefix, self.prompt, ids, self.suffix])
 
     def read(self, text: bytes) -> "Ids | ItemFailure":
-        """Return what the model reads of a text that has token ids, or why it cannot."""
+        """Return what the model reads of a text that is given as token ids, or the reason why it cannot."""
         try:
             ids = read_token_ids(text)
         except ValueError:
@@ -105,12 +111,15 @@ class Surrounding:
 
 
 def find_given(texts: Sequence[bytes], failures: Mapping[int, ItemFailure]) -> list[int]:
-    """Return the places of texts with token ids. They are among `failures`, because they are no Unicode."""
+    """Return the indices of the texts that are given as token ids.
+
+    They are among `failures`, because they are not Unicode.
+    """
     return [place for place in failures if has_token_ids(texts[place])]
 
 
 def lay_together(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts:
-    """Return one list from two of equal length, in which each place has tokens or a failure in one at most."""
+    """Return one list from two of equal length. In each place, at most one has tokens or a failure."""
     num_texts = len(texts)
     inputs = {}
     for name, rows in texts.inputs.items():

@@ -1,7 +1,8 @@
-"""Tokenizer: texts to token ids, as transformers would, on the Rust library alone. Knows nothing of batches.
+"""Tokenizer turns texts into token ids as transformers does, but with the Rust library alone.
 
-One object serves all threads and every max_tokens: truncation is done here, not by the library, whose setting is
-shared by all callers. The library cuts the text's own tokens before it adds the special ones, and so do we.
+One object serves all threads and every max_tokens. Truncation is done here, because the library's setting is
+shared by all callers. Like the library, it truncates a text's own tokens before special ones are added. It
+knows nothing of batches.
 """
 
 import logging
@@ -26,23 +27,23 @@ from worker.tokens.word_cache import WordCache, WordTally
 
 logger = logging.getLogger(__name__)
 
-# Where a long text is cut at first. Where these are too few characters, twice as many are read, so that the first
-# tokens of any text cost what they need, whatever follows.
+# Characters for each token at which a long text is first cut. If they give too few tokens, twice as many are
+# read, so the first tokens of a text cost the same whatever follows them.
 CHARS_PER_TOKEN: Final = 6
-# On which joining is tried, and longer than any two of these.
+# The number of sample texts to test joining, and more tokens than any two of them have.
 PAIRS_TRIED: Final = 20
-# With so many the library is done first: it takes three times the processor's time of a look-up of known words, on all
-# of them and without the interpreter's lock, which look-ups hold.
+# With this many free cores the library is faster: it takes three times the processor time of looking up known
+# words, but runs on all cores and without the GIL, which look-ups hold.
 LIBRARY_CORES: Final = 4
 LARGEST_PAIR: Final = 1 << 20
-# The texts of many kinds and languages that calibration uses too.
+# Texts of many kinds and languages, which calibration uses too.
 SAMPLE: Final = files("worker").joinpath("calibration_texts.txt")
 
 
 class Tokenizer:
-    """Tokenizes with the `tokenizer.json` of a model's directory. May be called by many threads at once.
+    """Tokenizes with the `tokenizer.json` of a model's directory. Thread-safe.
 
-    `way` says how: word by word, or each text whole and why.
+    `way` says in words how: word by word, or each text whole and why.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class Tokenizer:
         words: WordTally | None = None,
         num_free_cores: int = 0,
     ) -> None:
-        """Count words in `words`. `num_free_cores` are those on which nothing computes but the tokenizer."""
+        """Load the tokenizer and choose the fastest exact way to use it.
+
+        Words are counted in `words`. `num_free_cores` cores compute nothing but tokens.
+        """
         self._reference = Reference(directory, lowercase=lowercase)
         description = self._reference.description
         self._encoding, self.way = _choose_way(self._reference, words or WordTally(), num_free_cores)
@@ -65,14 +69,20 @@ class Tokenizer:
         self._num_suffix = len(self._reference.suffix)
 
     def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
-        """Return the ids of all texts; a text of more than `max_tokens` is cut, or fails when `truncate` is not set."""
+        """Return the token ids of all texts, each at most `max_tokens`.
+
+        A longer text is truncated, or fails if `truncate` is False.
+        """
         rows = self._encode_beginnings(texts, max_tokens)[0] if truncate else self._encoding.encode(texts)
         return self._fit(rows, max_tokens, truncate)
 
     def take_ids(
         self, texts: Sequence[bytes], prompt: str, max_tokens: int | None, truncate: bool
     ) -> TokenizedTexts:
-        """Return texts that have token ids already, checked as `tokenize` does. No bound where `max_tokens` is None."""
+        """Return texts that are given as token ids, checked as in `tokenize`.
+
+        No limit if `max_tokens` is None.
+        """
         surrounding = self._surround(prompt)
         read = [surrounding.read(text) for text in texts]
         nothing = np.zeros(0, np.int32)
@@ -89,7 +99,7 @@ class Tokenizer:
         return Surrounding(prefix, own, suffix, self._reference.rust.get_vocab_size())
 
     def _fit(self, rows: Ragged, max_tokens: int, truncate: bool) -> TokenizedTexts:
-        """Return the rows. One of more than `max_tokens` is cut, or fails."""
+        """Return the rows as texts. A row of more than `max_tokens` is truncated, or fails."""
         is_long = rows.lengths > max_tokens
         if not is_long.any():
             return _tokenized(rows, is_long, {})
@@ -103,17 +113,19 @@ class Tokenizer:
         return TokenizedTexts(_drop({INPUT_IDS: rows}, is_long), np.zeros_like(is_long), failures)
 
     def tokenize_whole(self, texts: Sequence[str]) -> TokenizedTexts:
-        """Return the ids of all texts, whatever their length."""
+        """Return the token ids of all texts, whatever their length."""
         return _tokenized(self._encoding.encode(texts), np.zeros(len(texts), dtype=np.bool_), {})
 
     def tokenize_pairs(
         self, first: Sequence[str], second: Sequence[str], max_tokens: int, truncate: bool
     ) -> TokenizedTexts:
-        """Return the ids and types of n pairs; the longer text of one of more than `max_tokens` is cut, or the pair
-        fails when `truncate` is not set. Every pair fails where the tokenizer knows none.
+        """Return the token ids and types of n pairs of texts, each pair at most `max_tokens`.
+
+        Of a longer pair, the longer text is truncated, or the pair fails if `truncate` is False. All pairs
+        fail if the tokenizer does not support pairs.
         """
         if not first:
-            return _fail_pairs(0, ENCODING_FAILED, "")  # nobody is asked how pairs are joined
+            return _fail_pairs(0, ENCODING_FAILED, "")  # with no pairs, the tokenizer need not support them
         try:
             frame = self._pair_frame
         except ModelError as error:
@@ -128,7 +140,7 @@ class Tokenizer:
             rows, is_cut = self._encode_beginnings(
                 both, max_tokens + len(self._reference.prefix) + self._num_suffix
             )
-            # The true lengths of two long texts may decide which one keeps a token more.
+            # If both texts are long, their true lengths may decide which one keeps a token more.
             is_long_pair = (rows.lengths > max_tokens // 2).reshape(2, -1).all(axis=0)
             rows = self._encode_again(both, rows, np.flatnonzero(is_cut & np.tile(is_long_pair, 2)))
         else:
@@ -146,7 +158,7 @@ class Tokenizer:
 
     @cached_property
     def _pair_frame(self) -> PairFrame:
-        """Return the frame of pairs, after trying that a few of them tokenize as their texts do."""
+        """Return the frame of pairs. Raise ModelError unless sample pairs have the tokens of their texts."""
         frame = find_frame(self._reference.rust, favors_longer=self._reference.favors_longer)
         sample = [line for line in SAMPLE.read_text(encoding="utf-8").splitlines() if line][:PAIRS_TRIED]
         own = _strip(self._encoding.encode(sample), len(self._reference.prefix), self._num_suffix)
@@ -162,19 +174,22 @@ class Tokenizer:
         return frame
 
     def frame(self, prompt: str, max_tokens: int, overlap: int) -> PassageFrame:
-        """Return how texts with this prompt are cut into passages."""
+        """Return the rules for cutting texts with this prompt into passages."""
         ids = np.array(self._reference.encode_one(prompt), dtype=np.int32)
         return PassageFrame(max_tokens, overlap, ids[: len(ids) - self._num_suffix], self._num_suffix)
 
     def count_prompt_tokens(self, prompt: str) -> int:
-        """Return the number of a prompt's leading tokens, without final special ones."""
+        """Return the number of a prompt's leading tokens, without a final special token."""
         if not prompt:
             return 0
         ids = self._reference.encode_one(prompt)
         return len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
 
     def _encode_beginnings(self, texts: Sequence[str], max_tokens: int) -> tuple[Ragged, NDArray[np.bool_]]:
-        """Return the ids of all texts, and which texts were shortened first because they exceed `max_tokens`."""
+        """Return the token ids of all texts, and which texts were cut before tokenization.
+
+        A text that is cut still has more than `max_tokens`.
+        """
         num_chars = max_tokens * CHARS_PER_TOKEN
         given = [self._cut_text(text, num_chars) for text in texts]
         rows = self._encoding.encode(given)
@@ -188,14 +203,17 @@ class Tokenizer:
         return rows, is_cut
 
     def _cut_text(self, text: str, num_chars: int) -> str:
-        """Return the beginning of a text, so that a book is not tokenized for its first page."""
+        """Return the beginning of a long text, so that a whole book is not tokenized for its first page.
+
+        Texts are cut only at places where the tokens before do not change.
+        """
         if self._cuts is None or len(text) <= 2 * num_chars:
             return text
         place = self._cuts.search(text, num_chars)
         return text if place is None else text[: place.start()]
 
     def _encode_again(self, texts: Sequence[str], rows: Ragged, chosen: NDArray[np.int64]) -> Ragged:
-        """Return the rows with those of the chosen texts encoded anew."""
+        """Return the rows with the chosen texts tokenized again."""
         if not len(chosen):
             return rows
         places = np.arange(len(texts))
@@ -205,7 +223,7 @@ class Tokenizer:
 
 
 def _find_cut(texts: Sequence[str], given: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which texts were shortened."""
+    """Return which texts were shortened [n]."""
     is_cut = (part is not text for text, part in zip(texts, given, strict=True))
     return np.fromiter(is_cut, np.bool_, count=len(texts))
 
@@ -213,7 +231,10 @@ def _find_cut(texts: Sequence[str], given: Sequence[str]) -> NDArray[np.bool_]:
 def _choose_way(
     reference: Reference, words: WordTally, num_free_cores: int
 ) -> tuple[Reference | WordCache, str]:
-    """Return the fastest exact way to tokenize, and why. What a tokenizer's parts promise is tried first."""
+    """Return the fastest exact way to tokenize, and a phrase that says why.
+
+    What the tokenizer's parts promise is tested on a sample first.
+    """
     if num_free_cores >= LIBRARY_CORES:
         return reference, f"whole, since {num_free_cores} cores tokenize at once"
     splitting = find_splitting(reference.description)
@@ -222,14 +243,14 @@ def _choose_way(
     cache = WordCache(reference, splitting, words)
     sample = SAMPLE.read_text(encoding="utf-8").splitlines()
     expected = reference.encode(sample)
-    for _ in range(2):  # the second time from the words that were new the first time
+    for _ in range(2):  # the second time, words come from the cache
         found = cache.encode(sample)
         if found.values.tobytes() != expected.values.tobytes() or (found.offsets != expected.offsets).any():
             logger.warning(
                 "This tokenizer's words have other tokens alone than in a text: it is used as it is."
             )
             return reference, "whole, since words had other tokens alone than in a text"
-    words.forget()  # those of the sample
+    words.forget()  # forget the counts of the sample
     return cache, "word by word"
 
 
@@ -249,7 +270,7 @@ def _tokenized(
 
 
 def _truncate(rows: Ragged, max_tokens: int, num_suffix: int) -> Ragged:
-    """Return each longer row's first ids and its last `num_suffix`, `max_tokens` together."""
+    """Return rows of at most `max_tokens`. A longer row keeps its first ids and its last `num_suffix`."""
     places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
     from_end = np.repeat(rows.offsets[1:], rows.lengths) - np.arange(len(rows.values))
     is_kept = (places < max_tokens - num_suffix) | (from_end <= num_suffix)
@@ -263,7 +284,7 @@ def _too_long(length: int, max_tokens: int) -> ItemFailure:
 
 
 def _drop(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[str, Ragged]:
-    """Return the rows, with the dropped ones empty."""
+    """Return the inputs with the dropped rows empty."""
     kept = np.flatnonzero(~is_dropped)
     return {
         name: Ragged.from_lengths(rows.take(kept).values, np.where(is_dropped, 0, rows.lengths))
@@ -272,7 +293,7 @@ def _drop(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[s
 
 
 def _strip(rows: Ragged, num_prefix: int, num_suffix: int) -> Ragged:
-    """Return the rows without their first and last values."""
+    """Return the rows without their first `num_prefix` and last `num_suffix` values."""
     places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
     is_own = (places >= num_prefix) & (places < np.repeat(rows.lengths - num_suffix, rows.lengths))
     return Ragged.from_lengths(rows.values[is_own], rows.lengths - num_prefix - num_suffix)

@@ -1,10 +1,10 @@
-"""WordCache: the tokens of texts put together from those of their words, which the library is asked for once.
+"""WordCache composes the tokens of texts from those of their words, for which the library is asked only once.
 
-Most words of a text were in an earlier one, and a word's tokens depend on nothing but the word where a tokenizer allows
-a `Splitting`. So a text costs one look-up a word, and no step of Python a token: a third of the library's time where
-all words are known, two thirds where a ninth of them is new (docs/LOG.md). What the library says of a word is believed,
-not computed again: there is no second implementation of any tokenizer here. Texts that may not be split, or that are
-mostly words never seen, go to the library whole.
+Most words of a text occurred in an earlier text, and a word's tokens depend on nothing but the word if the
+tokenizer allows a `Splitting`. So a text costs one look-up for each word, and no step of Python for each
+token: a third of the library's time if all words are known, two thirds if a ninth of them is new
+(docs/LOG.md). No tokenizer is implemented here: the tokens of a word are always those of the library. Texts
+that may not be split, or that are mostly new words, are tokenized whole by the library.
 """
 
 import threading
@@ -19,16 +19,19 @@ from vectormill.ragged import Ragged
 from worker.tokens.reference import Reference, group_texts
 from worker.tokens.splitting import Splitting
 
-# About 20 MiB. All are forgotten when there are more: to learn them again costs the library half a second.
+# The largest number of words, about 20 MiB. Beyond it, all words are forgotten: learning them again takes the
+# library half a second.
 MAX_WORDS: Final = 1 << 17
 MAX_CHARS: Final = 1 << 21
-# Longer ones are not seen twice.
+# Longer words are not learned, because they hardly occur twice.
 MAX_WORD_CHARS: Final = 100
-# Fewer cost the library less than a group of texts costs here, however short.
+# With fewer characters than this, the library takes less time than a group of texts takes here, however
+# short.
 FEW_CHARS: Final = 512
-# The words that the library has to read of a text's words, each new one once, for the text to be given to it whole.
+# If new words, each counted once, make up more than this share of a text, the library tokenizes the text
+# whole.
 LARGEST_NEW_SHARE: Final = 1 / 2
-# Rows of every table that are no word's: what comes before a text, and what comes behind it.
+# The first rows of every table are not words: the special tokens before and after a text.
 PREFIX, SUFFIX = 0, 1
 UNKNOWN: Final = -1
 FIRST_CAPACITY: Final = 1 << 12
@@ -51,10 +54,10 @@ class WordTally:
 
 
 class WordTable:
-    """Words and their token ids, looked up for many words at once.
+    """Words and their token ids, for looking up many words at once.
 
-    It only ever grows, so a number stays its word's. Readers take no lock: a word's number is told after its ids lie.
-    The first numbers are those of `rows`, which are no word's.
+    The table only grows, so the number of a word never changes. Readers take no lock, because a word's number
+    is published after its ids are stored. The first numbers are those of `rows`, which are not words.
     """
 
     def __init__(self, rows: Ragged) -> None:
@@ -62,7 +65,7 @@ class WordTable:
         self._values: NDArray[np.int32] = np.zeros(FIRST_CAPACITY, dtype=np.int32)
         self._offsets: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
         self._num_rows = 0
-        self.num_chars = 0  # of all words together
+        self.num_chars = 0  # sum over all words
         self._lock = threading.Lock()
         self._append(rows)
 
@@ -70,12 +73,15 @@ class WordTable:
         return self._num_rows
 
     def find(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """Return the number of each word [words], UNKNOWN for new ones. Takes no Python step for each word."""
+        """Return the number of each word [words], UNKNOWN for new ones.
+
+        No Python step is taken for each word.
+        """
         found = map(self._numbers.get, words, repeat(UNKNOWN))
         return np.fromiter(found, dtype=np.int64, count=len(words))
 
     def add(self, words: Iterable[str], ids: Ragged) -> None:
-        """Add words; row i of `ids` belongs to word i. Known words are skipped."""
+        """Add words, with row i of `ids` for word i. Words that are known already are skipped."""
         with self._lock:
             new = [(word, row) for row, word in enumerate(words) if word not in self._numbers]
             rows = ids.take(np.array([row for _, row in new], dtype=np.int64))
@@ -84,13 +90,13 @@ class WordTable:
             self._numbers.update(zip((word for word, _ in new), range(first, self._num_rows), strict=True))
 
     def take(self, numbers: NDArray[np.int64]) -> Ragged:
-        """Return the ids of these words, one row a word."""
-        # The offsets first: values that they point to are in whatever array lies there afterwards.
+        """Return the token ids of the words with these numbers, one row for each word."""
+        # Read the offsets first: the values that they refer to are in any array that is read afterwards.
         offsets = self._offsets
         return Ragged(self._values, offsets).take(numbers)
 
     def _append(self, rows: Ragged) -> int:
-        """Append rows and return the number of the first."""
+        """Append rows. Return the number of the first one."""
         start, end = self._num_rows, self._num_rows + len(rows)
         num_values = int(self._offsets[start])
         self._offsets = _grown(self._offsets, end + 1)
@@ -102,7 +108,10 @@ class WordTable:
 
 
 class WordCache:
-    """Tokenizes texts word by word. `encode` gives what `Reference.encode` gives, for every text. Thread-safe."""
+    """Tokenizes texts word by word. Thread-safe.
+
+    `encode` returns the same token ids as `Reference.encode` for every text.
+    """
 
     def __init__(self, reference: Reference, splitting: Splitting, tally: WordTally | None = None) -> None:
         self._reference = reference
@@ -145,7 +154,9 @@ class WordCache:
         numbers: NDArray[np.int64],
         owners: NDArray[np.int64],
     ) -> None:
-        """Put the numbers of new words into `numbers`, except for texts which are mostly new."""
+        """Add new words to the table and write their numbers into `numbers`, except in texts that are mostly
+        new.
+        """
         places = np.flatnonzero(numbers == UNKNOWN)
         missing = [words[place] for place in places.tolist()]
         missing_owners = owners[places].tolist()
@@ -166,7 +177,7 @@ class WordCache:
             table.add(list(wanted), self._reference.encode(list(wanted), add_special_tokens=False))
             numbers[places] = table.find(missing)
             if (len(table) > MAX_WORDS or table.num_chars > MAX_CHARS) and self._table is table:
-                self._table = self._make_table()  # whoever has the old one goes on with that
+                self._table = self._make_table()  # threads that use the old table go on with it
 
     def _make_table(self) -> WordTable:
         special = [np.array(ids, dtype=np.int32) for ids in (self._reference.prefix, self._reference.suffix)]
@@ -174,7 +185,7 @@ class WordCache:
 
 
 def _compose(table: WordTable, numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
-    """Return the ids of texts of so many words each, at least one, with what comes before and behind."""
+    """Return the token ids of texts with `counts` words each, at least one, with special tokens around them."""
     ends = np.cumsum(counts + 2) - 1
     starts = ends - counts - 1
     rows = np.empty(len(numbers) + 2 * len(counts), dtype=np.int64)
@@ -187,7 +198,10 @@ def _compose(table: WordTable, numbers: NDArray[np.int64], counts: NDArray[np.in
 
 
 def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """Return the array, or a copy of twice the size or more. Never resized, since a reader may look at it."""
+    """Return the array if it is large enough, else a copy of at least twice its size.
+
+    It is never resized in place, since a reader may use it.
+    """
     if size <= len(array):
         return array
     grown = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
