@@ -1,1 +1,4 @@
-"""Encoding: Celery tasks on top of an Engine that owns one model on one device. Imports vectormill; never api."""
+"""The worker: Celery tasks on top of an Engine that owns one model on one device.
+
+It imports vectormill, but never api.
+"""

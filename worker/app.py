@@ -1,7 +1,7 @@
-"""One replica: a Celery worker pinned to one device, with the engine that its threads feed. The composition root.
+"""One replica: a Celery worker pinned to one device, and the engine that its threads feed.
 
-Started by worker.launcher with its number of threads in the environment. torch, and the variables that pin it to one
-device, live in the engine's Runner process, never here.
+This module is the composition root. worker.launcher starts it, with its number of threads in the environment.
+torch, and the variables that pin it to one device, are only in the engine's Runner process, never here.
 """
 
 import argparse
@@ -50,14 +50,15 @@ from worker.settings import WorkerSettings, load_worker_settings
 
 logger = logging.getLogger(__name__)
 
-# With the one of the leases a worker has six connections at the most (docs/OPERATIONS.md, "Connections"). Its slots
-# need theirs for moments, and wait their turn.
+# With the connection for leases, a worker has at most six connections (docs/OPERATIONS.md, "Connections").
+# Its slots need one only for moments, and wait for their turn.
 POOL_SIZE = 5
-# The cause of a failed load may pass, as want of memory does; a load that fails costs minutes of all cores.
+# The cause of a failed load may pass, such as a lack of memory, but each failed load costs minutes of all
+# cores.
 FIRST_LOAD_PAUSE_SECONDS = 30.0
 LONGEST_LOAD_PAUSE_SECONDS = 600.0
-# Three events a chunk, each a message to Redis of its own: a third of what a message costs. Flower may hear so late, or
-# when there are 24.
+# Each chunk causes three events. Sent alone, each is a message to Redis, which together is a third of a
+# chunk's cost for messages. Flower can wait this long, or for 24 events.
 FLUSH_SECONDS = 0.25
 
 
@@ -108,7 +109,7 @@ def name_worker(model: str, assignment: Assignment) -> str:
 
 
 def pin_process(cores: Collection[int]) -> None:
-    """Pin all threads to these cores, so that tokenizing too is done where the texts and the model's process are."""
+    """Pin all threads to these cores, so that tokenizing happens near the texts and the model's process."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
@@ -130,7 +131,8 @@ def run_replica(
     heart = make_engine(
         settings.database_url, application_name=f"{identity.name} leases", pool_size=1, max_overflow=0
     )
-    release_chunks_of(ended, heart)  # before the model is loaded: that may take longer than a lease
+    # done before the model is loaded, because loading may take longer than a lease
+    release_chunks_of(ended, heart)
     stopping = threading.Event()
     cache_dir = find_cache_dir(settings)
     sharing = Sharing(assignment.replica, devices) if len(devices) > 1 else None
@@ -185,7 +187,8 @@ def run_replica(
         engine.stop()
 
     def stop_engine(**_: object) -> None:
-        # Called inside Celery's signal handler: hand the chunks back from a thread, then Celery finds its slots empty.
+        # Celery's signal handler calls this. Chunks are handed back from a thread; then Celery finds its
+        # slots empty.
         stopping.set()
         threading.Thread(target=stop_encoding, name="stop", daemon=True).start()
 
@@ -208,7 +211,10 @@ def run_replica(
 def start_engine(
     make: Callable[[], Engine], notice: FailureNotice, wait: Callable[[float], object] = time.sleep
 ) -> Engine:
-    """Start an engine. While its model cannot be loaded, tell so and try another one after a pause that doubles."""
+    """Start an engine and return it. If its model cannot be loaded, report that and try a new engine.
+
+    The pause before each new attempt is twice as long as the one before.
+    """
     pause = FIRST_LOAD_PAUSE_SECONDS
     try:
         while True:
@@ -229,18 +235,21 @@ def start_engine(
 def listen_for_queries(
     redis_url: str, card: ModelCard, engine: Engine, identity: WorkerIdentity
 ) -> QueryListener:
-    """Return a listener for queries of this very model, not yet started."""
+    """Return a listener, not yet started, for queries of exactly this model."""
     space = name_space(card.name, card.revision, "+".join(card.pooling))
     return QueryListener(QueryConsumer(redis_url, space, identity.owner), engine, identity.owner)
 
 
 def is_low(num_held_tokens: int, max_tokens: int) -> bool:
-    """Return True if more chunks should be asked for: early enough to stay busy, and for several at a time."""
+    """Return True if more chunks should be requested: early enough to stay busy, late enough to get several."""
     return num_held_tokens <= max_tokens // 2
 
 
 def find_cache_dir(settings: Settings) -> Path:
-    """Return where converted models are kept: the cache directory, or the data directory if that cannot be written."""
+    """Return the directory for converted models.
+
+    It is the cache directory, or a directory in the data directory if the cache directory cannot be created.
+    """
     wanted = settings.cache_dir.expanduser()
     try:
         wanted.mkdir(parents=True, exist_ok=True)
@@ -254,24 +263,28 @@ def find_cache_dir(settings: Settings) -> Path:
 
 
 class BufferingConsumer(Consumer):
-    """A consumer of Celery that sends its events for Flower together. Celery cancels the timer with its loop."""
+    """A consumer of Celery that sends its events for Flower in groups.
+
+    Celery cancels the timer with its loop.
+    """
 
     def register_with_event_loop(self, hub: Any) -> None:
         super().register_with_event_loop(hub)
         hub.call_repeatedly(FLUSH_SECONDS, self._flush_events)
 
     def on_send_event_buffered(self) -> None:
-        """Do nothing, where Celery would flush at the next turn of the loop."""
+        """Do nothing. Celery would flush the events in the next turn of its loop."""
 
 
 def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots: int) -> None:
-    """Register the task and run the Celery worker in this thread until it is told to stop."""
+    """Register the task and run the Celery worker in this thread until it is stopped."""
 
     @app.task(name=ENCODE_CHUNK)
     def encode_chunk(chunk_id: int, dispatch_seq: int) -> Result:
         return encoder.encode_chunk(chunk_id)
 
-    # Not `worker_main`: that is Celery's command line, 200 modules and 15 MiB for the parsing of these.
+    # `worker_main` is not used: it is Celery's command line and loads 200 modules and 15 MiB to parse these
+    # arguments.
     worker = app.Worker(
         hostname=identity.name,
         pool_cls="threads",

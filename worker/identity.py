@@ -1,9 +1,11 @@
-"""WorkerIdentity: a worker's name, which no other live worker shares and which a restart keeps.
+"""The name of a worker, which no other live worker shares and which it keeps when it is restarted.
 
-Hosts may have one name (containers of one image do), and several launchers may serve one model on one host. So a name
-is taken in Postgres; only heartbeats tell a worker that is there from one that was killed a moment ago.
+Several hosts may have one name (such as containers of one image), and several launchers may serve one model
+on one host. So a name is registered in Postgres; only heartbeats distinguish a live worker from one that was
+killed a moment ago.
 
-EndedWorker: a worker's process that its launcher saw end, and what that tells of the chunks that it held.
+EndedWorker describes a worker's process whose end its launcher saw, and what that says about the chunks it
+held.
 """
 
 import logging
@@ -24,12 +26,13 @@ from vectormill.workers.workers import beat_worker, find_last_beats, name_owner
 
 logger = logging.getLogger(__name__)
 
-# Workers with one model, device and host name that are told apart.
+# The largest number of workers with the same model, device and host name.
 MAX_NAMESAKES = 1000
-# Between two looks at a name that may be that of a worker that was killed.
+# The pause between two checks whether the worker with a name is alive or was killed.
 _LOOK_SECONDS = 0.5
-# Faults of the process itself, as when a tokenizer's native code fails on a text. SIGTERM comes from others, and so
-# does SIGKILL, unless the kernel counts that it killed for want of memory.
+# Signals for faults of the process itself, as when a tokenizer's native code crashes on a text. SIGTERM comes
+# from others, and so does SIGKILL, unless the kernel's counter says that it killed a process for want of
+# memory.
 OWN_FAULTS: Final = frozenset(
     {
         signal.SIGSEGV,
@@ -46,8 +49,9 @@ _KERNEL: Final = "kernel"
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """The name under which a worker holds leases. `name` tells the device; `incarnation` changes at every start,
-    `launcher` at every start of `vectormill worker`.
+    """The name under which a worker holds leases, which includes its device.
+
+    `incarnation` changes at every start, `launcher` at every start of `vectormill worker`.
     """
 
     name: str
@@ -67,11 +71,12 @@ def take_name(
     report: Mapping[str, Any],
     wait: Callable[[float], object] = time.sleep,
 ) -> WorkerIdentity:
-    """Register the worker under a free name and return it: `model-cpu0@host`, or `model-cpu0.2@host` while a live
-    worker of another launcher has the first.
+    """Register the worker under a free name, and return its identity with that name.
 
-    A name in use is passed over once its worker sends a new heartbeat; if none comes, that worker was killed, and
-    its name is taken over some seconds later. Raises SQLAlchemyError when the database is away.
+    The name is `model-cpu0@host`, or `model-cpu0.2@host` while a live worker of another launcher has the
+    first. If the worker with a name sends another heartbeat, the next name is tried. If it sends none, it was
+    killed, and its name is taken over some seconds later. Raises SQLAlchemyError if the database is not
+    available.
     """
     candidates = [identity, *(_numbered(identity, number) for number in range(2, MAX_NAMESAKES + 1))]
     first_seen: dict[str, datetime] = {}
@@ -83,7 +88,7 @@ def take_name(
                 if beat_as(connection, candidate, report):
                     return candidate
                 if last_beats.get(candidate.name) == first_seen.get(candidate.name):
-                    break  # perhaps it is dead
+                    break  # wait to see whether its worker still sends heartbeats
         wait(_LOOK_SECONDS)
 
 
@@ -106,10 +111,10 @@ def _numbered(identity: WorkerIdentity, number: int) -> WorkerIdentity:
 
 
 class FailureNotice:
-    """Keeps a worker that cannot load its model in the list of workers, with the reason and without a slot.
+    """Keeps a worker that cannot load its model in the list of workers, with the reason and without slots.
 
-    So jobs say why they wait, and nothing is dispatched to it. It sends its heartbeats on a thread of its own, also
-    while the model is tried again.
+    So jobs can say why they wait, and no chunk is dispatched to the worker. Heartbeats are sent on a separate
+    thread, also while loading is tried again.
     """
 
     def __init__(self, engine: Engine, identity: WorkerIdentity, seconds: float) -> None:
@@ -121,13 +126,13 @@ class FailureNotice:
         self._thread = threading.Thread(target=self._run, name="failure notice", daemon=True)
 
     def tell(self, report: Mapping[str, Any]) -> None:
-        """Show this report from now on."""
+        """Send this report with heartbeats from now on."""
         self._report = {**report, "max_tokens_in_flight": 0}
         if self._thread.ident is None:
             self._thread.start()
 
     def end(self) -> None:
-        """Send no further heartbeat; the worker's next one replaces the last."""
+        """Stop the heartbeats. The worker's own next heartbeat replaces the last one."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -148,8 +153,10 @@ class FailureNotice:
 
 @dataclass(frozen=True, slots=True)
 class EndedWorker:
-    """How a worker's process ended. `status` is that of subprocess, negative for a signal; `by_kernel` says that the
-    kernel killed it for want of memory.
+    """How a worker's process ended: its exit status, and whether the kernel killed it.
+
+    `status` is that of subprocess, negative for a signal. `by_kernel` means that the kernel killed it for
+    want of memory.
     """
 
     incarnation: UUID
@@ -176,7 +183,7 @@ class EndedWorker:
 
 
 def release_chunks_of(ended: Sequence[EndedWorker], engine: Engine) -> None:
-    """Hand back the chunks that these processes held. Without a database their leases lapse."""
+    """Hand back the chunks that these processes held. If the database fails, their leases lapse later."""
     for worker in ended:
         reason = f"the worker's process ended with {worker.end}"
         try:

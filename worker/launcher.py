@@ -1,7 +1,7 @@
-"""`vectormill worker`: plans the placement, and starts one pinned Celery worker per replica, again when it dies.
+"""`vectormill worker`: plans the placement, starts a pinned Celery worker for each replica, and restarts it.
 
-The child's environment has its threads. It is told its replica and its devices as they were planned, GPUs with their
-UUIDs, and plans nothing itself; only the model's own process is shown no other device.
+A child's environment sets its number of threads. The child gets its replica and its devices from the plan,
+GPUs with their UUIDs, and plans nothing itself. Only the model's own process cannot see other devices.
 """
 
 import logging
@@ -27,17 +27,18 @@ from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
 
-# Part of the 60 s in which a worker promises to have stopped (docs/OPERATIONS.md, "Stop"): a model process that hangs
-# in a driver is given up after 25 s, and a commit that is under way may wait 20 s for a lock.
+# A worker promises to stop within 60 s (docs/OPERATIONS.md, "Stop"). A model process that hangs in a driver
+# is abandoned after 25 s, and a running commit may wait 20 s for a lock.
 GRACE_SECONDS = 55.0
-# A process that ends while it starts may not have told of the one before.
+# The largest number of earlier processes to report. A process that ends during its start may not have
+# reported the one before.
 MAX_ENDED = 8
 
 
 def run(settings: Settings, models: Sequence[str], devices: str | None = None) -> None:
-    """Serve the models, or all registered ones, until SIGTERM or SIGINT.
+    """Serve these models, or all registered ones, until SIGTERM or SIGINT.
 
-    Raises ConfigurationError, UnknownModel or ModelError before it starts anything.
+    Raises ConfigurationError, UnknownModel or ModelError before anything is started.
     """
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
@@ -55,7 +56,8 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     for planned in plan_machine(cards, inventory, worker_settings):
         logger.info("%s is placed as planned:\n%s", planned.name, draw_placement(planned.placement))
         children += [_replica(planned.name, each, launcher) for each in assign_replicas(planned)]
-    if len(children) == 1 and sys.stderr.isatty():  # two bars would overwrite each other
+    # with several children, their bars would overwrite each other
+    if len(children) == 1 and sys.stderr.isatty():
         children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
     with StopSignals() as stopping:
         supervisor = Supervisor([make_process_spec(child) for child in children], stopping=stopping)
@@ -76,7 +78,10 @@ def assign_replicas(planned: Planned) -> list[Assignment]:
 
 
 def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
-    """Return the Celery worker of one replica, with the threads of its first device. Model processes have their own."""
+    """Return the Celery worker of one replica, with as many threads as its first device has.
+
+    Model processes have threads of their own.
+    """
     first = assignment.devices[0]
     argv = (
         sys.executable,
@@ -95,7 +100,10 @@ def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
 
 
 def make_process_spec(replica: ChildSpec, ended: tuple[EndedWorker, ...] = ()) -> ChildSpec:
-    """Return the replica as a new process that is told how those before it ended, which only we see."""
+    """Return the replica as a new process, with arguments that say how earlier processes ended.
+
+    Only the launcher sees how its processes end.
+    """
     incarnation = uuid4()
     num_kills = count_kernel_kills()
     told = tuple(f"--ended={worker}" for worker in ended)

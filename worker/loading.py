@@ -1,6 +1,6 @@
-"""LoadingDisplay: how far a model is loaded, as a live bar on a terminal, and as lines in the log elsewhere.
+"""LoadingDisplay shows how far a model is loaded: as a live bar on a terminal, otherwise as lines in the log.
 
-Knows neither runners nor frameworks.
+It knows neither runners nor frameworks.
 """
 
 import logging
@@ -19,7 +19,10 @@ LOG_PAUSE_SECONDS: Final = 5.0
 
 
 class LoadingDisplay:
-    """Shows one loading after another. Used by one thread; `console` is given where a bar may be drawn."""
+    """Shows the progress of one load after another, as a bar on `console` if one is given.
+
+    Not thread-safe.
+    """
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self._name = name
@@ -47,7 +50,7 @@ class LoadingDisplay:
             )
 
     def close(self, loadings: Sequence[Loading] = ()) -> None:
-        """End the display, because the model is loaded or never will be."""
+        """End the display, because loading has ended, and log the loads that succeeded."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._task = self._since = None

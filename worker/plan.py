@@ -1,4 +1,7 @@
-"""Plans the placement of models as a worker with these settings would run them. Starts nothing; asks no hardware."""
+"""The placement of models as a worker with these settings would plan it, without starting anything.
+
+The hardware is not queried: its inventory is given.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,14 +26,20 @@ from worker.settings import WorkerSettings
 
 
 def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
-    """Plan one model that has the machine to itself. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
+    """Plan the placement of one model that has the machine to itself.
+
+    Raises ModelError, ModelDoesNotFit or ConfigurationError.
+    """
     return plan_machine([card], inventory, settings)[0].placement
 
 
 def plan_machine(
     cards: Sequence[ModelCard], inventory: Inventory, settings: WorkerSettings
 ) -> tuple[Planned, ...]:
-    """Plan all models that the machine serves, in their order. Raises as `plan_worker` does."""
+    """Plan the placement of all models that the machine serves, in their order.
+
+    Raises the same errors as `plan_worker`.
+    """
     plans = plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
     said = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
     return tuple(_add_reason(planned, said) for planned in plans) if said else plans
@@ -72,7 +81,7 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
 def _is_packed(
     shape: ModelShape, devices: Sequence[Device], precision: str, settings: WorkerSettings
 ) -> bool:
-    """Return True if ranks, and so a whole replica, pack on all devices, unless a kernel turns out to be bad."""
+    """Return True if all ranks will pack sequences, unless a kernel later proves faulty on some device."""
     is_wanted = settings.attention == PACKED or (
         settings.attention == AUTO
         and all(
@@ -85,9 +94,11 @@ def _is_packed(
 
 
 def find_shape(card: ModelCard) -> ModelShape:
-    """Return the model's shape from the headers of its weights, or from its configuration without weights."""
+    """Return the model's shape, read from its weights' headers, or from its configuration if weights are
+    absent.
+    """
     if has_weights(card):
         return read_model_shape(card)
-    from worker.parallel.filling import list_shapes  # torch, which takes seconds to import
+    from worker.parallel.filling import list_shapes  # imports torch, which takes seconds
 
     return read_model_shape(card, list_shapes(card))

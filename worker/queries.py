@@ -1,7 +1,7 @@
-"""QueryListener: threads that take queries, have them encoded and answer. Beside Celery, on connections of their own.
+"""QueryListener takes queries from Redis, lets the engine encode them, and sends the answers.
 
-Knows the engine, and neither the API nor Postgres. No text of a query is logged, nor an error's words, which may quote
-one.
+Its threads and connections are separate from Celery's. It knows neither the API nor Postgres. It logs no text
+of a query, and no message of an error, which may quote a text.
 """
 
 import functools
@@ -36,7 +36,7 @@ read_spec_once: Final = functools.lru_cache(maxsize=256)(read_spec)
 
 
 def trace_query(query: Query) -> AbstractContextManager[Note]:
-    """Open a span in the trace of the first request that waits for the query, linked with the others' traces."""
+    """Open a span in the trace of the first request that waits for the query, with links to other traces."""
     if not query.traceparents:
         return NOTHING
     first, *others = query.traceparents
@@ -53,7 +53,10 @@ class QueryEngine(Protocol):
 
 
 class QueryListener:
-    """Answers queries on threads of its own, from when the engine can encode until `stop` returns."""
+    """Answers queries on its own threads, from `start` until `stop` returns.
+
+    Call `start` when the engine can encode.
+    """
 
     def __init__(self, consumer: QueryConsumer, engine: QueryEngine, worker: str) -> None:
         self._consumer = consumer
@@ -62,7 +65,8 @@ class QueryListener:
         self._in_hand: set[bytes] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        # So many at once: one is tokenized while another is encoded, and the engine puts both into one batch.
+        # With several threads, one query is tokenized while another is encoded, and the engine puts both into
+        # one batch.
         self._threads = [
             threading.Thread(target=self._listen, name=f"queries {number}", daemon=True)
             for number in range(QUERY_PLACES)
@@ -74,7 +78,10 @@ class QueryListener:
             thread.start()
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Take no more queries. The API gives what does not end soon to another worker."""
+        """Take no more queries, and wait up to `seconds` for each thread.
+
+        The API gives a query that is not answered by then to another worker.
+        """
         self._stopping.set()
         with suppress(RedisError):
             self._consumer.wake(len(self._threads))
@@ -88,7 +95,7 @@ class QueryListener:
         is_away = False
         while not self._stopping.wait(PULSE_SECONDS):
             if not self._engine.is_healthy():
-                continue  # dead: the watchdog ends this worker
+                continue  # the engine is dead, and the watchdog will end this worker
             with self._lock:
                 in_hand = set(self._in_hand)
             try:
@@ -104,7 +111,7 @@ class QueryListener:
             try:
                 query = self._consumer.take()
             except RedisError:
-                self._stopping.wait(AWAY_SECONDS)  # the pulse has said it
+                self._stopping.wait(AWAY_SECONDS)  # the pulse thread has logged the error
             except UnreadableMessage as error:
                 logger.error("An unreadable query was skipped: %s", error)
             else:
@@ -128,7 +135,10 @@ class QueryListener:
                 self._in_hand.discard(query.id)
 
     def _encode(self, query: Query) -> Answer:
-        """Encode the query. Any error is an answer: the API tries once more, in other company."""
+        """Encode the query.
+
+        An error becomes an answer: the API tries the query once more in another batch.
+        """
         try:
             request = EncodeRequest(
                 f"query {query.id.hex()}",
@@ -138,7 +148,8 @@ class QueryListener:
                 max_text_chars=query.max_text_chars,
             )
             encoded = self._engine.encode(request, self._stopping)
-        except ChunkError as error:  # the process died or was stopped: their sentences quote no text
+        # the process died or was stopped; the messages of these errors quote no text
+        except ChunkError as error:
             return NotEncoded(query.id, str(error))
         except Exception as error:  # noqa: BLE001 - of any tokenizer or driver; its words may quote a text
             logger.error("A query was not encoded: %s", type(error).__name__)

@@ -1,6 +1,7 @@
-"""WorkerReport: what a worker says of itself with each heartbeat: what runs, why, how fast, and what bounds it.
+"""The report that a worker sends with each heartbeat: what runs, why, how fast, and what limits its speed.
 
-ReportMaker makes it on a thread of its own: it asks drivers and files, which may hang, and leases must not.
+ReportMaker makes reports on a separate thread: drivers and files that it reads may hang, and leases must
+still be renewed.
 """
 
 import logging
@@ -20,24 +21,27 @@ from worker.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
-# A driver that answers makes a report in milliseconds; so old it is only when one hangs.
+# Drivers normally answer in milliseconds, so a report gets this old only if a driver hangs.
 LATE_SECONDS = 60.0
-# After a driver has hung for so long samples would not be evenly spaced any more: they begin anew.
+# If a driver has hung for this long, samples would no longer be evenly spaced, so they begin anew.
 GAP_SECONDS: Final = 120.0
 
 
 class Recent:
-    """Samples of the last ten minutes. `note` is called at every report, which is more often. Used by one thread."""
+    """Samples of the last ten minutes. Not thread-safe.
+
+    `note` is called for every report, which is more often than samples are taken.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._taken: deque[tuple[float, Sample]] = deque(maxlen=MOST_SAMPLES)
-        self._busy: list[float] = []  # since the last sample
+        self._busy: list[float] = []  # utilisation, since the last sample
         self._taken_at = clock()
         self._num_tokens = 0
 
     def note(self, num_tokens: int, use: DeviceUse) -> None:
-        """Note the sum of encoded tokens since the start and the device's use now."""
+        """Record the number of tokens encoded since the start and the current use of the device."""
         if use.utilisation is not None:
             self._busy.append(use.utilisation)
         now = self._clock()
@@ -57,13 +61,15 @@ class Recent:
         self._taken_at, self._num_tokens, self._busy = now, num_tokens, []
 
     def write(self) -> dict[str, list[Any]]:
-        """Return the samples as they go into a report."""
+        """Return the samples in the form of the report."""
         now = self._clock()
         return write_samples([replace(sample, seconds_ago=now - at) for at, sample in self._taken])
 
 
 class WorkerReport:
-    """Composes a worker's report. Seconds and counts are sums since the start, so that a reader can take differences.
+    """Composes a worker's report.
+
+    Seconds and counts are sums since the start, so that readers can subtract them.
 
     `placement` is this worker's part of the plan, as JSON; it never changes.
     """
@@ -87,9 +93,9 @@ class WorkerReport:
         self._recent = Recent(clock)
 
     def compose(self) -> dict[str, Any]:
-        """Return a JSON object for the workers table."""
+        """Return the report as a JSON object for the workers table."""
         report = self._engine.report()
-        # The engine knows its stages better: it counts chunks too that were not committed.
+        # For its own stages, the engine's seconds are better: they include chunks that were not committed.
         stage_seconds = self._timesheet.totals() | report["stage_seconds"]
         seconds = self._clock() - self._started_at
         bottleneck = find_bottleneck(stage_seconds, seconds)
@@ -110,7 +116,7 @@ class WorkerReport:
 
 
 class ReportMaker:
-    """Makes a report every so many seconds; `latest` answers at once with the last one that was made."""
+    """Makes a report every `seconds`; `latest` returns the last one at once."""
 
     def __init__(
         self,
@@ -131,7 +137,7 @@ class ReportMaker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop without waiting for the thread: it may hang in a driver, and ends with the process."""
+        """Stop without waiting for the thread, which may hang in a driver. It ends with the process."""
         self._stopping.set()
 
     def latest(self) -> Mapping[str, Any]:
@@ -145,7 +151,7 @@ class ReportMaker:
         return self._latest
 
     def make(self) -> Mapping[str, Any]:
-        """Make a report now. Raises whatever drivers raise."""
+        """Make a report now and return it. Errors of drivers are raised."""
         self._latest = self._compose()
         self._made_at = self._clock()
         return self._latest
@@ -154,5 +160,5 @@ class ReportMaker:
         while not self._stopping.wait(self._seconds):
             try:
                 self.make()
-            except Exception:  # of any driver or file: the next report may be made again
+            except Exception:  # any driver or file may fail, and the next report may succeed
                 logger.exception("The report could not be made; the last one stays.")

@@ -17,7 +17,7 @@ from worker.placement.strategies import STRATEGIES
 
 
 def one_of(*names: str) -> AfterValidator:
-    """Return a validator that accepts these values only."""
+    """Return a validator that accepts only these values."""
 
     def check(value: str) -> str:
         if value not in names:
@@ -101,9 +101,10 @@ class WorkerSettings(BaseSettings):
 
 
 def load_worker_settings(**overrides: Any) -> WorkerSettings:
-    """Return the settings of the environment, with flags given on the command line on top (None means not given).
+    """Return the settings of the environment, overridden by flags of the command line (None means not given).
 
-    Raises ConfigurationError for a value that does not fit and for a misspelt variable, with the nearest right name.
+    Raises ConfigurationError for an invalid value, and for a misspelt variable with the most similar valid
+    name.
     """
     refuse_unknown_variables(os.environ, WORKER_PREFIX, WorkerSettings)
     try:
