@@ -241,7 +241,7 @@ def listen_for_queries(
 
 
 def is_low(num_held_tokens: int, max_tokens: int) -> bool:
-    """Return True if more chunks should be requested: early enough to stay busy, late enough to get several."""
+    """Return True if more chunks should be requested: early enough to stay busy, but several at once."""
     return num_held_tokens <= max_tokens // 2
 
 

@@ -94,9 +94,7 @@ def _is_packed(
 
 
 def find_shape(card: ModelCard) -> ModelShape:
-    """Return the model's shape, read from its weights' headers, or from its configuration if weights are
-    absent.
-    """
+    """Return the model's shape from its weights' headers, or from its configuration without weights."""
     if has_weights(card):
         return read_model_shape(card)
     from worker.parallel.filling import list_shapes  # imports torch, which takes seconds

@@ -188,9 +188,7 @@ class Engine:
 
     @property
     def max_tokens_in_flight(self) -> int:
-        """Return how many tokens of bulk work this worker wants at once: waiting, tokenized or being
-        computed.
-        """
+        """Return how many tokens of bulk this worker wants at once: waiting, tokenized or computed."""
         return self._tuner.max_tokens_in_flight
 
     @property

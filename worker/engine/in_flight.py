@@ -225,9 +225,7 @@ class InFlight:
         return self._queue.next_work(is_runner_idle=not self.outstanding, only_urgent=not self.has_room)
 
     def ask_again_at(self) -> float:
-        """Return the time at which a batch that is held back will be sent, full or not; infinite if there is
-        none.
-        """
+        """Return the time at which a held-back batch will be sent, full or not; infinite if there is none."""
         moment = self._queue.ask_again_at() if self.has_room else None
         return math.inf if moment is None else moment
 

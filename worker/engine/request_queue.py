@@ -323,9 +323,7 @@ class RequestQueue:
                     self._count_down(ticket, len(texts))
 
     def lose_work(self, work: OwnedBatch, reason: str) -> None:
-        """Fail every request with a sequence in this batch as suspect: the model process died during the
-        batch.
-        """
+        """Fail every request with a sequence in this batch, as suspect, because the process died with it."""
         with self._lock:
             for number, _ in work.sequences.by_request():
                 message = f"The model process died while it encoded texts of this request: {reason}."

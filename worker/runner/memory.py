@@ -1,5 +1,4 @@
-"""The memory that a runner's process and its device use, and how often the kernel has killed processes for
-memory.
+"""The memory that a runner's process and its device use, and the kernel's count of kills for want of memory.
 
 MemoryGauge reads the memory in the runner's process, between batches.
 """
@@ -29,8 +28,7 @@ WHOLE_MACHINE: Final = Path("/proc/vmstat")
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The memory of the runner's process, now and at its peak, and of its device unless that is the
-    processor.
+    """Bytes used by the runner's process, now and at most, and on its device if that is no processor.
 
     `device_bytes` is the most that this process's tensors used on the device since the last report.
     `used_share` is the share of the device's memory that is in use by anyone; for a processor, of main

@@ -135,9 +135,7 @@ class RunnerGroup:
         return said
 
     def _hear(self, number: int, message: Any) -> list[Any]:
-        """Return the messages that are complete with this rank's message; none while other ranks have to
-        answer.
-        """
+        """Return the group's messages that this rank's message completes; none while other ranks are due."""
         if isinstance(message, LoadFailed):
             return [message]
         if isinstance(message, Reading):

@@ -1,5 +1,4 @@
-"""The program of a model process: it loads one encoder, encodes the batches it is sent, and dies with its
-parent.
+"""The program of a model process: it loads one encoder, encodes batches, and dies with its parent.
 
 It knows nothing of requests, chunks or the pool. One thread reads and prepares batches while others encode,
 one for each stream of the encoder. An urgent batch is encoded as soon as a stream has finished what it has

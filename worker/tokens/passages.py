@@ -1,5 +1,4 @@
-"""Passages: a text that is longer than the model reads, as overlapping windows, and the vector of the whole
-text.
+"""Passages are overlapping windows of a text that is longer than the model reads. Their vectors become one.
 
 Every window is as long as the model reads: the last one is moved back to end with the text. So each token is
 read with as much context as possible, a batch of windows has no padding, and a text of one token too many

@@ -97,8 +97,7 @@ def find_splitting(description: dict[str, Any]) -> Splitting | None:
 
 
 def find_cuts(description: dict[str, Any]) -> re.Pattern[str] | None:
-    """Return a pattern for places where a text may be cut without changing the tokens before; None if
-    unknown.
+    """Return a pattern for places to cut a text without changing the tokens before; None if unknown.
 
     Every part of the tokenizer has to treat the text before such a place independently of the text after it.
     If no pre-tokenizer ensures this, the vocabulary must: Unigram's best pieces and BPE's merges are found

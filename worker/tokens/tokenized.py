@@ -76,9 +76,7 @@ class TokenizedTexts:
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """The tokens that the model reads around a text: special tokens and the prompt before it, special ones
-    after it.
-    """
+    """The tokens around a text's own: special tokens and the prompt before, special tokens after."""
 
     prefix: Ids
     prompt: Ids

@@ -154,9 +154,7 @@ class WordCache:
         numbers: NDArray[np.int64],
         owners: NDArray[np.int64],
     ) -> None:
-        """Add new words to the table and write their numbers into `numbers`, except in texts that are mostly
-        new.
-        """
+        """Add new words to the table and set their `numbers`, except in texts that are mostly new."""
         places = np.flatnonzero(numbers == UNKNOWN)
         missing = [words[place] for place in places.tolist()]
         missing_owners = owners[places].tolist()
@@ -185,7 +183,7 @@ class WordCache:
 
 
 def _compose(table: WordTable, numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
-    """Return the token ids of texts with `counts` words each, at least one, with special tokens around them."""
+    """Return the token ids of texts with `counts` words (at least 1) each, special tokens included."""
     ends = np.cumsum(counts + 2) - 1
     starts = ends - counts - 1
     rows = np.empty(len(numbers) + 2 * len(counts), dtype=np.int64)
