@@ -131,7 +131,7 @@ def run_replica(
     heart = make_engine(
         settings.database_url, application_name=f"{identity.name} leases", pool_size=1, max_overflow=0
     )
-    # done before the model is loaded, because loading may take longer than a lease
+    # This is done before the model is loaded, because loading may take longer than a lease.
     release_chunks_of(ended, heart)
     stopping = threading.Event()
     cache_dir = find_cache_dir(settings)

@@ -56,7 +56,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     for planned in plan_machine(cards, inventory, worker_settings):
         logger.info("%s is placed as planned:\n%s", planned.name, draw_placement(planned.placement))
         children += [_replica(planned.name, each, launcher) for each in assign_replicas(planned)]
-    # with several children, their bars would overwrite each other
+    # With several children, their bars would overwrite each other.
     if len(children) == 1 and sys.stderr.isatty():
         children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
     with StopSignals() as stopping:

@@ -148,7 +148,7 @@ class QueryListener:
                 max_text_chars=query.max_text_chars,
             )
             encoded = self._engine.encode(request, self._stopping)
-        # the process died or was stopped; the messages of these errors quote no text
+        # The process died or was stopped; the messages of these errors quote no text.
         except ChunkError as error:
             return NotEncoded(query.id, str(error))
         except Exception as error:  # noqa: BLE001 - of any tokenizer or driver; its words may quote a text

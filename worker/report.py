@@ -69,9 +69,8 @@ class Recent:
 class WorkerReport:
     """Composes a worker's report.
 
-    Seconds and counts are sums since the start, so that readers can subtract them.
-
-    `placement` is this worker's part of the plan, as JSON; it never changes.
+    Seconds and counts are sums since the start, so that readers can subtract them. `placement` is this
+    worker's part of the plan, as JSON; it never changes.
     """
 
     def __init__(

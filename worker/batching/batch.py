@@ -1,9 +1,7 @@
 """The inputs of one forward pass as named rows, and the requests that their sequences belong to.
 
-No padding here.
-
-An input is a name with one row for each sequence. `TOKEN_INPUTS` have a value for each token, and encoders
-pad or pack all of them alike; other inputs have one value for each sequence.
+This module does not pad. An input is a name with one row for each sequence. `TOKEN_INPUTS` have a value for
+each token, and encoders pad or pack all of them alike; other inputs have one value for each sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,10 +64,7 @@ class Batch:
         return Batch({name: values.take(rows) for name, values in self.inputs.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the arguments for pickling.
-
-        Without this, a dataclass with slots is pickled field by field.
-        """
+        """Pickle the inputs alone, which is faster than what dataclasses with slots do."""
         return Batch, (self.inputs,)
 
     def __len__(self) -> int:
@@ -109,11 +104,10 @@ class Batch:
 class Sequences:
     """Sequences of tokenized texts as columns: row i of each column is sequence i.
 
-    Nothing here loops over sequences.
-
-    Each request gets a greater number than those before it, so a smaller number is older. A position is the
-    index of a sequence in its request. A length is the number of tokens that are computed when the sequence
-    is alone in a batch, and a cost is the cost of that batch (`worker.batching.cost`).
+    Nothing here loops over sequences. Each request gets a greater number than those before it, so a smaller
+    number is older. A position is the index of a sequence in its request. A length is the number of tokens
+    that are computed when the sequence is alone in a batch, and a cost is the cost of that batch
+    (`worker.batching.cost`).
     """
 
     requests: NDArray[np.int64]  # [n]
@@ -164,7 +158,7 @@ class OwnedBatch:
     is_urgent: bool = False
     is_suspect: bool = False  # it was being encoded, with other batches, when a runner died or fell sick
     num_failures: int = 0  # how often this single sequence failed in sound runners
-    # runners that were sound before this sequence and sick after it, with nothing else at work
+    # How many runners were sound before this sequence and sick after it, with nothing else at work
     num_sickened: int = 0
 
     @property

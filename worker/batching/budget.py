@@ -113,10 +113,8 @@ class TokenBudget:
     def observe_memory(self, used_share: float) -> bool:
         """Record the share of the device's memory that is in use by anyone.
 
-        Return True if budgets shrank because of it.
-
-        Budgets that a user or a plan has set never shrink: whoever set them knew the memory, and its use by
-        other processes should not halve them.
+        Return True if budgets shrank because of it. Budgets that a user or a plan has set never shrink:
+        whoever set them knew the memory, and its use by other processes should not halve them.
         """
         self._used_share = used_share
         if not self.rules.is_tuned:
@@ -183,7 +181,7 @@ class TokenBudget:
             found.num_short = 0
 
     def _grow_back(self, found: _Class) -> None:
-        """Raise a ceiling that was lowered by half of itself, once enough full batches went well."""
+        """Raise a lowered ceiling by half, once enough full batches went well."""
         if found.ceiling_tokens is None or self._used_share > self.rules.low_watermark:
             return
         found.num_good += 1

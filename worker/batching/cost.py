@@ -1,11 +1,10 @@
 """The cost of a batch, in units of one token of a short sequence.
 
-It depends on the model's widths, not on the device.
-
-A forward pass is linear layers, the same for every token, and attention, in which each token of a sequence of
-length L attends to L tokens. So a token costs 1 + L / quadratic_length, where quadratic_length is the length
-at which attention takes as much arithmetic as the linear layers. Where every new shape of a batch costs
-memory, sequences are padded to the length of the *bucket* that holds them. All functions are pure.
+It depends on the model's widths, not on the device. A forward pass is linear layers, the same for every
+token, and attention, in which each token of a sequence of length L attends to L tokens. So a token costs 1 +
+L / quadratic_length, where quadratic_length is the length at which attention takes as much arithmetic as the
+linear layers. Where every new shape of a batch costs memory, sequences are padded to the length of the
+*bucket* that holds them. All functions are pure.
 """
 
 import math

@@ -1,11 +1,10 @@
 """SequencePool holds the waiting sequences of one model, and decides which batch of them is next, and when.
 
-It knows nothing of devices, tokens or threads: its user holds a lock.
-
-The next batch is built around an *anchor*, the longest waiting sequence of the oldest request. It is filled
-with the sequences nearest in length, of any request, first the shorter ones, then the longer ones. So the
-oldest chunk is finished first, later chunks are encoded while it is written to the database, and a batch pads
-little, because sequences of all chunks in flight are candidates.
+It knows nothing of devices, tokens or threads: its user holds a lock. The next batch is built around an
+*anchor*, the longest waiting sequence of the oldest request. It is filled with the sequences nearest in
+length, of any request, first the shorter ones, then the longer ones. So the oldest chunk is finished first,
+later chunks are encoded while it is written to the database, and a batch pads little, because sequences of
+all chunks in flight are candidates.
 
 Bulk waits until it can fill a batch, as long as the device has work. Interactive requests never wait: they
 come before all others, in short batches. While they arrive, bulk batches are short too, because one of them
@@ -30,8 +29,8 @@ from worker.batching.cost import BatchCost
 from worker.batching.limits import BatchLimits, BudgetSource, OpenBatch
 
 # The number of interactive batches in a row while bulk waits. Then one bulk batch goes first, so that a flood
-# of interactive requests does not starve bulk. Interactive batches are short, so this delays an interactive
-# request by at most one bulk batch in the time of two.
+# of interactive requests does not starve bulk. Eight interactive batches take about as long as two bulk
+# batches, so at most one bulk batch delays interactive requests in that time.
 MAX_INTERACTIVE_IN_ROW: Final = 8
 # On a small CPU a full batch takes a quarter of a second. While interactive requests arrive, and for
 # INTERACTIVE_SECONDS after the last one, the bulk batches on the device take no longer than
@@ -174,7 +173,7 @@ class WaitingSequences:
 class Pace:
     """A forecast of when the runner will be out of work.
 
-    It may be wrong, which must cost its users time but not correctness.
+    A wrong forecast may cost time, but never correctness.
     """
 
     def __init__(self) -> None:
@@ -273,9 +272,7 @@ class SequencePool:
     ) -> None:
         """Add sequences [n] of a request that is younger than all others.
 
-        `num_tokens` has the length of each.
-
-        Positions are 0, 1, 2, … unless they are given.
+        `num_tokens` has the length of each. Positions are 0, 1, 2, … unless they are given.
         """
         lengths = self._find_lengths(np.asarray(num_tokens, dtype=np.int64))
         if not len(lengths):

@@ -47,9 +47,8 @@ class Calibrator:
     def prepare(self, spec: EncodingSpec, cancelled: threading.Event) -> None:
         """Measure and store the ranges of the spec's space unless they are stored.
 
-        Do nothing for a spec without ranges.
-
-        Raises what the engine raises, and ModelError if the sample gets no vectors.
+        Do nothing for a spec without ranges. Raises what the engine raises, and ModelError if the sample gets
+        no vectors.
         """
         if spec.vector_type != INT8 or spec.fingerprint() in self._known:
             return

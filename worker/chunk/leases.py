@@ -35,7 +35,7 @@ LOCK_MILLISECONDS = 2000
 class ChunkLease:
     """A claimed chunk.
 
-    `ended` is set when encoding should stop; `is_lost` then says if the lease was lost.
+    `ended` is set when encoding should stop. Then `is_lost` says whether the lease was lost or the job cancelled.
     """
 
     claim: Claim

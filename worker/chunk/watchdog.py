@@ -1,9 +1,7 @@
 """The watchdog ends a worker that no longer consumes a filled queue or whose engine died.
 
-The launcher restarts it.
-
-Celery's Redis consumer has fallen silent after reconnects in every release so far (celery #8030, #8091,
-#9054, #10205); the watchdog catches past and future causes alike.
+The launcher restarts it. Celery's Redis consumer has fallen silent after reconnects in every release so far
+(celery #8030, #8091, #9054, #10205); the watchdog catches past and future causes alike.
 """
 
 import logging
@@ -34,7 +32,7 @@ _ENDING_SECONDS = 60.0
 class Watchdog:
     """Checks the worker every ten seconds.
 
-    If it has to be restarted, sends it SIGTERM, and later ends it by force.
+    If the worker has to be restarted, the watchdog sends it SIGTERM and, 60 s later, ends it by force.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class Watchdog:
         return f"Messages wait in Redis, and none was taken for {now - self._well_at:.0f} s"
 
     def _is_called(self) -> bool:
-        """Return True if Redis holds messages for this worker.
+        """Return True if Redis holds messages for this worker's model.
 
         Postgres cannot answer this, because it may count messages as queued that were lost.
         """

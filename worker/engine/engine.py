@@ -67,7 +67,7 @@ class Engine:
         sharing: Sharing | None = None,
         display: LoadingDisplay | None = None,
     ) -> None:
-        # the plan has already divided the memory of the devices, so nothing is left to tune
+        # The plan has already divided the memory of the devices, so nothing is left to tune.
         if sharing is not None:
             tokens = settings.max_batch_tokens or sharing.replica.max_batch_tokens
             settings = settings.model_copy(update={"max_batch_tokens": tokens})
@@ -151,9 +151,9 @@ class Engine:
         self._executor.stop()
 
     def is_healthy(self) -> bool:
-        """Return False once the engine will never encode again.
+        """Return True unless the engine has ended for good.
 
-        It is True while a lost model process is being replaced.
+        An engine that is replacing a lost model process counts as healthy.
         """
         return self._executor.is_alive
 
@@ -255,7 +255,7 @@ class Engine:
 
     @contextmanager
     def _tokenizing(self, ticket: Ticket) -> Iterator[None]:
-        """Count the time of the block as tokenizing. Batches that are not full wait for its sequences."""
+        """Count the block's time as tokenizing; batches that are not full wait for its sequences."""
         start = time.perf_counter()
         with self._queue.expecting():
             yield

@@ -136,7 +136,7 @@ class Executor:
         except ModelError as error:
             logger.error("The engine ends: %s", error)
             self.state, self.reason = DEAD, str(error)
-        # a dead thread stops the engine: nobody may wait for a thread that has ended
+        # If this thread dies, the engine stops: no request may wait for a thread that has ended.
         except Exception as error:
             logger.exception("The executor failed.")
             self.state, self.reason = DEAD, f"the executor failed: {error}"

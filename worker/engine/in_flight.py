@@ -206,12 +206,11 @@ class InFlight:
         return Encode(self._next_number, work.batch, work.is_urgent)
 
     def next_work(self) -> OwnedBatch | None:
-        """Return the next batch that the runner has room for; there is more room for urgent ones.
+        """Return the next batch that the runner has room for; None if it has enough.
 
-        A suspect goes alone.
-
-        Only this function orders batches by urgency. Everything after it keeps the order, except that a
-        runner with one waiting batch encodes an urgent one first.
+        There is more room for urgent batches. A suspect is sent only when the runner has no other batch. Only
+        this function orders batches by urgency. Everything after it keeps the order, except that a runner
+        with one waiting batch encodes an urgent one first.
         """
         if self.check.is_open or any(work.is_suspect for work in self.outstanding.values()):
             return None
@@ -306,7 +305,7 @@ class InFlight:
         return self.outstanding.pop(number)
 
     def _isolate(self, work: OwnedBatch, code: str, reason: str) -> None:
-        """Return a failed batch in halves, or hold a failed sequence until the runner has proved sound."""
+        """Queue the halves of a failed batch; hold a single sequence until the runner has proved sound."""
         if len(work.sequences) == 1:
             self.check.failed.append(FailedSequence(work, code, reason))
         else:

@@ -93,12 +93,12 @@ class Ticket:
         """Set the sequences to encode next. Sequences without tokens are skipped."""
         self.texts = texts
         self.prompt_length = prompt_length
-        # for each sequence of this ticket, the index of its text
+        # For each sequence of this ticket, the index of its text.
         self.positions = np.flatnonzero(texts.lengths)
         self.lengths = texts.lengths[self.positions]
         self.num_waiting = len(self.positions)
         self.failures: dict[int, ItemFailure] = dict(texts.failures)
-        # [texts, dimension]; zeros for texts without a result
+        # The vectors [texts, dimension], with zeros for texts without a result.
         self.vectors: NDArray[np.float32] | None = None
         if self._dimension is not None:
             self.vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)
@@ -120,7 +120,7 @@ class Ticket:
         self.num_reused += len(places)
 
     def gather(self, places: NDArray[np.int32]) -> dict[str, Ragged]:
-        """Return the model inputs of these sequences."""
+        """Return the model inputs of these sequences of the ticket."""
         rows = self.positions[places]
         return {name: values.take(rows) for name, values in self.texts.inputs.items()}
 
@@ -187,9 +187,8 @@ class RequestQueue:
     def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> bool:
         """Rebuild the waiting batches for the cost model of a loaded encoder.
 
-        Return True if the cost model is new.
-
-        `num_started` batches are with the device at a time, of which it computes `num_streams` side by side.
+        Return True if the cost model is new. `num_started` batches are with the device at a time, of which it
+        computes `num_streams` side by side.
         """
         with self._lock:
             self._pool.num_started, self._pool.num_streams = num_started, num_streams

@@ -75,7 +75,7 @@ class VectorReuse:
         return sums[rows]
 
     def _add_digests(self, sums: Digests, rows: Ragged, number: int) -> None:
-        """Add to the digests the contribution of one input of the model, which has this number."""
+        """Add the contribution of one of the model's inputs to the digests; `number` identifies the input."""
         lengths, values = rows.lengths, rows.covered
         filled = np.flatnonzero(lengths)
         if not len(filled):

@@ -108,7 +108,7 @@ class Tuner:
     def max_batch_tokens(self, max_length: int) -> int:
         """Return the largest cost of a batch whose longest sequence has `max_length` tokens.
 
-        A BudgetSource.
+        The pool uses this method as its BudgetSource.
         """
         return self._budget.max_batch_tokens(max_length)
 
@@ -185,7 +185,7 @@ class Tuner:
             "num_budget_shrinks": self._budget.num_shrunk,
         }
         if self._sharing is not None:
-            # memory.ranks is empty before the model is loaded
+            # There are no reports of ranks before the model is loaded.
             ranks = zip(self._sharing.devices, memory.ranks, strict=False)
             described["memory_of_ranks"] = [
                 {"device": device.name, **_describe_memory(rank)} for device, rank in ranks

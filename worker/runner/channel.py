@@ -79,9 +79,8 @@ class Channel:
     def receive(self, on_dropped: Callable[[int], None] | None = None) -> tuple[Any, int | None]:
         """Wait for the next message.
 
-        Return it with the block that holds its arrays, or None if no block does.
-
-        `on_dropped` is called with the block when no reference to any of the arrays is left.
+        Return it with the block that holds its arrays, or None if no block does. `on_dropped` is called with
+        the block when no reference to any of the arrays is left.
         """
         frame = memoryview(self.connection.recv_bytes())
         block, num_arrays = HEADER.unpack_from(frame)

@@ -28,7 +28,7 @@ WHOLE_MACHINE: Final = Path("/proc/vmstat")
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Bytes used by the runner's process, now and at most, and on its device if that is no processor.
+    """Bytes that the runner's process uses, now and at most, and on its device unless it is a CPU.
 
     `device_bytes` is the most that this process's tensors used on the device since the last report.
     `used_share` is the share of the device's memory that is in use by anyone; for a processor, of main
@@ -132,9 +132,8 @@ def count_kernel_kills(
 ) -> int | None:
     """Return how often the kernel has killed for want of memory, in this control group or on the machine.
 
-    None if no counter can be read. The kernel increments its counter before it sends the signal.
-
-    Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill: by any kind of OOM killer) and
+    None if no counter can be read. The kernel increments its counter before it sends the signal. Source:
+    Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill: by any kind of OOM killer) and
     cgroup-v1/memory.rst (memory.oom_control).
     """
     for path in [*_list_counters(groups, own_groups), whole_machine]:

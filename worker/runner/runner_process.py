@@ -98,10 +98,9 @@ class DeviceShares:
 class Stream:
     """Encodes batches in turn.
 
-    If the device has a queue, a batch is started before the one before it is done.
-
-    The next batch is started before the last outcome is sent, so that a separate device does not wait while
-    results are written. It is chosen only then, so that an urgent batch can overtake until the last moment.
+    If the device has a queue, a batch is started before the one before it is done. The next batch is started
+    before the last outcome is sent, so that a separate device does not wait while results are written. It is
+    chosen only then, so that an urgent batch can overtake until the last moment.
     """
 
     def __init__(

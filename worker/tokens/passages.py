@@ -54,7 +54,7 @@ class PassageFrame:
 class PassagedTexts:
     """Texts as sequences, of which text i has offsets[i]:offsets[i + 1].
 
-    Each text has at least one; a text that failed has one without ids. `weights` counts the tokens of each
+    Each text has at least one sequence; a text that failed has one without ids. `weights` counts the tokens of each
     sequence so that each token of a text counts once.
     """
 
@@ -115,7 +115,7 @@ def cut_passages(texts: TokenizedTexts, frame: PassageFrame) -> PassagedTexts:
     long = np.flatnonzero(text_lengths > frame.max_tokens).tolist()
     if not long:
         return PassagedTexts.whole(texts)
-    # for each sequence, the indices of its tokens in the values of every input
+    # For each sequence, the indices of its tokens in the values of every input
     tokens: list[NDArray[np.int64]] = []
     lengths: list[NDArray[np.int64]] = []
     weights: list[NDArray[np.int64]] = []

@@ -56,7 +56,7 @@ class Tokenizer:
     ) -> None:
         """Load the tokenizer and choose the fastest exact way to use it.
 
-        Words are counted in `words`. `num_free_cores` cores compute nothing but tokens.
+        Words are counted in `words`. On `num_free_cores` cores only the tokenizer runs.
         """
         self._reference = Reference(directory, lowercase=lowercase)
         description = self._reference.description
