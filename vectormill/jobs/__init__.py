@@ -1,1 +1,1 @@
-"""Jobs: submitted, steered, waited for, exported, deleted. Tables, SQL and types; their chunks below."""
+"""Jobs and their chunks: tables, SQL and types to submit, control, await, export and delete jobs."""

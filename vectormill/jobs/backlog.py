@@ -1,4 +1,4 @@
-"""The backlog: what waits, by model and priority, and since when. Knows nothing of workers, nor why it waits."""
+"""Counts of open jobs, items and chunks by model, priority or state; the workers are not looked at."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,11 @@ from vectormill.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES, RECEIVED
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Jobs of one model and priority that are to be encoded. Paused ones are not: they wait for a client.
+    """The open jobs of one model and priority. Paused jobs are left out, because they wait for a client.
 
-    `num_items` have neither vector nor error. `oldest_seconds` is the age of the oldest of the jobs that have chunks
-    no worker holds, pauses left out; None when workers hold all.
+    `num_items` counts items without a vector or an error. `oldest_seconds` is the age of the oldest job that
+    has chunks which no worker holds, without the time in which it was paused; None when workers hold all
+    chunks.
     """
 
     model: str
@@ -25,9 +26,10 @@ class Waiting:
     oldest_seconds: float | None
 
 
-# The predicate on open states is that of ix_jobs_in_progress, word for word, so that ended jobs are not read. Pending
-# chunks are not counted, there may be millions: they are what the job's counter says is open, less what was dispatched,
-# of which there is as much as workers ask for. One state a SELECT, so that each reads its partial index.
+# The predicate on open states repeats that of ix_jobs_in_progress word for word, so that ended jobs are not
+# read. Pending chunks are not counted one by one, because there may be millions: their number is the job's
+# counter of open chunks minus the dispatched ones, and only as many are dispatched as workers ask for. Each
+# state has its own SELECT, so that each reads its partial index.
 LIST_WAITING = text(f"""
     WITH dispatched AS (
         SELECT job_id, count(*) FILTER (WHERE state = 'queued') AS num_queued,
@@ -54,23 +56,25 @@ LIST_WAITING = text(f"""
 
 
 def list_waiting(connection: Connection) -> list[Waiting]:
-    """List the items to be encoded, by model and then by priority, the most urgent first; empty where no job
-    is open.
+    """List the items that wait for encoding, by model and then by priority, the most urgent first.
+
+    The list is empty when no job is open.
     """
     return [Waiting(*row) for row in connection.execute(LIST_WAITING)]
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Chunks of one model in one state."""
+    """The number of chunks of one model in one state."""
 
     model: str
     state: str
     num_chunks: int
 
 
-# Pending chunks are not counted, there may be millions: they are what the jobs' counters say is open, less what was
-# dispatched. One state a SELECT, so that each reads its partial index.
+# Pending chunks are not counted one by one, because there may be millions: their number is the sum of the
+# jobs' counters of open chunks minus the dispatched ones. Each state has its own SELECT, so that each reads
+# its partial index.
 COUNT_BACKLOG = text(f"""
     WITH dispatched AS (
         SELECT jobs.model, chunks.state, count(*) AS num_chunks
@@ -95,14 +99,14 @@ COUNT_BACKLOG = text(f"""
 
 @dataclass(frozen=True, slots=True)
 class OpenJobs:
-    """Jobs of one model in one state, that have not ended."""
+    """The number of jobs of one model in one state. Ended jobs are left out."""
 
     model: str
     state: str
     num_jobs: int
 
 
-# The predicate is that of ix_jobs_in_progress, word for word, so that ended jobs are not read.
+# The predicate repeats that of ix_jobs_in_progress word for word, so that ended jobs are not read.
 COUNT_OPEN_JOBS = text(f"""
     SELECT model, state, count(*) AS num_jobs FROM vectormill.jobs
      WHERE state IN {OPEN_JOB_STATES}

@@ -93,7 +93,7 @@ class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """The part of a job's results that a client asks for."""
 
     partial: Annotated[bool, Meta(description="Export what is there although the job has not ended.")] = False
-    # Any key that Postgres can hold.
+    # `after` may be any key that Postgres can store.
     after: Annotated[
         Annotated[str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000)] | None,
         Meta(
@@ -256,7 +256,7 @@ class RecordRow(TypedDict):
 
 
 def describe_job(job: Job, waiting_because: str | None = None) -> JobBody:
-    """Return the job as it is answered, with what it waits for."""
+    """Return the job as the API answers it, with the reason why it waits, if it does."""
     bottleneck = job.bottleneck
     return describe(
         JobBody,

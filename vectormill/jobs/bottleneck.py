@@ -1,4 +1,7 @@
-"""Bottleneck: which stage of a text's way bounded a job or a worker, by the time each was busy. Measures nothing."""
+"""Find the stage that bounded a job or a worker, from the busy seconds of each stage.
+
+Nothing is measured here.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,18 +15,18 @@ RUN: Final = "run"
 COLLECT: Final = "collect"
 PERSIST: Final = "persist"
 
-# In the order of a text's way. All but `wait` are busy time: of one device for `run`, of as many threads as there are
-# chunks in work for the others.
+# The stages in the order in which a text passes through them. All but `wait` are busy time: of one device for
+# `run`, and of as many threads as chunks are being processed for the others.
 STAGES: Final = (LOAD, TOKENIZE, WAIT, COLLATE, RUN, COLLECT, PERSIST)
 
-# Beside the stages: how long workers held chunks, added up over the workers, and how long their devices were computing
-# meanwhile, for whatever job.
+# Two more measurements that are stored with those of the stages: how long workers held chunks, summed over
+# the workers, and how long their devices were computing meanwhile, for any job.
 HELD: Final = "held"
 DEVICE: Final = "device"
 
 QUEUE: Final = "queue"
-BUSY_SHARE: Final = 0.8  # from here on a device is busy: the rest is the start and the end of a job
-IDLE_SHARE: Final = 0.5  # of the time without a chunk in hand: no stage of the worker can be the reason
+BUSY_SHARE: Final = 0.8  # a device is busy from here on: the rest is a job's start and end
+IDLE_SHARE: Final = 0.5  # share of the time without a chunk: no stage of a worker is the cause
 
 WORDS: Final = {
     LOAD: ("the database", "reading its texts"),
@@ -37,8 +40,9 @@ WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The stage that bounded a job, or `queue` when there was nothing in hand; and a sentence that says how
-    it is known.
+    """The stage that bounded a job, and a sentence that gives the evidence.
+
+    The stage is `queue` when workers held no chunk most of the time.
     """
 
     value: str
@@ -48,18 +52,18 @@ class Bottleneck:
 def share_stages(stage_seconds: Mapping[str, float], elapsed_seconds: float) -> dict[str, float]:
     """Return the busy seconds of each stage per second in which a worker held a chunk.
 
-    A share of `run` is one of the device and at most 1. Other shares are of one thread: 2 says that two threads were
-    busy with it all the time.
+    The share of `run` is relative to one device and at most 1. Other shares are relative to one thread: 2
+    means that two threads were busy with the stage all the time.
     """
     held = stage_seconds.get(HELD) or elapsed_seconds
     return {stage: stage_seconds[stage] / held if held else 0.0 for stage in STAGES if stage in stage_seconds}
 
 
 def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) -> Bottleneck | None:
-    """Return the stage to look at first to make the job faster; None while nothing was measured.
+    """Return the stage to optimize first to make the job faster; None while nothing was measured.
 
-    A busy device comes first, for then the other stages are hidden behind it. Otherwise it waited for the stage in
-    which chunks spent the most time.
+    A busy device comes first, because the other stages are then hidden behind it. Otherwise the device waited
+    for the stage in which chunks spent the most time.
     """
     busy = {stage: stage_seconds.get(stage, 0.0) for stage in WORDS}
     if elapsed_seconds <= 0 or not any(busy.values()):

@@ -1,4 +1,6 @@
-"""Chunk: the part of a job that one worker holds at a time; how large it is, and how its texts are kept."""
+"""Chunk: the part of a job that one worker leases at a time, the choice of its size, and the encoding of its
+texts.
+"""
 
 import json
 from collections.abc import Mapping, Sequence, Set
@@ -24,7 +26,8 @@ FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 SPLIT: Final = "split"
 
-# In the order of a chunk's way: two that no worker has, one that it has, and the ends.
+# The states in the order in which a chunk passes through them: first two without a worker, then the leased
+# one, then the final ones.
 UNCLAIMED_CHUNK_STATES: Final = States((PENDING, QUEUED))
 OPEN_CHUNK_STATES: Final = States((*UNCLAIMED_CHUNK_STATES, LEASED))
 CHUNK_STATES: Final = States((*OPEN_CHUNK_STATES, DONE, FAILED, CANCELLED, SPLIT))
@@ -32,13 +35,14 @@ CHUNK_STATES: Final = States((*OPEN_CHUNK_STATES, DONE, FAILED, CANCELLED, SPLIT
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker's right to one chunk until its lease ends. The fence is what every later write is checked against.
+    """A worker's claim on one chunk until its lease ends. Every later write is checked against the fence.
 
-    `first_item` is the position in the job of the chunk's first item. After a retry `only_items` names the positions
-    within the chunk that are to be encoded; the others have their vectors. `attempt` counts claims that failed,
-    and this one; `lost` the ends of a process that speak against the texts; `lapsed` the leases that ended otherwise.
-    `job_seq` is the job's place in the order of writers. `generation_fingerprint` names the vector space of the
-    generation that it writes. `num_tokens` is an estimate.
+    `first_item` is the position of the chunk's first item in the job. After a retry `only_items` names the
+    positions within the chunk that are to be encoded; the other items already have their vectors. `attempt`
+    counts the failed claims and this one, `lost` the crashes that the chunk's texts may have caused, and
+    `lapsed` the leases that ended for other reasons. `job_seq` orders the job among all writers of its
+    collection. `generation_fingerprint` names the vector space of the generation that the chunk is written
+    to. `num_tokens` is an estimate.
     """
 
     chunk_id: int
@@ -57,10 +61,10 @@ class Claim:
     keep_text: bool = False
     generation_fingerprint: str | None = None
     num_tokens: int = 0
-    traceparent: str | None = None  # of the request that submitted the job
+    traceparent: str | None = None  # W3C trace context of the request that submitted the job
 
     def check_space(self) -> None:
-        """Raise SpecMismatch when the generation holds vectors of another space than the job's."""
+        """Raise SpecMismatch if the vectors of the generation are in another vector space than the job's."""
         ours = self.spec.fingerprint()
         if self.generation_fingerprint not in (None, ours):
             raise SpecMismatch(
@@ -69,8 +73,8 @@ class Claim:
             )
 
     def wanted_items(self, start: int, stop: int) -> list[int] | None:
-        """Return the positions, counted from `start`, that are to be encoded between `start` and `stop`; None means
-        all.
+        """Return the positions from `start` up to `stop` that are to be encoded, relative to `start`; None
+        means all.
         """
         if self.only_items is None:
             return None
@@ -81,11 +85,11 @@ class Claim:
 class ChunkOutcome:
     """The outcome of encoding a chunk, besides its vectors.
 
-    `failures` maps the position of an item in the chunk to the reason it has no vector. `num_computed_tokens` counts
-    the padding too. `truncated` are the positions of items that were cut; `num_passages` counts the passages of those
-    that were not. `num_reused` counts the texts, or passages of them, whose vector was taken over from an equal one.
-    `stage_seconds` is busy time by stage name. `item_tokens` are the tokens of each item that was encoded, in order, or
-    empty where nobody counted them.
+    `failures` maps the position of an item in the chunk to the reason why it has no vector.
+    `num_computed_tokens` includes padding. `truncated` are the positions of items that were cut;
+    `num_passages` counts the passages of items that were split instead. `num_reused` counts the texts or
+    passages whose vector was copied from an equal one. `stage_seconds` is busy time by stage name.
+    `item_tokens` are the token counts of the encoded items in their order, or empty if they were not counted.
     """
 
     failures: Mapping[int, ItemFailure]
@@ -100,7 +104,7 @@ class ChunkOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One message to publish: a chunk that was marked queued for a model's queue."""
+    """One message to publish: a chunk that was marked as queued for the queue of a model."""
 
     chunk_id: int
     dispatch_seq: int
@@ -115,24 +119,27 @@ class Dispatch:
         return {"chunk_id": self.chunk_id, "dispatch_seq": self.dispatch_seq}
 
 
-# Where a job begins. Half a second of a small model on two cores, and what a job of some hundred texts is spread by.
+# The size at the beginning of a job: half a second of a small model on two cores. It spreads a job of a few
+# hundred texts over several workers.
 SMALLEST_CHUNK_TOKENS: Final = 4096
-# Two full batches of a GPU. Message, claim and commit cost some 10 ms of a core, so there must not be hundreds a
-# second; on two cores it is half a minute's work, which is how late a job's progress and its turn may be.
+# Two full batches of a GPU. Message, claim and commit cost some 10 ms of a core, so there must not be
+# hundreds of chunks a second. On two cores such a chunk takes half a minute, which is also how late a job's
+# progress and its turn may be.
 LARGEST_CHUNK_TOKENS: Final = 65_536
-# No chunk has more than this share of what came before it: the last one of a job keeps one worker busy for a ninth of
-# the time at the most, however many others have ended by then.
+# A chunk has at most this share of the tokens that came before it. So the last chunk of a job keeps one
+# worker busy for at most a ninth of the total time, even if all others have ended by then.
 _SHARE: Final = 8
-# A classifier token and a separator, or the like of another tokenizer.
+# The classifier token and the separator, or their equivalents in another tokenizer.
 _SPECIAL_TOKENS: Final = 2
 
 
 def estimate_tokens(text: bytes) -> int:
-    """Estimate the tokens of UTF-8 text without the special ones: one for four letters of ASCII, and one for each of
-    Chinese.
+    """Estimate the tokens of a UTF-8 text without special tokens: one for four ASCII letters, one for each
+    Chinese character.
 
-    (3 bytes - letters) / 8 is a quarter of one-byte letters, five eighths of two-byte ones (Cyrillic, Greek: one token
-    with an English vocabulary, four letters with a multilingual one) and all of three-byte ones.
+    (3 bytes - letters) / 8 is a quarter for one-byte letters, five eighths for two-byte ones (Cyrillic,
+    Greek: one token with an English vocabulary, four letters with a multilingual one) and one for three-byte
+    ones.
     """
     num_bytes = len(text)
     if text.isascii():
@@ -141,7 +148,7 @@ def estimate_tokens(text: bytes) -> int:
 
 
 class TokenEstimate:
-    """An estimate of how many tokens the items of one spec have."""
+    """An estimator of how many tokens the items of one spec have."""
 
     def __init__(self, spec: EncodingSpec) -> None:
         self._extra = estimate_tokens(spec.prompt.encode()) + _SPECIAL_TOKENS
@@ -152,8 +159,9 @@ class TokenEstimate:
             self._prompts = PromptEstimate(json.loads(spec.extract_schema), estimate_tokens)
 
     def of(self, text: bytes) -> int:
-        """Estimate the tokens that are read of a text, prompts and special tokens included, as often as it is
-        read.
+        """Estimate how many tokens the model reads for one text.
+
+        Prompts and special tokens are included, and so are the tokens that overlapping passages read again.
         """
         if self._prompts is not None:
             return self._prompts.of(estimate_tokens(text))
@@ -161,8 +169,8 @@ class TokenEstimate:
         return min(tokens, self._max_tokens) if self._is_cut else tokens
 
     def of_all(self, texts: Sequence[bytes]) -> int:
-        """Estimate the tokens of many texts by their bytes alone, nothing cut off: for a bound of memory, at
-        once.
+        """Estimate the tokens of many texts from their total bytes, without truncation, as a quick bound of
+        memory.
         """
         num_tokens = sum(map(len, texts)) // 4
         if self._prompts is None or not texts:
@@ -171,11 +179,14 @@ class TokenEstimate:
 
 
 def choose_chunk_tokens(num_tokens_before: int) -> int:
-    """Return the number of tokens at which the next chunk of a job is closed, after so many have come already."""
+    """Return the number of tokens at which the next chunk of a job is closed, from the tokens of all chunks
+    before it.
+    """
     return min(max(num_tokens_before // _SHARE, SMALLEST_CHUNK_TOKENS), LARGEST_CHUNK_TOKENS)
 
 
-# Level 1: on docstrings it compresses threefold at several hundred MB/s; higher levels only move the bottleneck here.
+# Level 1 compresses docstrings threefold at several hundred MB/s; higher levels would make compression the
+# bottleneck.
 _COMPRESSION_LEVEL = 1
 _MAX_PAYLOAD_BYTES = 1 << 30
 _DECODER = msgspec.msgpack.Decoder(list[tuple[str, bytes, bytes]])
@@ -183,7 +194,7 @@ _NOTHING = msgspec.msgpack.encode(b"")
 
 
 def encode_payload(items: Sequence[Item]) -> bytes:
-    """Return the blob of `items`: zstd over MessagePack, in the order given."""
+    """Encode items, in the given order, as one blob: MessagePack, compressed with zstd."""
     columns = Items.of(items)
     rows = list(zip(columns.keys, columns.texts, columns.metadata, strict=True))
     return _compress(msgspec.msgpack.encode(rows))
@@ -194,19 +205,22 @@ def _compress(rows: bytes) -> bytes:
 
 
 def decode_payload(blob: bytes) -> Items:
-    """Return the items of a blob made by `encode_payload`, as columns."""
+    """Decode a blob made by `encode_payload` and return its items as columns."""
     rows = zstandard.ZstdDecompressor().decompress(blob, max_output_size=_MAX_PAYLOAD_BYTES)
     decoded = _DECODER.decode(rows)
     return Items(*zip(*decoded, strict=True)) if decoded else Items((), (), ())
 
 
 def read_keys(blob: bytes) -> list[str]:
-    """Return the keys of a blob's items; their texts are passed over."""
+    """Return the keys of the items in a blob without decoding their texts."""
     return [key for key, _, _ in _read_raw(blob)]
 
 
 def empty_items(blob: bytes, keys: Set[str]) -> tuple[bytes | None, int]:
-    """Return the blob without text and metadata of the items with these keys, and how many had any; else None."""
+    """Remove text and metadata of the items with these keys from a blob.
+
+    Return the new blob and the number of items that were changed; the blob is None if there were none.
+    """
     rows = _read_raw(blob)
     places = [
         place
@@ -226,7 +240,7 @@ def _read_raw(blob: bytes) -> list[tuple[str, msgspec.Raw, msgspec.Raw]]:
 
 
 def load_payload(connection: Connection, chunk_id: int) -> Items:
-    """Return the items of a chunk. Raise PayloadGone when the pruner has removed them."""
+    """Return the items of a chunk. Raise PayloadGone if the pruner has removed them."""
     row = connection.execute(
         text("SELECT items, places FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"),
         {"chunk_id": chunk_id},
@@ -235,7 +249,10 @@ def load_payload(connection: Connection, chunk_id: int) -> Items:
 
 
 def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None = None) -> Items:
-    """Return the items of a chunk whose blob was read with its claim. Raise PayloadGone when there is none."""
+    """Return the items of a chunk whose blob was read with its claim.
+
+    Raise PayloadGone if there is no blob.
+    """
     if blob is None:
         raise PayloadGone(f"Chunk {chunk_id} has no texts any more, because its job's retention has ended.")
     items = decode_payload(blob)

@@ -1,7 +1,8 @@
-"""A chunk's life between dispatch and commit: claim, renew, hand back, split, give up. Commit itself: completion.py.
+"""Claim, renew, hand back and split chunks: all transitions between dispatch and commit, which is in
+completion.py.
 
-Every statement that changes a leased chunk compares its fence, so a worker whose lease was taken writes nothing. Only
-the database's clock counts.
+Every statement that changes a leased chunk compares its fence, so a worker that lost its lease writes
+nothing. All times are read from the database's clock.
 """
 
 from collections.abc import Sequence
@@ -18,9 +19,10 @@ from vectormill.jobs.truncations import move_truncations
 from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
 
-# A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one. One that is
-# locked is being renewed, committed or handed back at this moment: whoever does that knows better than the message.
-# One statement, so that it needs no transaction: claim and texts are one round trip.
+# A chunk may also be claimed from `pending`, because a late message of an earlier dispatch is as good as a
+# new one. A locked chunk is being renewed, committed or handed back at this moment, and that transaction is
+# more recent than the message. The claim and its texts come from one statement, so this takes one round trip
+# and no explicit transaction.
 CLAIM_CHUNK = text(f"""
     WITH found AS (
         SELECT id, state = 'leased' AS has_lapsed,
@@ -58,10 +60,12 @@ CLAIM_CHUNK = text(f"""
 
 @dataclass(frozen=True, slots=True)
 class ClaimedChunk:
-    """A claim and its texts as they are stored; open_payload opens them. None when the pruner has removed them.
+    """A claim and the chunk's payload as stored, to be decoded with open_payload; None if the pruner has
+    removed it.
 
-    `dispatch_seconds` are those since its message was written, None where another message came late. `places` are
-    those of its items in the order of writers, None where all have that of the job.
+    `dispatch_seconds` is the time since the message of this claim was written; None if the claim came from a
+    late message of an earlier dispatch. `places` gives the position of each item in the order of writers;
+    None if all items have that of the job.
     """
 
     claim: Claim
@@ -74,9 +78,10 @@ class ClaimedChunk:
 def claim_chunk(
     connection: Connection, chunk_id: int, owner: str, model: str, lease_seconds: float
 ) -> ClaimedChunk | None:
-    """Take the lease of a chunk for a worker of this model. Needs no transaction around it.
+    """Lease a chunk for a worker of this model. No transaction is needed around the call.
 
-    None when the message is a duplicate, stale or forged (another model's), or the job is not to be worked on.
+    Return None if the message is a duplicate, stale or forged (for another model), or if the job is not to be
+    worked on.
     """
     values = {
         "chunk_id": chunk_id,
@@ -109,8 +114,9 @@ def claim_chunk(
     return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds, row.places)
 
 
-# A row that is locked is passed over: nearly always the commit of this very worker holds it, and waits perhaps for a
-# lock itself. It needs no renewal, nobody takes a locked row; as it was committed last, it is still ours.
+# Locked rows are skipped: nearly always this worker's own commit holds the lock, and may itself be waiting
+# for another lock. Such a chunk needs no renewal, since nobody can claim a locked row, and as of its last
+# commit it is still ours.
 RENEW_LEASES = text("""
     WITH held AS (
         SELECT * FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:fences AS bigint[])) AS held (id, fence)
@@ -131,7 +137,10 @@ RENEW_LEASES = text("""
 
 
 def renew_leases(connection: Connection, claims: Sequence[Claim], lease_seconds: float) -> dict[int, str]:
-    """Renew all leases of a worker. Return the state of the job by chunk id; a chunk that is missing was lost."""
+    """Renew all leases of a worker.
+
+    Return the job's state by chunk id; a chunk whose lease was lost is missing.
+    """
     values = {
         "lease_seconds": lease_seconds,
         "chunk_ids": [claim.chunk_id for claim in claims],
@@ -166,9 +175,11 @@ def release_chunk(
     is_lapsed: bool = False,
     delay_seconds: float = 0,
 ) -> bool:
-    """Hands a chunk back. A worker that is asked to stop hands back uncounted; a failure counts as an attempt, a
-    crash that this chunk may have caused as a loss, and what says nothing of its texts as a lapse. False when the lease
-    was lost before.
+    """Hand a chunk back so that it becomes `pending` again. Return False if the lease was already lost.
+
+    With `is_counted` it counts as a failed attempt; a worker that shuts down hands chunks back uncounted.
+    With `is_lost` it counts as a crash that this chunk may have caused, and with `is_lapsed` as an end that
+    says nothing about its texts.
     """
     values = {
         "chunk_id": claim.chunk_id,
@@ -191,7 +202,8 @@ END_PARENT = text("""
     RETURNING id
 """)
 
-# One chunk leaves, two come. The job row is locked from here on, so the new sequence numbers are ours alone.
+# One chunk is replaced by two. The job's row is locked from here on, so nobody else uses the new sequence
+# numbers.
 COUNT_CHILDREN = text("""
     UPDATE vectormill.jobs
        SET num_chunks = num_chunks + 2, num_open_chunks = num_open_chunks + 1,
@@ -220,7 +232,7 @@ INSERT_CHILD = text("""
       FROM child, vectormill.chunk_vectors WHERE chunk_vectors.chunk_id = :parent_id
 """)
 
-# No block is larger: Postgres keeps at most 1 GiB in a value.
+# The largest block, because Postgres keeps at most 1 GiB in one value.
 _MAX_BYTES = 1 << 30
 
 SELECT_OWN = text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :chunk_id")
@@ -237,11 +249,10 @@ DELETE_CONTENT = text("""
 
 
 def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
-    """Replace a chunk that ends its workers by two halves, so that its other items are freed from the one to blame.
+    """Replace a chunk that crashes its workers by two halves, to isolate the item that causes it.
 
-    Either half may hold that one, so a loss is remembered against both.
-
-    Runs in the caller's transaction. Raise LeaseLost. A chunk of one item is not split: fail it with its reason.
+    Either half may contain that item, so a loss is recorded for both. Runs in the caller's transaction. Raise
+    LeaseLost if the lease was lost. A chunk of one item is not split: fail it with a reason instead.
     """
     if (
         connection.execute(
@@ -254,7 +265,8 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
     middle = len(items) // 2
     estimate = TokenEstimate(claim.spec)
-    # Only of a job without a collection; in one, there is nothing to cut.
+    # Vectors are stored beside the chunk only if the job has no collection, so only then is there a block to
+    # cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
     has_records = claim.spec.result == RECORD
     records = read_records(_read_own(connection, claim.chunk_id), len(items)) if has_records else []
@@ -280,7 +292,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "count_bytes": 4 * (stop - start),
             },
         )
-        if has_records:  # of any length, so that they cannot be cut where they lie
+        if has_records:  # records vary in length, so that the block cannot be cut by offsets
             values = {
                 "vectors": pack_records(records[start:stop]),
                 "job_id": claim.job_id,
@@ -298,14 +310,14 @@ def _read_own(connection: Connection, chunk_id: int) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPosition:
-    """The state of a chunk, read again after a COMMIT whose answer was lost."""
+    """The state and fence of a chunk, read again after a COMMIT whose reply was lost."""
 
     state: str
     fence: int
 
 
 def find_chunk(connection: Connection, chunk_id: int) -> ChunkPosition | None:
-    """Return the state and fence of a chunk; None when its job was deleted."""
+    """Return the state and fence of a chunk; None if its job was deleted."""
     row = connection.execute(
         text("SELECT state, fence FROM vectormill.chunks WHERE id = :chunk_id"), {"chunk_id": chunk_id}
     ).one_or_none()

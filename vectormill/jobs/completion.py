@@ -1,4 +1,6 @@
-"""The commit of a chunk: its results, its errors, its state and its job's counters, in one fenced transaction."""
+"""Commit a chunk: its results, errors, state and its job's counters, in one transaction that is checked by
+its fence.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +40,7 @@ from vectormill.vectors.vector_types import (
     read_block,
 )
 
-# First statement: a worker that lost its lease stops here, before it has written anything.
+# This is the first statement: a worker that lost its lease stops here, before it has written anything.
 FENCE = text("""
     UPDATE vectormill.chunks
        SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL
@@ -52,7 +54,8 @@ INSERT_ERRORS = text("""
     ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
 """)
 
-# Last statement: the job's row is locked only until COMMIT. Whoever brings num_open_chunks to zero is the finisher.
+# This is the last statement, so the job's row is locked only until COMMIT. The transaction that brings
+# num_open_chunks to zero ends the job.
 COUNT_CHUNK = text("""
     UPDATE vectormill.jobs
        SET num_open_chunks = num_open_chunks - 1,
@@ -99,13 +102,15 @@ def complete_chunk(
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None = None,
 ) -> bool:
-    """Commit a chunk inside the caller's transaction. Return True when this ended the job.
+    """Commit a chunk inside the caller's transaction. Return True if this ended the job.
 
-    `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `results` their vectors in
-    the same order, rows of float32 [dimensions]; those named in `outcome.failures` are not stored and may be anything.
-    For int8 the ranges of the spec's space are kept already.
-    `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
-    Raise LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
+    `items` are all items of the chunk. `encoded` [m] are the positions of those that were encoded, and
+    `results` their vectors in the same order, rows of float32 [dimensions]. Results of items named in
+    `outcome.failures` are not stored and may have any value. For int8 the ranges of the vector space must
+    already be stored. `read_persist_seconds` is called before the last statement, to add the time of this
+    commit to the job's stage seconds.
+
+    Raise LeaseLost, after which the caller must roll back and discard its work, or SpecMismatch.
     """
     claim.check_space()
     if claim.spec.result == RECORD:
@@ -139,8 +144,9 @@ def _complete_records(
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None,
 ) -> bool:
-    """Complete a chunk, as complete_chunk does, with records, which are kept in the collection or beside the
-    chunk.
+    """Commit a chunk whose results are records, as complete_chunk does for vectors.
+
+    Records are stored in the job's collection, or beside the chunk if the job has none.
     """
     failures = dict(outcome.failures)
     found = {
@@ -165,7 +171,11 @@ def _complete_records(
 
 
 def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
-    """Return records as a collection keeps them; one that jsonb refuses would make the server refuse all."""
+    """Group each record as a collection stores it.
+
+    Return the grouped records, and failures for those that jsonb refuses. One refused record would make the
+    server refuse the whole chunk.
+    """
     grouped, failures = {}, {}
     for item, record in found.items():
         try:
@@ -183,7 +193,7 @@ def _upsert(
     stored: npt.NDArray[np.int64],
     results: Results,
 ) -> None:
-    """Write the results of the items at `stored` [n] into the job's generation."""
+    """Upsert the results of the items at positions `stored` [n] into the job's generation."""
     upsert_rows(
         connection,
         generation_id,
@@ -196,7 +206,7 @@ def _upsert(
 
 
 def read_own_records(connection: Connection, claim: Claim) -> Records:
-    """Read the records that earlier attempts have kept of a chunk's items."""
+    """Return the records that earlier attempts stored for a chunk's items."""
     if claim.only_items is None:
         return [None] * claim.num_items
     earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
@@ -213,7 +223,7 @@ def _end(
     num_failed: int,
     read_persist_seconds: Callable[[], float] | None,
 ) -> bool:
-    """Record the outcome of a chunk once its results are stored; the job's counter last."""
+    """Record the outcome of a chunk after its results were stored; the job's counters are updated last."""
     _insert_errors(connection, claim, items, failures)
     outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
     add_truncations(connection, claim.chunk_id, outcome.truncated)
@@ -235,7 +245,9 @@ def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
 def _leave_out(
     failures: Collection[int], encoded: npt.NDArray[np.int64], results: Ragged, dimensions: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the positions that did not fail, and their vectors float32 [n, dimensions]; a view when none failed."""
+    """Return the positions that did not fail and their vectors, float32 [n, dimensions]; a view if none
+    failed.
+    """
     if not failures:
         return encoded, results.matrix.reshape(-1, dimensions)
     rows = np.flatnonzero(~np.isin(encoded, np.fromiter(failures, dtype=np.int64, count=len(failures))))
@@ -245,7 +257,10 @@ def _leave_out(
 def _find_unstorable(
     stored: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
 ) -> dict[int, ItemFailure]:
-    """Find items whose vector would overflow float16; one of them would make the server refuse all."""
+    """Return a failure for each item whose vector overflows float16.
+
+    One such vector would make the server refuse the whole chunk.
+    """
     if max(vectors.max(initial=0), -vectors.min(initial=0)) <= MAX_HALF:
         return {}
     too_large = stored[np.abs(vectors).max(axis=1) > MAX_HALF]
@@ -261,8 +276,10 @@ def _store_with_chunk(
     kind: VectorType,
     counted: tuple[npt.NDArray[np.int64], Sequence[int]],
 ) -> None:
-    """Keeps the rows of a job without a collection beside its chunk, all of them in one value, and in another the
-    tokens of each item: `counted` are positions, and how many at each.
+    """Store the rows of a job without a collection beside its chunk, as one value, and token counts as
+    another.
+
+    `counted` are the positions of items and the tokens of each.
     """
     num_items, dimensions = claim.num_items, claim.spec.dimensions
     block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)
@@ -329,13 +346,16 @@ NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
 
 
 def cancel_chunk(connection: Connection, claim: Claim) -> None:
-    """End a chunk whose job is being cancelled; the last one makes the job `cancelled`. Raise LeaseLost."""
+    """End a chunk of a job that is being cancelled; the last one makes the job `cancelled`.
+
+    Raise LeaseLost.
+    """
     _end_under_fence(connection, claim, CANCELLED)
     _count_chunk(connection, claim, NOTHING, 0, 0)
 
 
 def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], failure: ItemFailure) -> bool:
-    """End a chunk none of whose items can be encoded, with one reason for all. Raise LeaseLost."""
+    """Fail all items of a chunk with the same reason. Return True if this ended the job. Raise LeaseLost."""
     wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
     failures = dict.fromkeys(wanted, failure)
     _end_under_fence(connection, claim, FAILED)

@@ -1,7 +1,7 @@
-"""Deletion of jobs: a short transaction makes a job vanish for readers, and the pruner removes its rows in batches.
+"""Delete jobs: a short transaction hides a job from readers, and the pruner removes its rows in batches.
 
-In between the job's state is `deleting`: find_job and list_jobs pass over it, its Idempotency-Key is free, and whoever
-removes a batch may be killed; the next one goes on. Rows in collections stay.
+In between the job's state is `deleting`: find_job and list_jobs skip it, and its Idempotency-Key is free. A
+pruner that is killed between batches loses nothing; the next one continues. Rows in collections stay.
 """
 
 from typing import Final
@@ -18,14 +18,18 @@ DISCARD_JOB = text("""
 
 
 def discard_job(connection: Connection, job_id: UUID) -> None:
-    """Make an ended job vanish. Raise JobNotFound, and WrongJobState for a job that has not ended."""
+    """Hide an ended job from readers and mark it for removal.
+
+    Raise JobNotFound, or WrongJobState if the job has not ended.
+    """
     job = lock_job(connection, job_id)
     connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state_after_delete(job.state)})
 
 
-# Only what is still an upload. After a COMMIT whose reply was lost the writer believes that it failed, while the job is
-# queued, and perhaps answered to a client that sent it again. A COMMIT that is under way holds the row: this waits
-# for it, and then finds a job. Its place in the order of writers is free again: a run that tries once more takes it.
+# Only a job that is still an upload is removed. After a COMMIT whose reply was lost the writer believes that
+# it failed, while the job is queued, and perhaps already reported to a client that sent it again. If that
+# COMMIT is still in progress, this statement waits for its row lock and then finds a queued job. The seq is
+# free again, so that a run which tries once more can use it.
 DISCARD_UPLOAD = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, seq = DEFAULT, finished_at = now(),
            updated_at = now()
@@ -34,7 +38,7 @@ DISCARD_UPLOAD = text("""
 
 
 def discard_upload(connection: Connection, job_id: UUID) -> None:
-    """Remove what a submission has written so far; a job that was completed meanwhile stays."""
+    """Remove what a submission has written so far, unless the job was completed meanwhile."""
     connection.execute(DISCARD_UPLOAD, {"job_id": job_id})
 
 
@@ -46,7 +50,9 @@ DISCARD_SILENT_UPLOAD = text("""
 
 
 def discard_silent_upload(connection: Connection, key: str, timeout_seconds: float) -> None:
-    """Free the Idempotency-Key of an upload whose client has been silent for so long."""
+    """Remove the upload with this Idempotency-Key if its client has been silent for the time-out, to free the
+    key.
+    """
     connection.execute(DISCARD_SILENT_UPLOAD, {"key": key, "timeout": timeout_seconds})
 
 
@@ -57,8 +63,8 @@ DISCARD_STALE_UPLOADS = text("""
     RETURNING id
 """)
 
-# Locked first: one that is being retried at this moment is passed over. The output file of a request batch is made of
-# its job, which stays as long.
+# Rows are locked first, so that a job which is being retried at this moment is skipped. The job of a request
+# batch is kept as long as the batch, because the batch's output file is built from it.
 DISCARD_EXPIRED_JOBS = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
      WHERE id IN (
@@ -76,19 +82,23 @@ DISCARD_EXPIRED_JOBS = text("""
 
 
 def discard_stale_uploads(connection: Connection, timeout_seconds: float) -> int:
-    """Discard uploads whose client has been silent for long. Return how many."""
+    """Discard uploads whose client has been silent for longer than the time-out.
+
+    Return the number of uploads.
+    """
     return len(connection.execute(DISCARD_STALE_UPLOADS, {"timeout": timeout_seconds}).all())
 
 
 def discard_expired_jobs(connection: Connection, retention_seconds: float, limit: int = 1000) -> int:
-    """Discard ended jobs past their retention, the oldest first. Return how many."""
+    """Discard ended jobs past their retention, the oldest first. Return the number of jobs."""
     values = {"retention": retention_seconds, "limit": limit}
     return len(connection.execute(DISCARD_EXPIRED_JOBS, values).all())
 
 
-# Jobs of puts: an API removes their jobs when it has answered, unless it was killed, or has told the client where its
-# job is. Never one that has not ended, whatever time that takes: its text is nowhere else. Nor one of a followed
-# table with items that failed: the follower removes their former rows first, and then keeps the job as any other.
+# The API removes the job of a put after it has answered, unless it was killed or has told the client the
+# job's address. A job that has not ended is never discarded, because its text is stored nowhere else. Nor is
+# a job of a followed table with failed items: the follower first removes the former rows of these items, and
+# then keeps the job like any other.
 DISCARD_ENDED_PUTS = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
      WHERE id IN (
@@ -99,25 +109,25 @@ DISCARD_ENDED_PUTS = text("""
     RETURNING id
 """)
 
-# So long a client may ask what became of a put that it did not wait for.
+# For this long a client may ask for the outcome of a put that it did not wait for.
 PUT_KEPT_SECONDS: Final = 600.0
 
 
 def discard_ended_puts(
     connection: Connection, kept_seconds: float = PUT_KEPT_SECONDS, limit: int = 1000
 ) -> int:
-    """Discard jobs of puts that ended so long ago. Return how many."""
+    """Discard jobs of puts that ended more than `kept_seconds` ago. Return the number of jobs."""
     values = {"kept_seconds": float(kept_seconds), "limit": limit}
     return len(connection.execute(DISCARD_ENDED_PUTS, values).all())
 
 
-# Locked until the batch is through, so that two pruners never work on one job. The job before its chunks, unlike
-# elsewhere: nobody else comes to the chunks of a job that has ended.
+# The row is locked until the batch is done, so that two pruners never work on one job. Unlike elsewhere the
+# job is locked before its chunks, which is safe because nobody else locks chunks of an ended job.
 FIND_DISCARDED_JOB = text("""
     SELECT id FROM vectormill.jobs WHERE state = 'deleting' ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
 """)
 
-# Payloads, own vectors and truncations go with their chunk.
+# Payloads, vectors beside chunks, and truncations are deleted with their chunk by cascade.
 DELETE_CHUNKS = text("""
     DELETE FROM vectormill.chunks WHERE id IN (
         SELECT id FROM vectormill.chunks WHERE job_id = :job_id ORDER BY seq LIMIT :limit)
@@ -136,7 +146,11 @@ DELETE_EMPTY_JOB = text("""
 
 
 def delete_batch(connection: Connection, max_chunks: int, max_errors: int) -> bool | None:
-    """Delete at most so much of a discarded job. Return whether the job is gone with it; None when there is none."""
+    """Delete at most this many chunks and errors of one discarded job.
+
+    Return True if the job itself was deleted too, False if rows of it remain, and None if no job is
+    discarded.
+    """
     job_id = connection.execute(FIND_DISCARDED_JOB).scalar_one_or_none()
     if job_id is None:
         return None
@@ -148,8 +162,8 @@ def delete_batch(connection: Connection, max_chunks: int, max_errors: int) -> bo
     return True
 
 
-# Chunks before their jobs, as whoever commits one has them. A locked one is being committed, and waits for the next
-# round; a worker that holds its chunk otherwise loses the lease.
+# Chunks are locked before their jobs, in the same order as in a commit. A locked chunk is being committed and
+# is left to the next round; a worker that holds its chunk without a lock loses the lease.
 LOCK_FORGOTTEN_CHUNKS = text("""
     SELECT chunk.job_id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
      WHERE job.forget_at < now() LIMIT 1000 FOR UPDATE OF chunk SKIP LOCKED
@@ -167,7 +181,10 @@ DELETE_FORGOTTEN_QUERIES = text("""
 
 
 def delete_forgotten_queries(connection: Connection) -> int:
-    """Delete jobs of one chunk whose lifetime is over: samples of a check whose indexer was killed. Return how many."""
+    """Delete one-chunk jobs past their lifetime: samples of a check whose indexer was killed.
+
+    Return the number of jobs.
+    """
     job_ids = list(connection.execute(LOCK_FORGOTTEN_CHUNKS).scalars())
     return len(connection.execute(DELETE_FORGOTTEN_QUERIES, {"job_ids": job_ids}).all())
 
@@ -178,5 +195,5 @@ DELETE_DEAD_WORKERS = text("""
 
 
 def delete_dead_workers(connection: Connection) -> int:
-    """Delete workers that have been silent for a day. Return how many."""
+    """Delete workers that have been silent for a day. Return the number of workers."""
     return len(connection.execute(DELETE_DEAD_WORKERS).all())

@@ -1,4 +1,4 @@
-"""Dispatch in SQL: the demands of jobs, the room that workers have for them, and what wakes the dispatcher."""
+"""SQL of the dispatcher: jobs that need workers, capacity of workers, marking of chunks, and wake-ups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from vectormill.jobs.job import DISPATCHED_JOB_STATES, TENDED_JOB_STATES
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A job with chunks that could be dispatched now; how long it has waited since a worker last brought it on.
+    """A job with chunks that could be dispatched now.
 
-    `chunk_tokens` are the estimated tokens of its next chunk; of open chunks some may be with a worker already.
+    `waited_seconds` is the time since the job last made progress. `chunk_tokens` are the estimated tokens of
+    its next chunk. `num_open_chunks` includes chunks that are already dispatched.
     """
 
     job_id: UUID
@@ -30,10 +31,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRoom:
-    """The capacity of a model's live workers, and the part of it that queued chunks and chunks leased by them take.
+    """The capacity of a model's live workers, and how much of it queued and leased chunks occupy.
 
-    Chunks are bounded by slots, and estimated tokens by what the workers ask for. Chunks of interactive jobs are
-    counted apart, and their tokens are not.
+    Chunks are limited by slots, and estimated tokens by what the workers ask for. Chunks of interactive jobs
+    are counted separately, and their tokens are not counted.
     """
 
     model: str
@@ -44,10 +45,11 @@ class WorkerRoom:
     outstanding_tokens: int
 
 
-# So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
-# nothing moves in it, and not while it is served: a night of bulk work would end up before everything else. Ten times a
-# second and more, so it reads the first of an index and stops: 3 ms with 100,000 open jobs. Of a job its next chunk is
-# read: those behind it have about as many tokens. Jobs of a generation that is held back are left out: see swaps.py.
+# The limit is per model, so that thousands of jobs whose model no worker serves do not hide those of another.
+# A job ages while it makes no progress, and not while it is served; otherwise a bulk job that runs all night
+# would overtake everything else. The statement runs ten times a second or more, so it reads the beginning of
+# an index and stops: 3 ms with 100,000 open jobs. Only the next chunk of each job is read, since those after
+# it have about as many tokens. Jobs of a generation that is on hold are left out: see swaps.py.
 LIST_DEMANDS = text(f"""
     WITH held AS MATERIALIZED (SELECT id FROM vectormill.generations WHERE held_until > now())
     SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8, chunk_tokens,
@@ -82,8 +84,10 @@ LIST_DEMANDS = text(f"""
 def list_demands(
     connection: Connection, models: Sequence[str], limit: int, aged: Sequence[UUID] = ()
 ) -> list[Demand]:
-    """Jobs of these models with chunks to dispatch: at most `limit` of each model, the most urgent and oldest, and
-    those named as aged.
+    """List jobs of these models that have chunks to dispatch.
+
+    These are at most `limit` jobs of each model, the most urgent and oldest first, and the jobs named in
+    `aged`.
     """
     values = {
         "models": list(models),
@@ -93,8 +97,9 @@ def list_demands(
     return [Demand(*row) for row in connection.execute(LIST_DEMANDS, values)]
 
 
-# Ordered by the moment at which the job would have aged to the most urgent class: later jobs never come before it for
-# ever. It reads every open job of the model (50 ms with 100,000), so it is asked rarely.
+# Jobs are ordered by the moment at which they would have aged to the most urgent class, so that later jobs
+# cannot overtake forever. The statement reads every open job of the model (50 ms with 100,000), so it is run
+# rarely.
 LIST_AGED_JOBS = text(f"""
     SELECT aged.id
       FROM unnest(CAST(:models AS text[])) AS served (model)
@@ -110,14 +115,17 @@ LIST_AGED_JOBS = text(f"""
 def list_aged_jobs(
     connection: Connection, models: Sequence[str], ageing_seconds: float, limit: int
 ) -> list[UUID]:
-    """List jobs that have waited long enough to be lifted, at most `limit` of each model, those to be served first."""
+    """List jobs that have waited long enough to be raised in priority, at most `limit` of each model, in the
+    order in which they are to be served.
+    """
     values = {"models": list(models), "ageing_seconds": float(ageing_seconds), "limit": limit}
     return list(connection.execute(LIST_AGED_JOBS, values).scalars())
 
 
-# Interactive chunks are counted apart: they ride in slots of their own. A lease counts while its owner lives: a dead
-# worker takes its leases along with its slots, or they would hold the survivors' room until they lapse. One state a
-# SELECT: a partial index serves state = 'queued', but no IN; with a million ended chunks that is 1 ms instead of 236.
+# Interactive chunks are counted separately, because they have slots of their own. A lease counts only while
+# its owner is alive: a dead worker's leases must not occupy capacity of the surviving workers until they
+# expire. Each state has its own SELECT, because a partial index serves state = 'queued' but no IN; with a
+# million ended chunks that is 1 ms instead of 236.
 LIST_ROOMS = text("""
     WITH alive AS MATERIALIZED (
         SELECT model, slots, left(incarnation::text, 8) AS tag,
@@ -143,9 +151,9 @@ LIST_ROOMS = text("""
 
 
 def list_rooms(connection: Connection, alive_seconds: float) -> list[WorkerRoom]:
-    """List the room, and what takes it, of each model with a worker that has lately given a sign of life.
+    """Return capacity and load of each model that has a live worker.
 
-    A worker that asks for no tokens is given as many chunks as it has slots, however large.
+    A worker that sets no token limit gets as many chunks as it has slots, whatever their size.
     """
     values = {
         "alive_seconds": alive_seconds,
@@ -159,7 +167,8 @@ START_JOBS = text("""
      WHERE id = ANY(CAST(:job_ids AS uuid[])) AND state = 'queued'
 """)
 
-# The CTE pins the rows before the update; a plain join could be planned to update more rows than LIMIT says.
+# The CTE fixes the rows before the update; a plain join could be planned so that it updates more rows than
+# LIMIT allows.
 MARK_QUEUED = text("""
     WITH picked AS MATERIALIZED (
         SELECT chunks.id
@@ -180,7 +189,10 @@ MARK_QUEUED = text("""
 
 
 def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> list[Dispatch]:
-    """Mark up to so many chunks of each job as queued; publish the answer only after COMMIT."""
+    """Mark up to the given number of chunks of each job as queued.
+
+    Publish the returned dispatches only after COMMIT.
+    """
     values = {
         "job_ids": [job_id for job_id, _ in shares],
         "counts": [count for _, count in shares],
@@ -189,7 +201,7 @@ def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> l
     return [Dispatch(*row) for row in connection.execute(MARK_QUEUED, values)]
 
 
-# The window is small: a few chunks a worker. Ordered as they were dispatched.
+# There are only a few queued chunks for each worker. They are listed in the order of their dispatch.
 LIST_QUEUED = text("""
     SELECT chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
       FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
@@ -202,7 +214,8 @@ def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
     return [Dispatch(*row) for row in connection.execute(LIST_QUEUED, {"limit": limit})]
 
 
-# The dispatch number tells a dispatch from a later one of the same chunk. A row that is locked is being claimed.
+# The dispatch number distinguishes this dispatch from a later one of the same chunk. A locked row is being
+# claimed.
 RECALL_DISPATCHES = text("""
     WITH lost AS (
         SELECT chunk.id
@@ -218,7 +231,10 @@ RECALL_DISPATCHES = text("""
 
 
 def recall_dispatches(connection: Connection, dispatches: Sequence[Dispatch]) -> int:
-    """Make these dispatches `pending` again, unless they were claimed meanwhile. Return how many were made so."""
+    """Make dispatched chunks `pending` again unless they were claimed meanwhile.
+
+    Return the number of chunks.
+    """
     values = {
         "chunk_ids": [dispatch.chunk_id for dispatch in dispatches],
         "dispatch_seqs": [dispatch.dispatch_seq for dispatch in dispatches],
@@ -240,10 +256,10 @@ def has_open_jobs(driver: psycopg.Connection[Any]) -> bool:
 
 
 def listen_for_jobs(driver: psycopg.Connection[Any]) -> None:
-    """Have this connection collect the notifications that has_heard_of_job reads."""
+    """Subscribe this connection to the notifications of new jobs, which has_heard_of_job reads."""
     driver.execute(LISTEN_FOR_JOBS)
 
 
 def has_heard_of_job(driver: psycopg.Connection[Any]) -> bool:
-    """Return whether a job has arrived since the last call. Does not wait."""
+    """Return whether a job has arrived since the last call, without waiting."""
     return bool(list(driver.notifies(timeout=0)))

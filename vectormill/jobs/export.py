@@ -1,4 +1,4 @@
-"""A job's results in item order, one chunk at a time, wherever they are kept."""
+"""Read a job's results in item order, one chunk at a time, from its collection or from beside its chunks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,11 @@ from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_ro
 
 @dataclass(frozen=True, slots=True)
 class VectorBlock:
-    """Items from position `first_item` on: keys [n], vectors [n, width] as they are kept, whether each has one [n]."""
+    """Consecutive items of a job from position `first_item` on, with their vectors.
+
+    `keys` [n] are the items' keys, `vectors` [n, width] their vectors as stored, and `present` [n] tells
+    which items have one.
+    """
 
     first_item: int
     keys: list[str]
@@ -36,18 +40,20 @@ class VectorBlock:
 
     @property
     def end(self) -> int:
-        """Return the position behind the last item."""
+        """Return the position after the last item of the block."""
         return self.first_item + len(self.keys)
 
     def behind(self, position: int) -> "VectorBlock":
-        """Return the items of the block from that position on."""
+        """Return the items of the block from this position in the job on."""
         cut = max(0, position - self.first_item)
         return VectorBlock(self.first_item + cut, self.keys[cut:], self.vectors[cut:], self.present[cut:])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Items from position `first_item` on: keys [n], and the record of each as JSON, None where it has none."""
+    """Consecutive items of a job from position `first_item` on, with their records as JSON; None for an item
+    without one.
+    """
 
     first_item: int
     keys: list[str]
@@ -55,16 +61,16 @@ class RecordBlock:
 
     @property
     def end(self) -> int:
-        """Return the position behind the last item."""
+        """Return the position after the last item of the block."""
         return self.first_item + len(self.keys)
 
     def behind(self, position: int) -> "RecordBlock":
-        """Return the items of the block from that position on."""
+        """Return the items of the block from this position in the job on."""
         cut = max(0, position - self.first_item)
         return RecordBlock(self.first_item + cut, self.keys[cut:], self.records[cut:])
 
 
-# Payloads alone, in the order of the index on (job_id, first_item): looked through for a key.
+# Only payloads are read, in the order of the index on (job_id, first_item), to search them for a key.
 LIST_PAYLOADS = """
     SELECT chunks.first_item, payload.items
       FROM vectormill.chunks
@@ -85,24 +91,26 @@ LIST_CHUNKS = """
 """
 
 B = TypeVar("B", VectorBlock, RecordBlock)
-# Takes a connection, the position of a chunk's first item, its items, and what is kept beside it.
+# The arguments are a connection, the position of the chunk's first item, its items, and the blob stored
+# beside it.
 MakeBlock = Callable[[Connection, int, Items, bytes | None], B]
 
-# Two pages are in memory, the one given out and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
+# Two pages are in memory, the current one and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
 _CHUNKS_PER_PAGE = 2
 _SEARCHED_CHUNKS = 8
 
 
 def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[VectorBlock]:
-    """Yield blocks of all items of a job, in the order of submission, or of those behind the item with the key `after`.
+    """Yield blocks of all items of a job in the order of submission, or of those after the item with the key
+    `after`.
 
-    Memory does not grow with the job. In a collection another job may have given a key another text since; its vector
-    is not this job's, and `present` is False for it, as for an item that failed.
+    Memory does not grow with the job. If another job has since written another text under the same key of a
+    collection, that vector is not this job's: `present` is False for it, as for an item that failed.
 
-    Raise CollectionNotFound when the collection is gone, and GenerationNotFound when another generation has replaced
-    the one that the job wrote and its tables are gone. Raise JobNotFound, before the first block or, when the job is
-    removed meanwhile, at the first item that is no longer there: what came until then is not whole. Raises
-    InvalidOption when no item has the key `after`.
+    Raise CollectionNotFound if the collection was deleted, and GenerationNotFound if the job's generation was
+    replaced and its tables were removed. Raise JobNotFound before the first block, or at the first missing
+    item if the job is removed during the export; the blocks until then are incomplete. Raise InvalidOption if
+    no item has the key `after`.
     """
     job, generation_id = _find_written(engine, job_id)
 
@@ -117,8 +125,8 @@ def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
 
 
 def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[RecordBlock]:
-    """Read the results of a job whose results are records, as read_vectors reads vectors, with the same
-    errors.
+    """Yield the results of a job whose results are records, in the same way and with the same errors as
+    read_vectors.
     """
     job, generation_id = _find_written(engine, job_id)
 
@@ -143,9 +151,11 @@ def _read_behind(engine: Engine, job: Job, make_block: MakeBlock[B], after: str 
 
 
 def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
-    """Find where the chunk of the item with this key begins, and the item's own position. Raise InvalidOption.
+    """Return the position of the first item in the chunk that has this key, and the position of the item
+    itself.
 
-    Keys lie compressed with their texts: all chunks before it are looked through, a few at a time.
+    Keys are compressed together with their texts, so all chunks before it are searched, a few at a time.
+    Raise InvalidOption if no item has the key.
     """
     start = 0
     while start < job.num_items:
@@ -163,7 +173,10 @@ def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
 
 
 def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
-    """Return the job, and the generation that has its results, if any. Raise what `read_vectors` raises at once."""
+    """Return the job, and the id of the generation that has its results, if any.
+
+    Raise the same errors as `read_vectors` raises before its first block.
+    """
     with engine.connect() as connection:
         job = find_job(connection, job_id)
         generation_id = connection.execute(
@@ -183,7 +196,7 @@ def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
 
 
 def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> Iterator[B]:
-    # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
+    # The next page is read on a second thread, so that Postgres and the socket work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
         upcoming, position = reader.submit(_read_page, engine, job, make_block, start), start
         while position < job.num_items:
@@ -195,10 +208,11 @@ def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int)
 
 
 def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> list[B]:
-    """Return the next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours.
+    """Read the next few chunks in a transaction of their own, so that a slow reader does not hold back vacuum
+    for hours.
 
-    By the items' positions and not the chunks': a chunk that was read may have been split since. Raise JobNotFound
-    when the item at `start` is missing.
+    They are found by item position and not by chunk, because a chunk may be split while the job is read.
+    Raise JobNotFound if the item at `start` is missing.
     """
     blocks = []
     with engine.connect() as connection:
@@ -224,8 +238,8 @@ def _read_own(
     return read_block(content, kind, num_items, spec.dimensions)
 
 
-# vector_send, halfvec_send and bit_send give what COPY takes. Joined in the server, a whole chunk is one value that
-# NumPy reads at once.
+# vector_send, halfvec_send and bit_send return the binary form that COPY accepts. The server concatenates the
+# rows, so that a whole chunk is one value that NumPy reads at once.
 READ_COLLECTION = """
     SELECT array_agg(item.ordinal), {results}
       FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
@@ -255,7 +269,9 @@ def _read_collection(
 
 
 def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Fetch rows in the binary protocol: as text, every byte of a vector would come as two hexadecimal digits."""
+    """Fetch rows in the binary protocol, because the text protocol sends each byte of a vector as two
+    hexadecimal digits.
+    """
     driver = connection.connection.driver_connection
     assert driver is not None
     with driver.cursor(binary=True) as cursor:
