@@ -1,4 +1,4 @@
-"""Ends jobs whose model no live worker has been able to load for a long time."""
+"""Fail jobs whose model no live worker has been able to load for a long time."""
 
 from uuid import UUID
 
@@ -11,13 +11,13 @@ from vectormill.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES
 from vectormill.jobs.waiting import LIST_SERVING_WORKERS, ServingWorker, explain_load_failure
 from vectormill.workers.workers import ALIVE_SECONDS
 
-# Nearly always there is none, and nothing else is asked.
+# Nearly always no model is failing, and then no other statement is run.
 LIST_FAILING_MODELS = text("""
     SELECT DISTINCT model FROM vectormill.workers
      WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots = 0
 """)
 
-# The first condition is that of ix_jobs_in_progress, word for word.
+# The first condition repeats that of ix_jobs_in_progress word for word.
 LIST_STUCK_JOBS = text(f"""
     SELECT id, spec FROM vectormill.jobs
      WHERE state IN {OPEN_JOB_STATES}
@@ -26,7 +26,8 @@ LIST_STUCK_JOBS = text(f"""
      ORDER BY model, priority, seq LIMIT 10000
 """)
 
-# A chunk that is locked or dispatched is left to a later round: somebody has it, or the reaper brings it back.
+# A locked or dispatched chunk is left to a later round: a worker has it, or the reaper makes it pending
+# again.
 FAIL_WAITING_CHUNKS = text("""
     WITH waiting AS (
         SELECT id, only_items FROM vectormill.chunks WHERE job_id = :job_id AND state = 'pending'
@@ -48,7 +49,7 @@ INSERT_ERRORS = text("""
     ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
 """)
 
-# `updated_at` stays until the last chunk, since the next batch of a large job is found by it.
+# `updated_at` changes only with the last chunk, because the next round finds a large job by it.
 COUNT_FAILED = text("""
     UPDATE vectormill.jobs
        SET num_open_chunks = num_open_chunks - :num_chunks, num_failed = num_failed + :num_failed,
@@ -63,7 +64,9 @@ COUNT_FAILED = text("""
 
 
 def find_stuck_jobs(connection: Connection, seconds: float) -> dict[UUID, str]:
-    """Return why no live worker can load the model of each job that has waited for that so many seconds."""
+    """Return the jobs that have waited so many seconds for a model that no live worker can load, each with
+    the reason.
+    """
     alive = {"alive_seconds": ALIVE_SECONDS}
     models = list(connection.execute(LIST_FAILING_MODELS, alive).scalars())
     if not models:
@@ -79,9 +82,9 @@ def find_stuck_jobs(connection: Connection, seconds: float) -> dict[UUID, str]:
 
 
 def fail_waiting_chunks(connection: Connection, job_id: UUID, reason: str, limit: int) -> int:
-    """Fail some chunks of a job that wait, each of their items with the reason; return how many.
+    """Fail at most `limit` pending chunks of a job, each item with the given reason.
 
-    The transaction that fails the last one ends the job.
+    Return the number of chunks. The transaction that fails the last open chunk ends the job.
     """
     rows = connection.execute(FAIL_WAITING_CHUNKS, {"job_id": job_id, "limit": limit}).all()
     if not rows:

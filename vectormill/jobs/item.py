@@ -1,8 +1,8 @@
-"""Item: one text with the client's key, or two that are judged together; and the reasons for which one fails.
+"""Item: one text with the client's key, or a pair of texts that are scored together, and the errors of items.
 
-On its way a pair is one text, so that nothing that carries texts knows of it. The mark between the two is a byte that
-no UTF-8 has, nor a lone surrogate as we keep it: a pair is never taken for a text, nor a text for a pair. What cannot
-read it finds a text that is no Unicode, and says so.
+A pair is carried as one text, so that code which only passes texts on need not know about pairs. The
+separator is a byte that occurs neither in UTF-8 nor in an encoded lone surrogate, so pairs and texts cannot
+be confused. Code that does not expect a pair finds a text that is not valid Unicode, and reports that.
 """
 
 import re
@@ -43,16 +43,16 @@ ITEM_ERROR_CODES: Final = {
     NOT_STORED: "the database refused the text, or its whole chunk, for a reason that does not pass",
 }
 
-# In the metadata of a row that is a part of a document: where in it the row stands.
+# The key in a row's metadata that says which part of its document the row is.
 PASSAGE: Final = "_passage"
 
 
-# An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
+# The number of backslashes before it must be even: "\\u0000" spells a backslash, not a NUL.
 _NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def has_nul(encoded: bytes) -> bool:
-    """Return whether JSON has a NUL character in it, which jsonb refuses."""
+    """Return whether JSON contains an escaped NUL character, which jsonb refuses."""
     return b"\\u0000" in encoded and _NUL_ESCAPE.search(encoded) is not None
 
 
@@ -60,9 +60,10 @@ def has_nul(encoded: bytes) -> bool:
 class Item:
     """One text with the client's key.
 
-    `text` is UTF-8 in which lone surrogates are kept (`surrogatepass`), so that a broken text travels to the place
-    that reports it. `metadata` is a JSON object as text, or empty for none. `place` is that in the order of writers of
-    a row that is carried from one generation to another; None for what is written in the place of its job.
+    `text` is UTF-8 in which lone surrogates are kept (`surrogatepass`), so that a broken text reaches the
+    code that reports it. `metadata` is a JSON object as text, or empty for none. `place` is the position in
+    the order of writers of a row that is copied from one generation to another; None if the item has the
+    position of its job.
     """
 
     key: str
@@ -71,19 +72,19 @@ class Item:
     place: int | None = None
 
     def content_hash(self) -> bytes:
-        """Return 16 bytes that change with the text."""
+        """Return a 16-byte hash of the text."""
         return blake2b(self.text, digest_size=16).digest()
 
     def metadata_hash(self) -> bytes | None:
-        """Return 16 bytes that change with the metadata as it is written; None without any."""
+        """Return a 16-byte hash of the metadata as it is written; None if there is none."""
         return blake2b(self.metadata, digest_size=16).digest() if self.metadata else None
 
 
 @dataclass(frozen=True, slots=True)
 class Items(Sequence[Item]):
-    """Many items as columns. An Item is made for who asks for one; a chunk goes its way without.
+    """Many items as columns, so that a chunk can be processed without an object for each item.
 
-    Either all items have a place of their own, or `places` is None.
+    Either all items have a `place` of their own, or `places` is None.
     """
 
     keys: Sequence[str]
@@ -126,7 +127,7 @@ class Items(Sequence[Item]):
         return map(Item, self.keys, self.texts, self.metadata, self.places)
 
     def take(self, places: Iterable[int]) -> "Items":
-        """Return the items at these places, in this order."""
+        """Return the items at these positions, in the given order."""
         some = list(places)
         return Items(
             [self.keys[place] for place in some],
@@ -140,24 +141,29 @@ class Items(Sequence[Item]):
         return list(map(str.encode, self.keys))
 
     def content_hashes(self) -> list[bytes]:
-        """Return the hash of each item's text, as Item.content_hash."""
+        """Return the hash of each item's text, as Item.content_hash does."""
         return [blake2b(text, digest_size=16).digest() for text in self.texts]
 
     def metadata_hashes(self) -> list[bytes]:
-        """Return the hash of each item's metadata, as Item.metadata_hash; empty where there is none."""
+        """Return the hash of each item's metadata, as Item.metadata_hash does; empty for an item without
+        metadata.
+        """
         return [blake2b(text, digest_size=16).digest() if text else b"" for text in self.metadata]
 
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """Why one item has no vector. `code` is a key of ITEM_ERROR_CODES."""
+    """The reason why one item has no vector. `code` is a key of ITEM_ERROR_CODES."""
 
     code: str
     detail: str
 
 
 def find_text_failure(text: bytes, max_chars: int) -> ItemFailure | None:
-    """Return why a text can't be encoded, decided from the text alone; None when it can."""
+    """Return the reason why this text cannot be encoded; None if it can be.
+
+    No model is needed for the check.
+    """
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -173,18 +179,21 @@ def find_text_failure(text: bytes, max_chars: int) -> ItemFailure | None:
 
 
 PAIR_MARK: Final = b"\xff"
-# The bytes of one request's pairs, which are in memory together and repeat their query. A thousand passages of 8 KiB
-# fit with a query of as many bytes; no model reads so much.
+# The limit on the bytes of all pairs of one request, which are in memory together and each repeat the query.
+# A thousand passages of 8 KiB fit with a query of 8 KiB, which is more than any model reads.
 MAX_PAIRS_BYTES: Final = 16 << 20
 
 
 def join_pair(text: bytes, text_pair: bytes) -> bytes:
-    """Join two texts as one, which is hashed, compared and stored like any text."""
+    """Join two texts into one, which is hashed, compared and stored like any other text."""
     return text + PAIR_MARK + text_pair
 
 
 def pair_with_each(query: bytes, texts: Sequence[bytes]) -> list[bytes]:
-    """Pair a query with each text. Raise InvalidOption, before any is joined, when the pairs would be too large."""
+    """Pair a query with each text.
+
+    Raise InvalidOption if the pairs would be too large, before any memory is used.
+    """
     num_bytes = (len(query) + len(PAIR_MARK)) * len(texts) + sum(map(len, texts))
     if num_bytes > MAX_PAIRS_BYTES:
         raise InvalidOption(
@@ -196,13 +205,16 @@ def pair_with_each(query: bytes, texts: Sequence[bytes]) -> list[bytes]:
 
 
 def split_pair(text: bytes) -> tuple[bytes, bytes | None]:
-    """Return the first text and the second one; None as the second of a text alone."""
+    """Split a pair into its two texts; the second is None if the text is not a pair."""
     first, mark, second = text.partition(PAIR_MARK)
     return first, second if mark else None
 
 
 def find_side_failure(text: bytes, max_chars: int) -> ItemFailure | None:
-    """Find why a pair, or a text alone, cannot be encoded; each side of a pair may have `max_chars`."""
+    """Return the reason why a pair or a single text cannot be encoded; None if it can be.
+
+    Each text of a pair may have `max_chars` characters.
+    """
     first, second = split_pair(text)
     failure = find_text_failure(first, max_chars)
     if failure is not None or second is None:
@@ -212,5 +224,5 @@ def find_side_failure(text: bytes, max_chars: int) -> ItemFailure | None:
 
 
 def name_second(failure: ItemFailure) -> ItemFailure:
-    """Return the same failure, told of the second text."""
+    """Return the failure with a detail that names the second text of the pair."""
     return ItemFailure(failure.code, f"text_pair: {failure.detail}")

@@ -1,6 +1,6 @@
-"""Job: what a client submits. Its states, where a client's wish leads from each, and what is known of it.
+"""Job: what a client submits, its states, the transitions that a client can request, and its progress.
 
-Workers and the scheduler change states too, by what becomes of chunks: see docs/STATES.md.
+Workers and the scheduler also change states, when chunks end: see docs/STATES.md.
 """
 
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ COMPLETED: Final = "completed"
 COMPLETED_WITH_ERRORS: Final = "completed_with_errors"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
-# Nobody meets it: such a job is not found any more, and its rows are being removed.
+# Clients never see this state: such a job can no longer be found, and its rows are being removed.
 DELETING: Final = "deleting"
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A state, and what holds of a job in it. Statements are composed of the sets below."""
+    """A job state and its properties, from which the sets of states below are derived."""
 
     name: str
     is_final: bool = False
-    is_received: bool = True  # all its items are there
-    is_dispatched: bool = False  # its chunks are given to workers
-    is_wanted: bool = True  # nobody has cancelled it
-    moves: bool = True  # it comes to its end without a client's wish
+    is_received: bool = True  # all items have arrived
+    is_dispatched: bool = False  # chunks are dispatched to workers
+    is_wanted: bool = True  # not cancelled by a client
+    moves: bool = True  # ends without a request by a client
     is_shown: bool = True
 
 
@@ -59,17 +59,17 @@ TERMINAL_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_f
 FINISHED_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_final and state.is_wanted)
 UNWANTED_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_wanted)
 OPEN_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_final)
-# Among the open ones:
+# A subset of the open states.
 RECEIVED_JOB_STATES: Final = States(
     state.name for state in _SHOWN if not state.is_final and state.is_received
 )
 DISPATCHED_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_dispatched)
-# A client may pause or cancel them.
+# The states in which a client may pause or cancel a job.
 STEERABLE_JOB_STATES: Final = States(
     state.name for state in _SHOWN if not state.is_final and state.is_received and state.is_wanted
 )
 MOVING_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_final and state.moves)
-# The scheduler has something to do for them.
+# The states in which the scheduler has work to do for a job.
 TENDED_JOB_STATES: Final = States(
     state.name for state in _SHOWN if not state.is_final and state.moves and state.is_received
 )
@@ -77,20 +77,21 @@ TENDED_JOB_STATES: Final = States(
 MOST_URGENT_PRIORITY: Final = 0
 LEAST_URGENT_PRIORITY: Final = 9
 DEFAULT_PRIORITY: Final = 5
-# Jobs of the most urgent class are interactive: they ride with bulk batches and never wait for a full one.
+# Jobs of the most urgent class are interactive: their texts join batches of bulk jobs and never wait for a
+# full batch.
 INTERACTIVE_PRIORITY: Final = MOST_URGENT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be made, checked against the model, before any item is read.
+    """A job to be created, checked against its model before any item is read.
 
-    `lifetime_seconds` is for the samples of a check: whatever the job's state, it is removed when that is over.
-    Infinite, it is for that of a put: it is removed some minutes after its end.
+    With a `lifetime_seconds` the job is removed when that time is over, whatever its state; this is used for
+    samples of a check. An infinite value marks the job of a put, which is removed some minutes after its end.
 
-    A run's job has an `id` that the run has noted, a `seq` that was drawn when the run began to read, so that what
-    clients write meanwhile is newer, and the generation it writes: the live one or the one that is being built, and
-    no other.
+    The job of a run has an `id` that the run has recorded, and a `seq` that was drawn when the run began to
+    read, so that whatever clients write meanwhile counts as newer. Its `generation_id` names the only
+    generation that it writes, live or building.
     """
 
     spec: EncodingSpec
@@ -106,10 +107,10 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it stands in the database at one moment.
+    """A snapshot of a job in the database.
 
-    `twin_of` is the job whose items this one encodes once more, for a generation that was being built beside the live
-    one when they came.
+    `twin_of` is the job whose items this one encodes again, for a generation that was being built beside the
+    live one when the items were submitted.
     """
 
     id: UUID
@@ -145,10 +146,10 @@ class Job:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Return the seconds from the first dispatch to the end, or until now, without pauses; 0 before the first
-        dispatch.
+        """Return the seconds from the first dispatch to the end, or until now, without pauses; 0 before the
+        first dispatch.
 
-        The pause in which a job ended counts: its last chunks were encoded in it.
+        If the job ended while it was paused, that pause counts, because the last chunks were encoded in it.
         """
         if self.started_at is None:
             return 0.0
@@ -165,8 +166,9 @@ class Job:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Return the seconds until the end at the mean rate so far; None while nothing is known or it is paused, 0 at
-        the end.
+        """Return the estimated seconds until the end, at the mean rate so far.
+
+        Return 0 after the end, and None while the job is paused or no item is finished.
         """
         if self.is_terminal:
             return 0.0
@@ -192,7 +194,10 @@ class Job:
 
 
 def state_after_pause(state: str) -> str:
-    """Return the state after a pause; pausing twice is the same as once. Raise WrongJobState."""
+    """Return the state after a pause. Raise WrongJobState if the job cannot be paused.
+
+    A paused job stays paused.
+    """
     if state in STEERABLE_JOB_STATES:
         return PAUSED
     if state == UPLOADING:
@@ -201,8 +206,9 @@ def state_after_pause(state: str) -> str:
 
 
 def state_after_resume(state: str, *, has_started: bool) -> str:
-    """Return the state after a resumption; a job that is not paused goes on anyway, so it stays as it is. Raise
-    WrongJobState.
+    """Return the state after a resume; a job that is not paused keeps its state.
+
+    Raise WrongJobState if the job has ended, is being cancelled or is still being received.
     """
     if state in DISPATCHED_JOB_STATES:
         return state
@@ -212,7 +218,11 @@ def state_after_resume(state: str, *, has_started: bool) -> str:
 
 
 def state_after_cancel(state: str) -> str:
-    """Return `cancelling`; without a chunk at a worker the job is `cancelled` at once. Raise WrongJobState."""
+    """Return the state after a cancellation. Raise WrongJobState if the job cannot be cancelled.
+
+    The state is `cancelling`, unless the job is already `cancelled`. If no worker holds a chunk of the job, the
+    caller makes it `cancelled` at once.
+    """
     if state in (CANCELLING, CANCELLED):
         return state
     if state in STEERABLE_JOB_STATES:
@@ -223,7 +233,10 @@ def state_after_cancel(state: str) -> str:
 
 
 def state_after_delete(state: str) -> str:
-    """Return `deleting` for what has ended alone, so that nobody loses work by one wrong id. Raise WrongJobState."""
+    """Return the state after a deletion, `deleting`. Raise WrongJobState unless the job has ended.
+
+    Other jobs are refused so that nobody loses work by one wrong id.
+    """
     if state in TERMINAL_JOB_STATES:
         return DELETING
     if state == UPLOADING:
@@ -234,8 +247,10 @@ def state_after_delete(state: str) -> str:
 
 
 def state_after_retry(state: str, num_failed: int) -> str:
-    """Return the state after a retry; a paused job stays paused, and its failed items wait with the others. Raise
-    WrongJobState.
+    """Return the state after a retry.
+
+    Raise WrongJobState unless the job ended with failed items, or is paused and has some. A paused job stays paused, and its
+    failed items wait together with the others.
     """
     if state in (COMPLETED_WITH_ERRORS, FAILED):
         return QUEUED

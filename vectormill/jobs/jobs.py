@@ -1,4 +1,4 @@
-"""Jobs as clients see them: find, list, pause, resume, cancel, retry, and the errors of single items."""
+"""Jobs as clients use them: find, list, pause, resume, cancel, retry, and list the errors of items."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,7 +21,7 @@ from vectormill.jobs.job import (
     state_after_retry,
 )
 
-# A field of Job is the column of its name, but for these.
+# Each field of Job is read from the column of the same name, except for these.
 OTHER_COLUMNS = {"collection": "collections.name AS collection", "now": "now() AS now"}
 JOB_COLUMNS = ", ".join(OTHER_COLUMNS.get(field.name, f"jobs.{field.name}") for field in fields(Job))
 
@@ -31,7 +31,7 @@ FROM_JOBS = """
       LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
 """
 
-# A job that is being deleted is there for nobody: see deletion.py.
+# A job that is being deleted is hidden from readers: see deletion.py.
 FIND_JOB = text(f"SELECT {JOB_COLUMNS} {FROM_JOBS} WHERE jobs.id = :job_id AND jobs.state <> 'deleting'")
 
 LIST_JOBS = text(f"""
@@ -51,7 +51,7 @@ _MAX_SEQ = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ItemError:
-    """Why an item of a job has no vector; `item` is its position in the job, from 0."""
+    """An item of a job without a vector, and the reason. `item` is its position in the job, from 0."""
 
     item: int
     key: str
@@ -60,7 +60,7 @@ class ItemError:
 
 
 def find_job(connection: Connection, job_id: UUID) -> Job:
-    """Return the job as it stands now. Raise JobNotFound."""
+    """Return the current state of a job. Raise JobNotFound."""
     row = connection.execute(FIND_JOB, {"job_id": job_id}).one_or_none()
     if row is None:
         raise JobNotFound
@@ -68,7 +68,10 @@ def find_job(connection: Connection, job_id: UUID) -> Job:
 
 
 def list_jobs(connection: Connection, *, state: str | None, before_seq: int | None, limit: int) -> list[Job]:
-    """List jobs, newest first, with a seq below `before_seq`: a keyset page, as cheap at the end as at the start."""
+    """List the newest jobs with a seq below `before_seq`, the newest first.
+
+    This is a keyset page, so a late page is as cheap as the first.
+    """
     values: dict[str, Any] = {"before_seq": _MAX_SEQ if before_seq is None else before_seq, "limit": limit}
     if state is None:
         return [_job(row) for row in connection.execute(LIST_JOBS, values)]
@@ -82,8 +85,9 @@ def _job(row: Row[Any]) -> Job:
     return Job(**{**values, "spec": EncodingSpec.from_json(values["spec"])})
 
 
-# Dispatched chunks that nobody has claimed wait again; their messages claim nothing of a paused job. Resuming does it
-# once more, for what a dispatch that began before the pause has marked since. A locked one is being claimed.
+# Dispatched chunks that nobody has claimed become pending again; their messages can no longer claim anything,
+# because the job is paused. A resume runs the same statement, for chunks that a dispatch which began before
+# the pause has marked since. A locked chunk is being claimed.
 RECALL_CHUNKS = text("""
     WITH dispatched AS (
         SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
@@ -96,8 +100,8 @@ PAUSE_JOB = text("""
     UPDATE vectormill.jobs SET state = 'paused', paused_at = now(), updated_at = now() WHERE id = :job_id
 """)
 
-# When a pause ends, or the rest between an end and a retry. Before the first dispatch no time counts as elapsed, so
-# none is idle.
+# Used when a pause ends, and when a job that had ended is retried. Time before the first dispatch does not
+# count as elapsed, so it does not count as idle either.
 COUNT_IDLE_SECONDS = text("""
     UPDATE vectormill.jobs
        SET paused_at = NULL,
@@ -106,7 +110,7 @@ COUNT_IDLE_SECONDS = text("""
      WHERE id = :job_id
 """)
 
-# Wakes the dispatcher, as a submission does.
+# This wakes the dispatcher, as a submission does.
 RESUME_JOB = text("""
     WITH resumed AS (
         UPDATE vectormill.jobs SET state = :state, updated_at = now() WHERE id = :job_id
@@ -117,9 +121,9 @@ RESUME_JOB = text("""
 
 
 def pause_job(connection: Connection, job_id: UUID) -> Job:
-    """Keep a job's chunks back; those at a worker are finished. Pausing twice is the same as once.
+    """Stop dispatching a job's chunks; those at workers are finished. A paused job stays paused.
 
-    Raise JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    Raise JobNotFound, or WrongJobState if the job has ended, is being cancelled or is still being received.
     """
     job = lock_job(connection, job_id)
     if job.state == state_after_pause(job.state):
@@ -130,9 +134,9 @@ def pause_job(connection: Connection, job_id: UUID) -> Job:
 
 
 def resume_job(connection: Connection, job_id: UUID) -> Job:
-    """Let a paused job go on; one that is not paused, and has not ended, stays as it is.
+    """Resume a paused job; a queued or running job stays as it is.
 
-    Raise JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    Raise JobNotFound, or WrongJobState if the job has ended, is being cancelled or is still being received.
     """
     job = lock_job(connection, job_id)
     state = state_after_resume(job.state, has_started=job.started_at is not None)
@@ -144,8 +148,9 @@ def resume_job(connection: Connection, job_id: UUID) -> Job:
     return find_job(connection, job_id)
 
 
-# Chunks no worker holds end at once; a leased one ends when its worker hears of it, at the next heartbeat. A locked one
-# is being claimed or dispatched: the worker hears of it too, or the reaper finds it.
+# Chunks that no worker holds end at once; a leased one ends when its worker learns of the cancellation, at
+# its next heartbeat. A locked chunk is being claimed or dispatched: its worker learns of it as well, or the
+# reaper ends it.
 CANCEL_WAITING_CHUNKS = text(f"""
     WITH waiting AS (
         SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}
@@ -164,21 +169,22 @@ CANCEL_WAITING_CHUNKS = text(f"""
 
 
 def cancel_job(connection: Connection, job_id: UUID) -> Job:
-    """Stop a job; vectors already committed stay. Cancelling twice is the same as once.
+    """Cancel a job; vectors that are already committed stay. A cancelled job stays cancelled.
 
-    Raise JobNotFound, and WrongJobState for a job that has ended otherwise or is still being received.
+    Raise JobNotFound, or WrongJobState if the job has ended otherwise or is still being received.
     """
     job = lock_job(connection, job_id)
     if job.state == state_after_cancel(job.state):
         return job
     if job.state == PAUSED:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
-    # Two statements: the counter must see the job row as it is under our lock, after chunks that completed meanwhile.
+    # These are two statements, because the counter must be read under our row lock, after the commits of
+    # chunks that completed meanwhile.
     connection.execute(CANCEL_WAITING_CHUNKS, {"job_id": job_id})
     return find_job(connection, job_id)
 
 
-# Wakes the dispatcher, as a submission does.
+# This wakes the dispatcher, as a submission does.
 RETRY_FAILED_ITEMS = text("""
     WITH failed AS (
         DELETE FROM vectormill.item_errors WHERE job_id = :job_id RETURNING chunk_id, item
@@ -211,7 +217,7 @@ FIND_REPLACED = text(f"""
 """)
 
 
-# A job without a collection has vectors beside its chunks as soon as one item is done.
+# A job without a collection has vectors beside its chunks as soon as one of its items is done.
 HAS_LOST_COLLECTION = text("""
     SELECT EXISTS (
         SELECT 1 FROM vectormill.jobs
@@ -223,7 +229,7 @@ HAS_LOST_COLLECTION = text("""
 
 
 def has_lost_collection(connection: Connection, job_id: UUID) -> bool:
-    """Return whether the job's vectors were in a collection that was deleted since."""
+    """Return whether the job's vectors were in a collection that has since been deleted."""
     is_so: bool = connection.execute(HAS_LOST_COLLECTION, {"job_id": job_id}).scalar_one()
     return is_so
 
@@ -242,10 +248,10 @@ def _refuse_replaced(connection: Connection, job: Job) -> None:
 
 
 def retry_job(connection: Connection, job_id: UUID) -> Job:
-    """Encode the failed items of an ended or paused job again, and only these. A paused job stays paused.
+    """Encode only the failed items of an ended or paused job again. A paused job stays paused.
 
-    Raise JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some; and when
-    nobody reads any more what it writes.
+    Raise JobNotFound, or WrongJobState unless the job ended with failed items, or is paused and has some. Raise
+    WrongJobState also if its collection was deleted or its generation was replaced.
     """
     job = lock_job(connection, job_id)
     _refuse_replaced(connection, job)
@@ -262,25 +268,28 @@ DRAW_SEQ = text("""
 
 
 def draw_seq(connection: Connection) -> int:
-    """Draw a place in the order of writers, behind all that were submitted before and ahead of all that come later."""
+    """Draw a seq, which orders writers: after all jobs submitted before, and before all that come later."""
     seq: int = connection.execute(DRAW_SEQ).scalar_one()
     return seq
 
 
 def lock_job(connection: Connection, job_id: UUID) -> Job:
-    """Return the job, which nobody else changes until the transaction ends. Raise JobNotFound."""
+    """Lock the job's row until the transaction ends and return the job. Raise JobNotFound."""
     connection.execute(
         text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id}
     )
     return find_job(connection, job_id)
 
 
-# Chunks before the job, as whoever commits one has them: each would wait for the other's.
+# Chunks are locked before the job, in the same order as in a commit; otherwise the two transactions could
+# deadlock.
 LOCK_CHUNKS = text("SELECT 1 FROM vectormill.chunks WHERE job_id = :job_id ORDER BY id FOR UPDATE")
 
 
 def delete_job(connection: Connection, job_id: UUID) -> None:
-    """Delete a small job at once, whatever its state: the samples of a check. For others see deletion.py."""
+    """Delete a small job at once, whatever its state, such as the samples of a check; see deletion.py for
+    other jobs.
+    """
     connection.execute(LOCK_CHUNKS, {"job_id": job_id})
     connection.execute(text("DELETE FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id})
 
@@ -294,12 +303,13 @@ LIST_ITEM_ERRORS = text("""
 def list_item_errors(
     connection: Connection, job_id: UUID, *, after: int | None, limit: int
 ) -> list[ItemError]:
-    """List errors in item order, those behind position `after`: a keyset page."""
+    """List the errors of a job's items in item order, from after position `after` on; a keyset page."""
     values = {"job_id": job_id, "after": -1 if after is None else after, "limit": limit}
     return [ItemError(*row) for row in connection.execute(LIST_ITEM_ERRORS, values)]
 
 
-# Jobs in progress are few, and found by their own index. An upload's items count from the moment that it is complete.
+# Jobs in progress are few and are found by their own index. Items of an upload count only once it is
+# complete.
 COUNT_PENDING_ITEMS = text(f"""
     SELECT CAST(coalesce(sum(num_items - num_done - num_failed), 0) AS bigint) FROM vectormill.jobs
      WHERE state IN {OPEN_JOB_STATES}

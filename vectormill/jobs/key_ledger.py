@@ -1,4 +1,4 @@
-"""KeyLedger: finds two equal keys among millions in bounded memory. Knows nothing of jobs or databases."""
+"""KeyLedger: a duplicate-key detector that finds two equal keys among millions in bounded memory."""
 
 import hashlib
 import tempfile
@@ -10,15 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 _BLOCK_KEYS = 1 << 16
-# Keys sorted at a time: 16 bytes each, 16 MiB.
+# The number of keys that are sorted at a time: 16 bytes each, 16 MiB.
 _SHARE_KEYS = 1 << 20
 _ROW = np.dtype([("hash", np.uint64), ("position", np.int64)])
 
 
 class KeyLedger:
-    """A 64-bit hash of every key, 8 bytes a key, spilled to a temporary file beyond 65,536 keys.
+    """A detector of duplicate keys: 8 bytes of hash for each key, spilled to a temporary file beyond 65,536
+    keys.
 
-    Two different keys out of ten million share a hash with probability 3e-6; such a job would be refused wrongly.
+    Two different keys among ten million have equal hashes with probability 3e-6; such a job would be refused
+    wrongly.
     """
 
     def __init__(self) -> None:
@@ -32,8 +34,9 @@ class KeyLedger:
         self._spill()
 
     def add_all(self, keys: Sequence[str]) -> None:
-        """Add many keys at once, at a tenth of the time: by Python's own 64-bit hash. For a ledger that `add` is not
-        used on.
+        """Add many keys, at a tenth of the time of `add`. The two must not be mixed in one ledger.
+
+        Keys are hashed with Python's own 64-bit hash.
         """
         hashes = np.fromiter(map(hash, keys), dtype=np.int64, count=len(keys))
         self._block.frombytes(hashes.tobytes())
@@ -48,7 +51,10 @@ class KeyLedger:
             self._block = array("Q")
 
     def find_duplicate(self) -> tuple[int, int] | None:
-        """Return the positions of two equal keys, or None. Works through one share of the hash space at a time."""
+        """Return the positions of two equal keys, or None.
+
+        One share of the hash space is searched at a time.
+        """
         for hashes, positions in self._shares():
             order = np.argsort(hashes, kind="stable")
             equal = np.flatnonzero(np.diff(hashes[order]) == 0)
@@ -57,7 +63,7 @@ class KeyLedger:
         return None
 
     def find_repeated(self) -> npt.NDArray[np.int64]:
-        """Return the positions of all keys that an earlier one equals, in order; 8 bytes each."""
+        """Return in order the positions of all keys that are equal to an earlier key, as int64."""
         found = [np.zeros(0, dtype=np.int64)]
         for hashes, positions in self._shares():
             order = np.argsort(hashes, kind="stable")
@@ -66,9 +72,10 @@ class KeyLedger:
         return np.sort(np.concatenate(found))
 
     def _shares(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]:
-        """Give the hashes of each share of the hash space, with the positions of their keys in order.
+        """Yield, for each share of the hash space, the hashes and the positions of their keys in order.
 
-        Many keys are first sorted by share into a second file, run by run, so that each key is read twice in all.
+        Many keys are first sorted by share into a second file, one run at a time, so that each key is read
+        twice in all.
         """
         num_shares = -(-self._num_keys // _SHARE_KEYS)
         if num_shares <= 1:
@@ -79,7 +86,7 @@ class KeyLedger:
         with tempfile.TemporaryFile(prefix="vectormill-keys-") as sorted_keys:
             runs: list[
                 npt.NDArray[np.int64]
-            ] = []  # where in the file each share of a run begins, and its last one ends
+            ] = []  # row offsets in the file at which the shares of each run begin, and the end
             for start, hashes in self._runs():
                 shares = hashes // width
                 order = np.argsort(shares, kind="stable")
@@ -96,7 +103,7 @@ class KeyLedger:
                 yield rows["hash"], rows["position"]
 
     def _runs(self) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-        """Give as many keys as are sorted at a time, with the position of the first."""
+        """Yield runs of about `_SHARE_KEYS` hashes, each with the position of its first key."""
         blocks: list[npt.NDArray[np.uint64]] = []
         first = num_keys = 0
         for _, block in self._blocks():
@@ -109,7 +116,9 @@ class KeyLedger:
             yield first, np.concatenate(blocks)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-        """Yield pieces of the ledger with the position of their first key."""
+        """Yield blocks of hashes, first from the file and then from memory, each with the position of its
+        first key.
+        """
         start = 0
         if self._file is not None:
             self._file.seek(0)
@@ -125,6 +134,6 @@ class KeyLedger:
 
 
 def _read_rows(file: BinaryIO, begin: int, end: int) -> npt.NDArray[np.void]:
-    """Read the rows of a sorted file from one to before another."""
+    """Read the rows of a sorted file from `begin` up to, but not including, `end`."""
     file.seek(begin * _ROW.itemsize)
     return np.frombuffer(file.read((end - begin) * _ROW.itemsize), dtype=_ROW)

@@ -1,4 +1,4 @@
-"""Repairs: expired leases, lost dispatches, jobs left half ended, and chunks of a process that crashed."""
+"""Recover from failures: expired leases, lost dispatches, unfinished jobs, and chunks of ended processes."""
 
 from uuid import UUID
 
@@ -7,8 +7,9 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES, Claim
 from vectormill.jobs.job import RECEIVED_JOB_STATES
 
-# A lapse says nothing of the texts: the database was away, a lock was waited for, a host was cut off. So it is no
-# attempt and no loss, and the chunk runs again whole. Back-off doubles with every lapse, to a minute at the most.
+# A lapse says nothing about the texts: the database was away, a lock was waited for, or a host was cut off.
+# So it counts neither as an attempt nor as a loss, and the whole chunk runs again. The backoff doubles with
+# every lapse, up to a minute.
 RESCUE_EXPIRED = text("""
     WITH expired AS (
         SELECT id FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()
@@ -41,22 +42,28 @@ RESCUE_UNCLAIMED = text("""
 
 
 def read_clock(connection: Connection) -> float:
-    """Return the seconds of the clock that leases are on."""
+    """Return the database's clock, by which leases expire, in seconds."""
     return float(connection.execute(text("SELECT extract(epoch FROM now())::float8")).scalar_one())
 
 
 def rescue_expired_chunks(connection: Connection, limit: int = 1000) -> int:
-    """Make chunks whose lease was not renewed `pending` again, each counted as a lapse. Return how many."""
+    """Make chunks whose lease has expired `pending` again, and count a lapse for each.
+
+    Return the number of chunks.
+    """
     return len(connection.execute(RESCUE_EXPIRED, {"limit": limit}).all())
 
 
 def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limit: int = 1000) -> int:
-    """Make dispatches that nobody claimed in time `pending` again: their message was lost, or no worker consumes."""
+    """Make dispatched chunks that nobody claimed in time `pending` again. Return the number of chunks.
+
+    Their message was lost, or no worker consumes the queue.
+    """
     return len(connection.execute(RESCUE_UNCLAIMED, {"timeout": timeout_seconds, "limit": limit}).all())
 
 
-# A dispatch that began before a pause may end after it. Its message claims nothing, so the chunk would look as if the
-# message had been lost.
+# A dispatch that began before a pause may end after it. Its message can claim nothing, so the chunk would
+# look as if the message had been lost.
 RECALL_PAUSED = text("""
     WITH dispatched AS (
         SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
@@ -74,7 +81,7 @@ def recall_paused_chunks(connection: Connection) -> int:
     return len(connection.execute(RECALL_PAUSED).all())
 
 
-# Chunks that came back to `pending` while their job was being cancelled.
+# These are chunks that became pending again while their job was being cancelled.
 END_CANCELLING = text(f"""
     WITH waiting AS (
         SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
@@ -91,8 +98,8 @@ END_CANCELLING = text(f"""
      WHERE jobs.id = by_job.job_id
 """)
 
-# The finisher decides by the counter; this only ends what a counter at zero was not followed by, which no code path
-# should leave behind.
+# Normally the transaction that brings the counter of open chunks to zero also ends the job. This statement
+# ends jobs for which that did not happen, which no code path should cause.
 END_FINISHED = text(f"""
     UPDATE vectormill.jobs
        SET finished_at = now(), updated_at = now(),
@@ -106,7 +113,10 @@ END_FINISHED = text(f"""
 
 
 def end_cancelled_jobs(connection: Connection) -> int:
-    """End what a cancellation left. Return the number of jobs that reached their end."""
+    """End pending chunks of jobs that are being cancelled, and jobs without open chunks.
+
+    Return the number of jobs ended.
+    """
     connection.execute(END_CANCELLING)
     return len(connection.execute(END_FINISHED).all())
 
@@ -117,12 +127,13 @@ MARK_ALONE = text("""
 
 
 def mark_alone(connection: Connection, claim: Claim) -> None:
-    """Note that nothing else is being encoded beside this chunk: if the process ends now, it is to blame."""
+    """Record that no other chunk is being encoded beside this one, so that a crash is attributed to it."""
     connection.execute(MARK_ALONE, {"chunk_id": claim.chunk_id, "fence": claim.fence})
 
 
-# A chunk that was alone is to blame, and others that waited for it are not. Of several that were at work together any
-# may be: they are suspects, and the next time each is alone. A row that is locked lapses by itself.
+# If one chunk was encoded alone, it is to blame, and others that waited for it are not. If several were
+# encoded together, any of them may be: they become suspects, and are encoded alone next time. The lease of a
+# locked row expires by itself.
 RELEASE_BEREAVED = text("""
     WITH held AS (
         SELECT id, is_alone, bool_or(is_alone) OVER () AS is_known
@@ -149,10 +160,11 @@ COUNT_RETRIED = text("""
 
 
 def release_orphaned_chunks(engine: Engine, incarnation: UUID, reason: str, *, is_evidence: bool) -> int:
-    """Hand back what an incarnation of a worker held that is known to have ended. Return how many chunks.
+    """Hand back all chunks that an ended process of a worker held. Return the number of chunks.
 
-    `is_evidence`: it ended by a fault of its own, which the texts at work may have caused. Each job is counted in a
-    transaction of its own, because the reaper alone may lock several jobs at once.
+    `is_evidence` says that the process ended by a fault of its own, which the texts in progress may have
+    caused. Each job's counter is updated in a transaction of its own, because only the reaper may lock
+    several jobs at once.
     """
     values = {"tag": incarnation.hex[:8], "reason": reason, "is_evidence": is_evidence}
     with engine.begin() as connection:

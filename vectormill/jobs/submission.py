@@ -1,7 +1,8 @@
-"""Submission: a client's items become a job of chunks, all or nothing.
+"""Submission: turn a client's items into a job of chunks, all or nothing.
 
-Small jobs are one transaction. Larger ones are written in parts while they arrive, invisible to the dispatcher in state
-`uploading`, and a last transaction makes the job `queued`. Redis is not needed, and memory does not grow with the job.
+Small jobs are written in one transaction. Larger ones are written in parts while they arrive, invisible to
+the dispatcher in the state `uploading`, and a last transaction makes the job `queued`. Redis is not needed,
+and memory does not grow with the job.
 """
 
 import hashlib
@@ -38,14 +39,15 @@ from vectormill.jobs.twins import add_twin
 from vectormill.settings import Settings
 from vectormill.tracing import current_traceparent
 
-# The largest chunks in a transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
+# The number of largest chunks in one transaction of a large upload: at most 8 × 1 MiB of text wait in memory.
 _CHUNKS_PER_PART = 8
-# While items arrive a part is written so often at the least: it is the upload's sign of life. One that gave none for so
-# long yields its Idempotency-Key to a client that tries again: its API process was killed, or its client is gone.
+# While items arrive, a part is written at least this often, as the upload's heartbeat. An upload that has been
+# silent for _YIELD_SECONDS loses its Idempotency-Key to a client that tries again: its API process was killed,
+# or its client is gone.
 _PART_SECONDS = 15.0
 _YIELD_SECONDS = 60.0
 
-# With a seq of its own, or one that was drawn before.
+# The seq is drawn here, unless it was drawn before.
 INSERT_JOB = text("""
     INSERT INTO vectormill.jobs
         (id, seq, state, model, spec, priority, metadata, idempotency_key, traceparent, forget_at)
@@ -60,15 +62,15 @@ INSERT_JOB = text("""
     RETURNING seq
 """)
 
-# A bare key is that of an API before its first API key: for a day it answers whoever repeats it, so that the first key
-# makes no second job.
+# A key without an owner was stored by an API that had no API keys yet. For a day it also answers requests
+# that do have one, so that the creation of the first API key does not duplicate jobs.
 FIND_BY_IDEMPOTENCY_KEY = text("""
     SELECT id, state, content_hash FROM vectormill.jobs
      WHERE idempotency_key = :key OR (idempotency_key = :bare_key AND created_at > now() - interval '1 day')
      ORDER BY idempotency_key = :key DESC LIMIT 1
 """)
 
-# Locks the job until the part is committed, so that nobody removes it meanwhile.
+# The update locks the job until the part is committed, so that nobody removes the job meanwhile.
 GIVE_SIGN_OF_LIFE = text("""
     UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
 """)
@@ -82,8 +84,8 @@ INSERT_CHUNK = text("""
     SELECT id, :items, CAST(:places AS bigint[]) FROM chunk
 """)
 
-# NOTIFY is a hint that wakes the dispatcher; it takes a global lock at commit, so it stands here, once a job, and never
-# in the transaction of a chunk.
+# NOTIFY is a hint that wakes the dispatcher. It takes a global lock at commit, so it is sent here, once for
+# each job, and never in the transaction of a chunk.
 QUEUE_JOB = text("""
     WITH queued AS (
         UPDATE vectormill.jobs
@@ -97,10 +99,11 @@ QUEUE_JOB = text("""
 
 
 class JobWriter:
-    """Writes one job. Use as a context manager: leaving it without `finish` removes the upload, and never a job.
+    """A writer of one job, used as a context manager.
 
-    With an Idempotency-Key that exists already nothing is written: the items are only hashed, and `finish` answers the
-    job that is there, or raises IdempotencyMismatch. Not thread-safe.
+    Leaving it without `finish` removes the upload, but never a job. If the Idempotency-Key exists already,
+    nothing is written: the items are only hashed, and `finish` returns the existing job or raises
+    IdempotencyMismatch. Not thread-safe.
     """
 
     def __init__(
@@ -112,10 +115,11 @@ class JobWriter:
         hold: Callable[[Connection], object] = lambda _: None,
         admit: Callable[[Connection], object] = lambda _: None,
     ) -> None:
-        """`hold` is called first in every transaction that writes the job; what it raises undoes it.
+        """Prepare to write a job.
 
-        `admit` is called in the transaction of the first checks, unless an earlier request has made the job; what it
-        raises refuses the job.
+        `hold` is called first in every transaction that writes the job; an exception from it rolls the
+        transaction back. `admit` is called in the transaction of the first checks, unless an earlier request
+        has made the job; an exception from it refuses the job.
         """
         self._engine = engine
         self._admit = admit
@@ -142,7 +146,7 @@ class JobWriter:
         self._estimate = TokenEstimate(new_job.spec)
         self._chunk_tokens = choose_chunk_tokens(0)
         self._part: list[dict[str, object]] = []
-        self._part_share = 0.0  # of what a part may have
+        self._part_share = 0.0  # filled share of the part's capacity
         self._keys = KeyLedger()
         self._hash = hashlib.blake2b(to_jsonb(self._fixed_content()).encode(), digest_size=16)
 
@@ -179,17 +183,17 @@ class JobWriter:
 
     @property
     def existing(self) -> UUID | None:
-        """Return the id of the job that an earlier request with the same Idempotency-Key made."""
+        """Return the id of the job that an earlier request with the same Idempotency-Key made, or None."""
         return self._existing
 
     def add(self, item: Item) -> None:
-        """Take one more item; write a part when enough chunks are full."""
+        """Add one item, and write a part if enough chunks are full."""
         if item.place is not None:
             self._places.append(item.place)
         self._take(item.key, item.text, item.metadata)
 
     def add_all(self, items: Items) -> None:
-        """Take more items, of which none becomes an object of its own."""
+        """Add many items without making an object for each."""
         for row in zip(items.keys, items.texts, items.metadata, strict=True):
             self._take(*row)
 
@@ -239,7 +243,7 @@ class JobWriter:
         self._item_bytes = self._item_tokens = 0
 
     def _measure_chunk(self) -> float:
-        """Return the size of the present chunk as a share of the largest."""
+        """Return the size of the current chunk as a share of the largest size."""
         return max(
             self._item_tokens / LARGEST_CHUNK_TOKENS,
             len(self._texts) / self._max_items,
@@ -275,13 +279,13 @@ class JobWriter:
         self._is_inserted = True
 
     def finish(self, alongside: Callable[[Connection, Job], object] = lambda _, job: None) -> Job:
-        """Make the job visible to the dispatcher and return it; only after this may a client be told 202.
+        """Make the job visible to the dispatcher and return it; only then may a client get a 202.
 
-        `alongside` is given the job in the same transaction, unless an earlier request has made it; what it raises
-        undoes the job.
+        `alongside` is called with the job in the same transaction, unless an earlier request has made the
+        job; an exception from it undoes the job.
 
-        Raise EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
-        is kept then.
+        Raise EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or
+        UploadRemoved; nothing is stored then.
         """
         if self._num_items == 0:
             raise EmptyJob
@@ -299,9 +303,11 @@ class JobWriter:
         return job
 
     def _find_committed(self, error: SQLAlchemyError) -> Job:
-        """Return the job, if it was the reply of the COMMIT that was lost; one that is under way holds the row's lock.
+        """Return the job if its COMMIT succeeded and only the reply was lost; raise the given error
+        otherwise.
 
-        Raise the error again when there is no job, or when nothing can be asked.
+        A COMMIT in progress holds the row's lock, so this waits for it. The error is also raised if the
+        database cannot be queried.
         """
         with suppress(SQLAlchemyError, JobNotFound), self._engine.connect() as connection:
             job = lock_job(connection, self._id)
@@ -330,8 +336,10 @@ class JobWriter:
             return job
 
     def _open_generation(self, connection: Connection) -> Generation | None:
-        """Open the generation that the job writes; it neither goes nor changes its state until the
+        """Return the generation that the job writes, locked against removal and state changes until the
         transaction ends.
+
+        None if the job has no collection.
         """
         job = self._new_job
         if job.generation_id is not None:
@@ -341,7 +349,9 @@ class JobWriter:
         return open_collection(connection, job.collection, job.spec) if job.collection is not None else None
 
     def _answer_winner(self) -> Job:
-        """Return the job of another request with the same key, which was committed while this one was being read."""
+        """Return the job of another request with the same key, which was committed while this request was
+        being read.
+        """
         key = self._new_job.idempotency_key
         assert key is not None  # only a key can collide
         with self._engine.begin() as connection:

@@ -1,6 +1,7 @@
-"""Jobs, their chunks, and what lies beside a chunk.
+"""Tables of jobs, their chunks, and the payloads, results and errors of chunks.
 
-Columns of `chunks` that change with every claim leave room in the page (fillfactor) so that most updates stay on it.
+The fillfactor of `chunks` leaves free space in each page, so that most updates by claims stay on the same
+page.
 """
 
 from sqlalchemy import (
@@ -31,7 +32,8 @@ jobs = Table(
     "jobs",
     metadata,
     Column("id", Uuid, primary_key=True),
-    # Orders submissions, and writers: a row of a collection is never overwritten from an earlier place.
+    # The order of submissions, and of writers: a row of a collection is never overwritten by a job with a
+    # lower seq.
     Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
     Column(
         "state",
@@ -52,7 +54,7 @@ jobs = Table(
     count("num_done"),
     count("num_failed"),
     count("num_chunks", Integer),
-    # The finisher is the transaction that brings this to zero.
+    # The transaction that brings this to zero ends the job.
     count("num_open_chunks", Integer),
     count("num_retried_chunks", Integer),
     count("num_tokens"),
@@ -66,17 +68,19 @@ jobs = Table(
     count("num_passages"),
     count("num_reused"),
     moment("paused_at"),
-    # Since started_at, while the job was paused or had ended before a retry: nobody was to work on it.
+    # The seconds since started_at in which the job was paused, or had ended before a retry.
     Column("idle_seconds", Double, nullable=False, server_default=text("0")),
-    # The moment from which nobody asks for it any more, whether or not its API has removed it.
+    # The moment from which the job is no longer needed, whether or not the API has removed it.
     moment("forget_at"),
     # The job whose items this one encodes for a generation that is being built beside the live one.
     Column("twin_of", Uuid),
-    # In the order of writers, that of the original, whatever the twin's seq; NULL: the job's own seq.
+    # The position in the order of writers that a twin inherits from its original; NULL if the job's own seq
+    # applies.
     Column("place", BigInteger),
-    # The trace of the request that submitted it (W3C Trace Context); NULL where no traces are recorded.
+    # The W3C trace context of the request that submitted the job; NULL if no traces are recorded.
     Column("traceparent", Text),
-    # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
+    # The dispatcher and the reaper look at jobs in progress many times a second, while nearly all jobs have
+    # ended.
     Index(
         "ix_jobs_in_progress",
         "model",
@@ -114,15 +118,16 @@ chunks = Table(
     Column("parent_id", BigInteger),
     Column("error", Text),
     count("lapsed", Integer),
-    # Nothing else was being encoded by its worker: see crash_recovery.py.
+    # Set while the worker was encoding no other chunk: see release_orphaned_chunks in rescue.py.
     Column("is_alone", Boolean, nullable=False, server_default=text("false")),
-    Column("estimated_tokens", Integer, nullable=False),  # by chunk_size.py
-    # No constraint says that it is unique: that would keep `chunks` from being partitioned by id (decision 0056). Who
-    # numbers chunks has made the job in the same transaction, or holds its row.
+    Column("estimated_tokens", Integer, nullable=False),  # by TokenEstimate in chunk.py
+    # No constraint makes this unique, because that would keep `chunks` from being partitioned by id (decision
+    # 0056). A transaction that numbers chunks has created the job itself, or holds the lock of its row.
     Index("ix_chunks_job_id_seq", "job_id", "seq"),
     Index("ix_chunks_pending", "job_id", "seq", postgresql_where=text("state = 'pending'")),
     Index("ix_chunks_queued", "queued_at", postgresql_where=text("state = 'queued'")),
-    # Not on lease_until: a renewal would touch the index, and so every other of the table. Few are leased at a time.
+    # The index is not on lease_until, because each renewal would then update it and every other index of the
+    # table. Few chunks are leased at a time.
     Index("ix_chunks_held", "job_id", postgresql_where=text("state = 'leased'")),
     Index("ix_chunks_order", "job_id", "first_item"),
     postgresql_with={
@@ -137,7 +142,8 @@ chunk_payloads = Table(
     metadata,
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     Column("items", LargeBinary, nullable=False),
-    # For rows that were carried from another generation: the place of each among the writers. NULL: that of the job.
+    # The position of each item in the order of writers, for rows copied from another generation; NULL if the
+    # job's applies.
     Column("places", ARRAY(BigInteger)),
 )
 
@@ -147,7 +153,7 @@ chunk_vectors = Table(
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     # Rows [num_items, width] of the job's vector type: see pack_block in vector_types.py.
     Column("vectors", LargeBinary, nullable=False),
-    # int32 [num_items]: the tokens of each; NULL of records.
+    # The token count of each item, int32 [num_items]; NULL for records.
     Column("item_tokens", LargeBinary),
 )
 
@@ -169,14 +175,15 @@ item_errors = Table(
     Column("detail", Text, nullable=False),
 )
 
-# Idempotency-Keys of files, pushes, runs and webhooks, and what each has made. Jobs and batches keep theirs themselves.
+# The Idempotency-Keys of files, pushes, runs and webhooks, with the id of what each has made. Jobs and
+# batches store theirs in their own tables.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
     Column("operation", Text, primary_key=True),
     Column("idempotency_key", Text, primary_key=True),
     Column("content_hash", LargeBinary, nullable=False),
-    # NULL only inside the transaction that makes it.
+    # NULL only within the transaction that inserts the row.
     Column("made_id", Text),
     moment("created_at", is_now=True),
     Index("ix_idempotency_keys_created_at", "created_at"),

@@ -1,6 +1,7 @@
-"""Truncations: which items of a job were longer than the model reads and were cut. Positions; payloads have the keys.
+"""Truncations: the items of a job that were longer than the model reads and were cut.
 
-One row for a chunk that has any, four bytes an item: a job of ten million items that were all cut has 40 MB of them.
+Only positions are stored; the keys are in the payloads. Each chunk with truncated items has one row with four
+bytes for each: a job of ten million items that were all cut has 40 MB of them.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,11 @@ from sqlalchemy import Connection, text
 from vectormill.domain.errors import JobNotFound, PayloadGone
 from vectormill.jobs.chunk import load_payload
 
-# A page ends behind so many payloads, so that it costs the same however few of their items were cut.
+# A page covers at most this many payloads, so that its cost does not depend on how few of their items were
+# cut.
 _CHUNKS_PER_PAGE = 16
 
-# A retry encodes other items of the chunk than those that were cut before: what was known stays true.
+# A retry encodes other items of the chunk than those that were cut before, so earlier positions stay valid.
 ADD_TRUNCATIONS = text("""
     INSERT INTO vectormill.chunk_truncations AS known (chunk_id, items)
     VALUES (:chunk_id, CAST(:items AS integer[]))
@@ -25,7 +27,7 @@ ADD_TRUNCATIONS = text("""
 
 
 def add_truncations(connection: Connection, chunk_id: int, items: Sequence[int]) -> None:
-    """Note the positions in the chunk of items that were cut; runs in the transaction that completes the chunk."""
+    """Store the positions of a chunk's truncated items. Runs in the transaction that completes the chunk."""
     if items:
         connection.execute(ADD_TRUNCATIONS, {"chunk_id": chunk_id, "items": sorted(items)})
 
@@ -45,11 +47,12 @@ MOVE_TRUNCATIONS = text("""
 
 
 def move_truncations(connection: Connection, chunk_id: int) -> None:
-    """Give what is known of a chunk that was split to its halves."""
+    """Move the truncations of a chunk that was split to its two halves."""
     connection.execute(MOVE_TRUNCATIONS, {"chunk_id": chunk_id})
 
 
-# From the chunk that holds the item behind `after`: it has the largest first_item that is not beyond it.
+# The page starts at the chunk that contains the item after `after`, which has the largest first_item not
+# beyond it.
 LIST_TRUNCATIONS = text("""
     SELECT chunks.id AS chunk_id, chunks.first_item, known.items AS positions
       FROM vectormill.chunks
@@ -64,7 +67,7 @@ LIST_TRUNCATIONS = text("""
 
 @dataclass(frozen=True, slots=True)
 class TruncatedItem:
-    """An item that was cut; `item` is its position in the job, from 0."""
+    """An item that was cut. `item` is its position in the job, from 0."""
 
     item: int
     key: str
@@ -72,7 +75,7 @@ class TruncatedItem:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedPage:
-    """Items in the order of submission; when more follow, they are behind the last one of `items`."""
+    """A page of truncated items in the order of submission; further ones come after the last of `items`."""
 
     items: list[TruncatedItem]
     has_more: bool
@@ -81,7 +84,10 @@ class TruncatedPage:
 def list_truncated_items(
     connection: Connection, job_id: UUID, *, after: int | None, limit: int
 ) -> TruncatedPage:
-    """Return a keyset page of at most `limit` items behind position `after`; it may have fewer although more follow."""
+    """Return a keyset page of at most `limit` truncated items after position `after`.
+
+    A page may have fewer items even though more follow.
+    """
     after = -1 if after is None else after
     values = {"job_id": job_id, "after": after, "limit": _CHUNKS_PER_PAGE + 1}
     rows = connection.execute(LIST_TRUNCATIONS, values).all()
@@ -100,6 +106,6 @@ def _name_items(
 ) -> list[TruncatedItem]:
     try:
         items = load_payload(connection, chunk_id)
-    except PayloadGone as error:  # removed between two statements
+    except PayloadGone as error:  # the payload was removed between the two statements
         raise JobNotFound from error
     return [TruncatedItem(first_item + position, items[position].key) for position in positions]

@@ -1,7 +1,7 @@
-"""Twins: a job into a collection has another that writes the same items into the generation that is being built.
+"""Twins: copies of a collection's jobs that write the same items into a generation that is being built.
 
-The twin is a job like any other, with the building generation's spec. Its place in the order of writers is that of its
-original, however many twins there are: see docs/decisions/0041-the-newest-write-wins.md.
+A twin is a job like any other, with the spec of the building generation. In the order of writers it has the
+position of its original, however many twins there are: see docs/decisions/0041-the-newest-write-wins.md.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ INSERT_TWIN = text("""
     RETURNING id
 """)
 
-# Compressed as they are: no text is read.
+# Payloads are copied in compressed form; no text is decoded.
 COPY_CHUNKS = text("""
     WITH original AS (
         SELECT chunks.id, seq, first_item, chunks.num_items, estimated_tokens, payload.items, payload.places
@@ -52,7 +52,8 @@ COPY_CHUNKS = text("""
 
 NOTIFY_TWIN = text("SELECT pg_notify('vectormill_jobs', '')")
 
-# Those that have not ended, and those that ended since the generation was begun. Cancelled ones have nothing to add.
+# These are jobs that have not ended, and jobs that ended since the generation was begun. Cancelled jobs add
+# nothing.
 LIST_WITHOUT_TWIN = text(f"""
     SELECT job.id
       FROM vectormill.jobs AS job
@@ -76,8 +77,8 @@ HAS_TWIN = text("""
 def add_twin(connection: Connection, job_id: UUID, generation: Generation) -> None:
     """Queue the twin of a job whose chunks are written, if a generation is being built beside `generation`.
 
-    In the transaction that queues the job, which holds the collection's name shared: a generation is begun before or
-    after it, and never in between.
+    Call this in the transaction that queues the job. It holds a shared lock on the collection's name, so that
+    a generation is begun either before or after it.
     """
     building = find_building(connection, generation.collection)
     if building is not None:
@@ -98,8 +99,10 @@ def _insert_twin(connection: Connection, job_id: UUID, building: Generation) -> 
 
 
 def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_seq: int) -> int:
-    """Add twins for jobs that were submitted before the generation was begun and had not ended, and for those that have
-    ended since: those behind `since_seq`. Each in a transaction of its own. Return how many.
+    """Add twins for open jobs of the live generation, and for jobs after `since_seq` that have finished.
+
+    Jobs that were submitted before the new generation was begun have no twin yet. Each twin is added in a
+    transaction of its own. Return the number of jobs that had no twin.
     """
     values = {"live_id": live_id, "building_id": building.id, "since_seq": since_seq}
     with engine.connect() as connection:
@@ -107,7 +110,7 @@ def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_
     for job_id in job_ids:
         with engine.begin() as connection:
             share_collection(connection, building.collection)
-            lock_job(connection, job_id)  # no chunk of it is split meanwhile
+            lock_job(connection, job_id)  # so that none of the job's chunks is split meanwhile
             now = find_generation_by_id(connection, building.id)
             has_twin = connection.execute(HAS_TWIN, {"job_id": job_id, "generation_id": building.id})
             if now is not None and now.state in (LIVE, BUILDING) and not has_twin.scalar_one():
@@ -121,9 +124,10 @@ Wish = Callable[[Connection, UUID], Job]
 
 
 def wish_for_twins(engine: Engine, wish: Wish, job_id: UUID) -> None:
-    """Apply a client's wish for a job to its twins; afterwards, since no transaction locks two jobs.
+    """Apply an action that a client requested for a job, such as a pause, to its twins.
 
-    One whose state does not allow it stays as it is: it has ended, or has failed nowhere.
+    Each twin has a transaction of its own, after that of the job, because no transaction locks two jobs. A
+    twin whose state does not allow the action is skipped: it has ended, or has no failed items.
     """
     with engine.connect() as connection:
         twins = list(connection.execute(LIST_TWINS, {"job_id": job_id}).scalars())
@@ -135,8 +139,9 @@ def wish_for_twins(engine: Engine, wish: Wish, job_id: UUID) -> None:
             continue
 
 
-# What the API that cancelled the original did not come to, and the open jobs of a generation that is not wanted. An
-# original that was cancelled with its generation was not wished away by its client: its twins go on.
+# These are twins that the API did not reach after it had cancelled their original, and open jobs of a
+# discarded generation. If an original was cancelled because its generation was discarded, and not by a
+# client, its twins go on.
 LIST_UNWANTED_JOBS = text(f"""
     SELECT job.id
       FROM vectormill.jobs AS job
@@ -152,7 +157,10 @@ LIST_UNWANTED_JOBS = text(f"""
 
 
 def cancel_unwanted_jobs(engine: Engine) -> int:
-    """Cancel twins whose original was cancelled, and jobs of a generation that was given up. Return how many."""
+    """Cancel twins whose original was cancelled, and jobs of discarded generations.
+
+    Return the number of such jobs.
+    """
     with engine.connect() as connection:
         unwanted = list(connection.execute(LIST_UNWANTED_JOBS).scalars())
     for job_id in unwanted:

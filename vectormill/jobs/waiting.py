@@ -1,6 +1,6 @@
-"""Why a job makes no progress, in a sentence that says what to do.
+"""Explain why a job makes no progress, in a sentence that says what to do.
 
-The sentences are decided by pure functions; what they need is read in a few short statements, whose cost does not grow
+Pure functions choose the sentence. The facts are read in a few short statements, whose cost does not grow
 with the number of ended chunks.
 """
 
@@ -17,19 +17,20 @@ from vectormill.jobs.bodies import JobBody, describe_job
 from vectormill.jobs.job import DISPATCHED_JOB_STATES, INTERACTIVE_PRIORITY, PAUSED, STEERABLE_JOB_STATES, Job
 from vectormill.workers.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
 
-# Workers claim within milliseconds of a message. Above the time that a Redis which comes back needs.
+# Workers claim a chunk within milliseconds of its message. This is longer than Redis needs to come back.
 UNCLAIMED_SECONDS: Final = 15.0
-# The state of a worker whose model can encode; another state is followed by its reason.
+# The state of a worker whose model is ready to encode; in any other state a reason is reported.
 _READY: Final = "running"
-# In a sentence; the rest is counted.
+# The number of names in a sentence; further ones are only counted.
 _MAX_NAMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ServingWorker:
-    """A live worker. What it does not report, as while it loads, is None, and is taken to fit.
+    """A live worker.
 
-    One that cannot load its model has no slots, and the seconds since its start are those since its first failure.
+    A field that it does not report, for example while its model loads, is None and counts as a match. A
+    worker that cannot load its model has no slots; `seconds_since_start` then counts from its first failure.
     """
 
     name: str
@@ -52,7 +53,7 @@ class ServingWorker:
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """A job's chunks that were dispatched, and those of them that a worker holds under a lease that runs."""
+    """The dispatched chunks of a job, both queued and leased. Expired leases are left out."""
 
     job_id: UUID
     model: str
@@ -65,8 +66,9 @@ class InHand:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """All that a job may wait for. `setbacks` has the last error of each job all of whose waiting chunks are kept back
-    for a while by one.
+    """The state of workers, queues and scheduler that can explain why jobs wait.
+
+    `setbacks` maps a job to its last error if all of its pending chunks are in a retry backoff.
     """
 
     workers: Sequence[ServingWorker]
@@ -78,10 +80,10 @@ class Surroundings:
 
 
 def explain_wait(job: Job, around: Surroundings) -> str | None:
-    """Explain what the job waits for; None when it makes progress, is about to, or is not to make any.
+    """Explain what the job waits for; None if it makes progress, is about to, or is not supposed to.
 
-    What no waiting helps against comes first: chunks that no worker can encode are offered again and again, and a
-    lease is seen now and then.
+    Permanent causes are checked first: chunks that no worker can encode are dispatched again and again, and
+    now and then one of them is leased.
     """
     if job.state == PAUSED:
         return f"The job is paused; `vectormill resume {job.id}` lets it go on."
@@ -109,7 +111,7 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
 
 
 def explain_absence(spec: EncodingSpec, workers: Sequence[ServingWorker]) -> str | None:
-    """Explain why none of the live workers can encode what has this spec; None when one can."""
+    """Explain why none of the live workers can encode with this spec; None if one can."""
     serving = [worker for worker in workers if worker.model == spec.model]
     fitting = [worker for worker in serving if worker.has_model_of(spec)]
     if not serving:
@@ -122,8 +124,9 @@ def explain_absence(spec: EncodingSpec, workers: Sequence[ServingWorker]) -> str
 
 
 def explain_load_failure(spec: EncodingSpec, workers: Sequence[ServingWorker], seconds: float) -> str | None:
-    """Return why each live worker for this spec has failed to load its model for so many seconds; None where one has
-    not, and where there is none.
+    """Return why every live worker for this spec has failed to load its model for so many seconds.
+
+    Return None if one of them has not failed for that long, or if there is no such worker.
     """
     fitting = [worker for worker in workers if worker.model == spec.model and worker.has_model_of(spec)]
     if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):
@@ -180,7 +183,7 @@ def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[InH
     num_chunks = sum(chunks.num_queued + chunks.num_leased for chunks in others)
     has_slots = num_chunks < sum(worker.slots for worker in serving)
     if has_slots and sum(chunks.num_tokens for chunks in others) < _count_tokens(serving):
-        return None  # there is room, and the dispatcher fills it within a second
+        return None  # the dispatcher uses the free capacity within a second
     num_urgent = sum(chunks.priority < job.priority for chunks in others)
     jobs = "another job" if len(others) == 1 else f"{len(others)} other jobs"
     if num_urgent == len(others):
@@ -200,7 +203,8 @@ def _enumerate(names: Sequence[str]) -> str:
     return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
 
 
-# Reports are a few kilobytes of JSON each: only those of workers that serve a model in question are opened, and once.
+# Each report is a few kilobytes of JSON, so only those of workers for the models in question are parsed, and
+# only once.
 LIST_SERVING_WORKERS = text("""
     SELECT name, model, slots, told.revision, told.pooling, told.state, told.state_reason,
            max_tokens_in_flight, extract(epoch FROM now() - started_at)::float8 AS seconds_since_start
@@ -211,7 +215,8 @@ LIST_SERVING_WORKERS = text("""
      ORDER BY name LIMIT 10000
 """)
 
-# One state a SELECT, so that each reads its partial index; see LIST_ROOMS. As many rows as jobs with dispatched chunks.
+# Each state has its own SELECT, so that each reads its partial index; see LIST_ROOMS. There are as many rows
+# as jobs with dispatched chunks.
 LIST_IN_HAND = text("""
     SELECT jobs.id, jobs.model, jobs.priority, held.num_queued, held.num_leased, held.oldest_queued_seconds,
            held.num_tokens
@@ -228,8 +233,9 @@ LIST_IN_HAND = text("""
      WHERE jobs.model = ANY(CAST(:models AS text[]))
 """)
 
-# CASE keeps the order: a job with a chunk that could be dispatched now, nearly always its first, is asked no more. As a
-# join, 20,000 waiting chunks cost 17 ms. ORDER BY leads to the partial index; EXISTS read the whole table.
+# CASE guarantees the order: for a job with a chunk that could be dispatched now, nearly always its first,
+# nothing else is read. As a join, 20,000 waiting chunks cost 17 ms. ORDER BY makes the planner use the
+# partial index; EXISTS read the whole table.
 LIST_SETBACKS = text("""
     SELECT waiting.job_id,
            CASE WHEN (SELECT id FROM vectormill.chunks
@@ -243,7 +249,7 @@ LIST_SETBACKS = text("""
 
 
 def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str]:
-    """Explain why each of these jobs makes no progress; those that do, or have ended, are left out."""
+    """Return by job id the reason why each job makes no progress; jobs that do, or have ended, are left out."""
     waiting = [job for job in jobs if job.state in STEERABLE_JOB_STATES]
     if not waiting:
         return {}
@@ -253,21 +259,23 @@ def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str
 
 
 def tell_jobs(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:
-    """Return jobs as they are answered, each with what it waits for, in the given order.
+    """Return jobs as the API answers them, in the given order, each with the reason why it waits.
 
-    Look at workers and queues only if one of the jobs is open.
+    Workers and queues are read only if one of the jobs is open.
     """
     reasons = explain_waits(connection, jobs)
     return [describe_job(job, reasons.get(job.id)) for job in jobs]
 
 
 def tell_job(connection: Connection, job: Job) -> JobBody:
-    """Return a job as it is answered, with what it waits for."""
+    """Return a job as the API answers it, with the reason why it waits, if it does."""
     return describe_job(job, explain_waits(connection, [job]).get(job.id))
 
 
 def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None:
-    """Explain why no worker answers a query of this spec, as far as Postgres knows."""
+    """Explain why no worker answers a query with this spec, from what Postgres knows; None if no reason is
+    found.
+    """
     values = {"models": [spec.model], "alive_seconds": ALIVE_SECONDS}
     workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
     if (absence := explain_absence(spec, workers)) is not None:
@@ -280,7 +288,8 @@ def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None
 def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundings:
     """Load the facts that explain why these queued or running jobs wait.
 
-    Reads nothing when there is no job, and little for jobs that make progress, whose clients ask for them often.
+    Nothing is read if there are no jobs, and little for jobs that make progress, because clients poll these
+    often.
     """
     nothing = Surroundings(
         [], [], is_scheduler_alive=True, is_redis_away=False, is_redis_full=False, setbacks={}
