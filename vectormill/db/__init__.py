@@ -1,1 +1,1 @@
-"""Access to Postgres, through SQLAlchemy Core and SQL written whole."""
+"""Access to Postgres with SQLAlchemy Core and handwritten SQL."""

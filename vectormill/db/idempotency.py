@@ -1,7 +1,8 @@
-"""Idempotency-Keys of requests that make a file, a push, a run or a webhook; jobs and batches keep theirs with them.
+"""Idempotency-Keys of requests that make a file, a push, a run or a webhook.
 
-One row says what a key has made. It is written in the transaction that makes the thing, so both are there or neither.
-A key belongs to the API key that brought it.
+A row records what a key has made. It is written in the transaction that makes the thing, so both exist or
+neither does. A key belongs to the API key that sent it. Jobs and batches store their keys in their own
+tables.
 """
 
 import hashlib
@@ -12,8 +13,8 @@ from sqlalchemy import Connection, text
 
 from vectormill.domain.errors import IdempotencyMismatch
 
-# A repetition waits here until the transaction that makes the first has ended, and then reads what it has made. The
-# update changes nothing: without it a row that is there already would not be returned.
+# A repeated request waits here until the transaction of the first one has ended, and then reads what that has
+# made. The update changes nothing, but without it an existing row would not be returned.
 CLAIM_KEY = text("""
     INSERT INTO vectormill.idempotency_keys AS kept (operation, idempotency_key, content_hash)
     VALUES (:operation, :idempotency_key, :content_hash)
@@ -34,9 +35,10 @@ def make_once(
     content: bytes,
     make: Callable[[], str],
 ) -> str:
-    """Return the id of what `make` makes, or of what an earlier request with this key and content has made.
+    """Call `make` and return the id of what it made, or return the id that an earlier request with this key
+    has made.
 
-    Keys of two operations are two. Raise IdempotencyMismatch for a key that came with other content.
+    Keys are separate for each operation. Raise IdempotencyMismatch if the key was used with other content.
     """
     if idempotency_key is None:
         return make()
@@ -52,26 +54,29 @@ def make_once(
     return made_id
 
 
-# Longer than any client tries again.
+# One day is longer than any client retries.
 DELETE_OLD_KEYS = text("""
     DELETE FROM vectormill.idempotency_keys WHERE created_at < now() - interval '1 day'
 """)
 
 
 def delete_old_keys(connection: Connection) -> None:
-    """Free the keys that are older than a day."""
+    """Delete the keys that are older than a day."""
     connection.execute(DELETE_OLD_KEYS)
 
 
-# A header cannot hold it, so nobody can bring the kept form of another's key.
+# A header cannot contain this character, so no client can send the stored form of another client's key.
 SEPARATOR: Final = "\n"
 
 
 def own_idempotency_key(key: str, api_key_id: int | None) -> str:
-    """Return the kept form of a key, which no other API key can repeat; it is the key itself where none is needed."""
+    """Return the form in which a key is stored, prefixed with the id of its API key.
+
+    Without an API key it is the key itself. No other API key can produce the same form.
+    """
     return key if api_key_id is None else f"{api_key_id}{SEPARATOR}{key}"
 
 
 def bare_idempotency_key(kept: str) -> str:
-    """Return the key as the client sent it, which is how an API without keys keeps it."""
+    """Return the key as the client sent it, which is also how an API without API keys stores it."""
     return kept.rpartition(SEPARATOR)[2]

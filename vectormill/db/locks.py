@@ -1,8 +1,8 @@
-"""Locks that are never waited for long, and the lock that elects a scheduler.
+"""Transactions with a short lock time-out, and the lock that elects a scheduler.
 
-Whoever needs a collection, a table or a view for itself waits a moment, gives way, and tries again.
-
-A lock that is waited for holds up all who come later, searches and users' queries too: so never for long.
+A lock request that waits blocks all later ones, including those of searches and of users' queries. So a
+transaction that needs an exclusive lock on a collection, table or view waits only a moment, rolls back, and
+tries again.
 """
 
 import math
@@ -19,7 +19,7 @@ from vectormill.domain.errors import LocksHeld
 T = TypeVar("T")
 
 LOCK_MILLISECONDS: Final = 300
-# Between two tries, so that those who waited come first.
+# The pause between two tries, so that transactions that have waited come first.
 PAUSE_SECONDS: Final = 0.5
 PATIENCE_SECONDS: Final = 60.0
 
@@ -27,7 +27,7 @@ LIMIT_LOCK_WAIT = text("SELECT set_config('lock_timeout', :timeout, true)")
 
 
 def limit_lock_wait(connection: Connection, milliseconds: int) -> None:
-    """Let no statement wait longer for a lock, until the transaction ends."""
+    """Limit the time that a statement may wait for a lock, until the transaction ends."""
     connection.execute(LIMIT_LOCK_WAIT, {"timeout": f"{milliseconds}ms"})
 
 
@@ -35,7 +35,7 @@ LIMIT_TIME = text("SELECT set_config('statement_timeout', :timeout, true)")
 
 
 def limit_time(connection: Connection, seconds: float) -> None:
-    """Let no statement take longer, until the transaction ends."""
+    """Limit the time that a statement may take, until the transaction ends."""
     connection.execute(LIMIT_TIME, {"timeout": f"{math.ceil(seconds * 1000)}ms"})
 
 
@@ -47,10 +47,11 @@ def act_in_short_locks(
     wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> T:
-    """Return the result of `act`, done in one transaction in which no lock is waited for longer than
-    LOCK_MILLISECONDS.
+    """Run `act` in a transaction whose lock waits are limited to LOCK_MILLISECONDS, and retry until it
+    succeeds.
 
-    `wait` is called between two tries and may raise. Raise LocksHeld when there was no way through for so long.
+    Return the result of `act`. `wait` is called between two tries and may raise. Raise LocksHeld if no try
+    has succeeded after `patience_seconds`.
     """
     until = clock() + patience_seconds
     while True:
@@ -71,13 +72,16 @@ def _is_locked(error: DBAPIError | psycopg.Error) -> bool:
     return isinstance(cause, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
 
 
-# Any number that only Vectormill's scheduler uses.
+# An arbitrary number that only Vectormill's scheduler uses.
 ELECTION_LOCK: Final = 0x766D73636865
 
 TAKE_ELECTION_LOCK: Final = "SELECT pg_try_advisory_lock(%s)"
 
 
 def win_election(driver: psycopg.Connection[Any]) -> bool:
-    """Try to take the lock that one session has at a time, and return whether this one has it until it ends."""
+    """Try to take the election lock without waiting, and return whether this session has it.
+
+    Only one session can hold the lock, until that session ends.
+    """
     row = driver.execute(TAKE_ELECTION_LOCK, (ELECTION_LOCK,)).fetchone()
     return row is not None and bool(row[0])

@@ -1,4 +1,4 @@
-"""Bring a database to this release's schema, with Alembic."""
+"""Migrate a database to this release's schema, with Alembic."""
 
 from alembic import command
 from alembic.config import Config
@@ -12,9 +12,10 @@ from vectormill.domain.errors import ConfigurationError
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:
-    """Apply what is missing. Several processes may call it at once: a lock lets one work and the others wait.
+    """Apply the missing migrations.
 
-    Raise ConfigurationError when no migration leads from where the database is.
+    Several processes may call this at once: a lock lets one work while the others wait. Raise
+    ConfigurationError if no migration leads from the database's revision.
     """
     command.upgrade(make_config(database_url), revision)
 
@@ -27,9 +28,9 @@ def make_config(database_url: str) -> Config:
 
 
 def find_missing_revision(engine: Engine) -> str | None:
-    """Return the newest revision when the database is not at it; None when it is current.
+    """Return the newest revision if the database is not at it; None if the database is current.
 
-    Raise ConfigurationError when no migration leads from where it is.
+    Raise ConfigurationError if no migration leads from the database's revision.
     """
     scripts = ScriptDirectory(str(SCRIPTS))
     head = scripts.get_current_head()
@@ -38,9 +39,9 @@ def find_missing_revision(engine: Engine) -> str | None:
 
 
 def find_known_revision(connection: Connection, scripts: ScriptDirectory) -> str | None:
-    """Return the revision that the database is at; None when it is empty.
+    """Return the revision of the database; None if the database is empty.
 
-    Raise ConfigurationError when no migration of this release leads from there.
+    Raise ConfigurationError if no migration of this release leads from there.
     """
     found = MigrationContext.configure(
         connection, opts={"version_table_schema": SCHEMA}

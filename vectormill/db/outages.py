@@ -1,4 +1,4 @@
-"""Outage: what an error of the database means for whoever asked: waiting helps against some, against others nothing.
+"""Classify database errors: whether a retry can help, will fail again, or points to a single value.
 
 Source of the classes: PostgreSQL documentation, appendix A, error codes.
 """
@@ -8,31 +8,32 @@ from typing import Final
 import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError
 
-# 08 connection, 40 rollback, 53 out of resources, 57 operator intervention, 58 the system below Postgres.
+# 08 connection, 40 rollback, 53 out of resources, 57 operator intervention, 58 errors outside Postgres.
 PASSING_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
-# 55P03 lock timeout, 25006 read-only: a standby before it takes over; 25P03 we were silent too long in a transaction.
+# 55P03 lock time-out; 25006 read-only, as on a standby before it is promoted; 25P03 idle in a transaction for
+# too long.
 PASSING_STATES: Final = frozenset({"55P03", "25006", "25P03"})
-# Postgres answered, and lacks disk, memory, files or time for the statement: the same may be so for ever.
+# Postgres answered but lacks disk, memory, files or time for the statement, which may last for ever.
 SHORTAGE_CLASSES: Final = frozenset({"53", "58"})
 STATEMENT_TIMEOUT: Final = "57014"
-# 22 the value, 23 a constraint, 42 the statement, 54 a limit of Postgres: the same again gives the same again.
+# 22 data, 23 constraint, 42 statement, 54 a limit of Postgres: the same statement would fail again.
 LASTING_CLASSES: Final = frozenset({"22", "23", "42", "54"})
 
-# Classes of errors that a single value can be to blame for.
+# The classes of errors that a single value can cause.
 VALUE_CLASSES: Final = frozenset({"22", "54"})
 
-# Values that the driver could not even send.
+# The driver's errors for values that it cannot send.
 REFUSALS: Final = (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError)
-# Errors that a transaction can raise: COPY and the staged upsert use the driver itself, whose errors SQLAlchemy does
-# not wrap.
+# The errors that a transaction can raise. COPY and the staged upsert use the driver itself, whose errors
+# SQLAlchemy does not wrap.
 DATABASE_ERRORS: Final = (SQLAlchemyError, psycopg.Error)
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether a later attempt can help: the connection broke, a lock was not had, or a deadlock chose
-    us.
+    """Return whether a later attempt can succeed, as after a broken connection, a lock time-out or a
+    deadlock.
     """
-    if isinstance(error, TimeoutError):  # of the pool
+    if isinstance(error, TimeoutError):  # of the connection pool
         return True
     cause, sqlstate = _find_cause(error)
     if cause is None:
@@ -43,7 +44,9 @@ def is_outage(error: Exception) -> bool:
 
 
 def is_shortage(error: Exception) -> bool:
-    """Tell whether Postgres was there and lacked what the statement needs, so that waiting helps only perhaps."""
+    """Return whether Postgres answered but lacked resources or time for the statement, so that waiting may
+    not help.
+    """
     _, sqlstate = _find_cause(error)
     return sqlstate is not None and (sqlstate[:2] in SHORTAGE_CLASSES or sqlstate == STATEMENT_TIMEOUT)
 
@@ -57,7 +60,9 @@ def is_lasting(error: Exception) -> bool:
 
 
 def blames_a_value(error: Exception) -> bool:
-    """Tell whether a lasting refusal may be one row's fault, so that the rows beside it can be stored without it."""
+    """Return whether a lasting error may be caused by a single row, so that the other rows can be stored
+    without it.
+    """
     cause, sqlstate = _find_cause(error)
     if not is_lasting(error):
         return False
@@ -65,7 +70,7 @@ def blames_a_value(error: Exception) -> bool:
 
 
 def describe_refusal(error: Exception) -> str:
-    """Return the database's own sentence, without the values that it quotes in the others."""
+    """Return the database's error message without its details, which quote values."""
     cause, sqlstate = _find_cause(error)
     diagnosis = getattr(cause, "diag", None)
     message = getattr(diagnosis, "message_primary", None) or type(error).__name__
@@ -73,7 +78,7 @@ def describe_refusal(error: Exception) -> str:
 
 
 def _find_cause(error: Exception) -> tuple[BaseException | None, str | None]:
-    """Return the driver's error and its SQLSTATE; None when the database was not asked."""
+    """Return the driver's error and its SQLSTATE; None for both if the error did not come from the driver."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(cause, Exception) or isinstance(cause, SQLAlchemyError):
         return None, None

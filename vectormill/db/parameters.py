@@ -1,9 +1,10 @@
 """Parameters of statements: values of jsonb, and arrays in PostgreSQL's binary format.
 
-A whole chunk travels as a few of them, with no Python per row.
-Source: array_recv in PostgreSQL's src/backend/utils/adt/arrayfuncs.c. The number of dimensions, whether there are
-nulls, the type's OID, the number of elements and the index of the first one, each int32; then each element, as its
-length and its bytes.
+A whole chunk is sent as a few arrays, without Python code for each row.
+
+Source: array_recv in PostgreSQL's src/backend/utils/adt/arrayfuncs.c. The header is five int32: the number of
+dimensions, whether there are nulls, the type's OID, the number of elements and the index of the first one.
+Each element follows as its length and its bytes.
 """
 
 import json
@@ -28,13 +29,13 @@ _NULL: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class WireArray:
-    """One parameter; the statement casts it to the type of its elements, as in `CAST(%(keys)s AS text[])`."""
+    """An array in binary format as one parameter; the statement casts it, as in `CAST(%(keys)s AS text[])`."""
 
     content: Buffer
 
 
 class WireArrayDumper(Dumper):
-    """Hands the content on as it is; the server knows its type from the statement."""
+    """A psycopg dumper that sends a WireArray unchanged; the server infers its type from the statement."""
 
     format = Format.BINARY
     oid = 0
@@ -44,19 +45,22 @@ class WireArrayDumper(Dumper):
 
 
 def accept_arrays(context: Cursor[Any] | Connection[Any]) -> None:
-    """Let statements of this cursor, or of all cursors of this connection, have arrays as parameters."""
+    """Register WireArray as a parameter type for this cursor, or for all cursors of this connection."""
     context.adapters.register_dumper(WireArray, WireArrayDumper)
 
 
 def find_type(cursor: Cursor[Any], name: str) -> int:
-    """Return the OID of a type that an extension brings, which differs between databases; 0 without it."""
+    """Return the OID of an extension's type, which differs between databases; 0 if the type does not exist."""
     row = cursor.execute("SELECT to_regtype(%(name)s::text)::oid::bigint", {"name": name}).fetchone()
     assert row is not None
     return int(row[0] or 0)
 
 
 def make_bytes_array(oid: int, values: Sequence[bytes], *, empty_is_null: bool = False) -> WireArray:
-    """Return an array of a type whose binary form is its bytes, such as text (in UTF-8) or bytea."""
+    """Return an array of values whose binary form is their bytes, such as text (in UTF-8) or bytea.
+
+    With `empty_is_null` an empty value becomes NULL.
+    """
     lengths = np.fromiter(map(len, values), dtype=">i4", count=len(values))
     is_null = (lengths == 0) & empty_is_null
     lengths[is_null] = _NULL
@@ -72,7 +76,7 @@ def make_places_array(places: Sequence[int]) -> WireArray:
 
 
 def open_array(oid: int, num_elements: int, element_bytes: int) -> tuple[WireArray, npt.NDArray[np.uint8]]:
-    """Return an array of elements of one length, and a view [num_elements, element_bytes] to write them to."""
+    """Return an array of fixed-length elements, and a view [num_elements, element_bytes] to write them to."""
     content = np.empty(_HEADER_BYTES + num_elements * (_LENGTH_BYTES + element_bytes), dtype=np.uint8)
     content[:_HEADER_BYTES] = np.frombuffer(_header(oid, num_elements), dtype=np.uint8)
     elements = content[_HEADER_BYTES:].reshape(num_elements, _LENGTH_BYTES + element_bytes)
@@ -85,5 +89,5 @@ def _header(oid: int, num_elements: int, *, has_null: bool = False) -> bytes:
 
 
 def to_jsonb(value: Any) -> str:
-    """Return JSON text for a parameter that the statement casts to jsonb."""
+    """Return the JSON text of a value, for a parameter that the statement casts to jsonb."""
     return json.dumps(value, separators=(",", ":"))

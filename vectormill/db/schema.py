@@ -1,4 +1,4 @@
-"""The common part of all tables' definitions: the schema, the names of constraints, and columns that recur."""
+"""The common part of all table definitions: the schema, the names of constraints, and recurring columns."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, func, te
 
 SCHEMA = "vectormill"
 
-# For tables with few rows, which change every second: room in the page for the next version of a row, so that no index
-# is touched, and vacuum by the number of changes.
+# For tables with few rows that change every second: the fillfactor leaves room in the page for a row's next
+# version, so that no index is updated, and vacuum is triggered by the number of changes.
 BUSY = {"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0"}
 
 metadata = MetaData(

@@ -1,14 +1,13 @@
-"""The place of the migrations, and the newest of them. Reads names of files: loads neither Alembic nor a
-driver.
-"""
+"""Find the migrations and the newest revision from file names alone, without loading Alembic or a driver."""
 
 from pathlib import Path
 from typing import Final
 
 
 def find_scripts(package: Path) -> Path:
-    """Return the folder of migrations: beside the packages in a checkout, and in this package, where setup.py puts it,
-    in a wheel.
+    """Return the folder of migrations.
+
+    In a checkout it is beside the packages; in a wheel it is inside this package, where setup.py copies it.
     """
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "alembic"
@@ -18,7 +17,8 @@ SCRIPTS: Final = find_scripts(Path(__file__).resolve().parents[1])
 
 
 def find_newest_revision() -> str:
-    """Return the newest revision of this release. Files of migrations are named for their revisions, in
-    order.
+    """Return the newest revision of this release.
+
+    Migration files are named by revision, in ascending order.
     """
     return max(path.name.partition("_")[0] for path in (SCRIPTS / "versions").glob("[0-9]*_*.py"))

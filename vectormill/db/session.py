@@ -1,9 +1,10 @@
-"""Engines: how every process connects to Postgres."""
+"""Engines: the connection pools through which every process connects to Postgres."""
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
-# A forgotten transaction must not hold back vacuum, nor a lost lock a worker.
+# These limits keep a forgotten transaction from holding back vacuum, and a lock from blocking a worker for
+# ever.
 SESSION_OPTIONS = "-c idle_in_transaction_session_timeout=60000 -c lock_timeout=20000 -c TimeZone=UTC"
 
 
@@ -12,10 +13,11 @@ def make_engine(
 ) -> Engine:
     """Return an engine whose connections notice a dead server within half a minute.
 
-    `pool_size` connections are kept, and `max_overflow` more are opened while they are needed, else as many again. The
-    pool gives a connection up after `pool_timeout` instead of waiting for ever, and tests each one before use, so that
-    a restarted Postgres costs one reconnect and no error. A URL without a driver means psycopg 3; one that ends in
-    `?pgbouncer=true` leads to a pooler: nothing is prepared, and time-outs are those of the role.
+    `pool_size` connections are kept, and `max_overflow` more (`pool_size` by default) are opened when needed.
+    The pool raises an error after `pool_timeout` instead of waiting for ever, and tests each connection
+    before use, so that a restarted Postgres costs one reconnect and no error. A URL without a driver means
+    psycopg 3. A URL that ends in `?pgbouncer=true` leads to a pooler: no statement is prepared, and time-outs
+    are those of the role.
     """
     target = make_url(url)
     if target.drivername in ("postgres", "postgresql"):
@@ -28,11 +30,11 @@ def make_engine(
         max_overflow=pool_size if max_overflow is None else max_overflow,
         pool_timeout=30,
         pool_pre_ping=True,
-        # Or every error that is logged would quote what clients sent: keys, metadata, texts of queries.
+        # Otherwise every logged error would quote what clients sent: keys, metadata, texts of queries.
         hide_parameters=True,
         connect_args={
             "application_name": application_name,
-            "client_encoding": "utf8",  # arrays of text are laid out as bytes
+            "client_encoding": "utf8",  # binary arrays of text contain UTF-8
             "connect_timeout": 10,
             "keepalives_idle": 10,
             "keepalives_interval": 5,

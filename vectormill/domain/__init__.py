@@ -1,1 +1,1 @@
-"""Words that all features share: encoding specs, tasks, errors. Imports the standard library only."""
+"""Terms that all features share: encoding specs, tasks, errors. Only the standard library is imported."""

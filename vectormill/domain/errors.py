@@ -1,4 +1,4 @@
-"""Every error Vectormill raises on purpose, drawn once.
+"""The errors that Vectormill raises on purpose, as a tree.
 
 VectormillError
 ├── InvalidSubmission         the client's input is wrong; nothing was stored
@@ -32,33 +32,34 @@ VectormillError
 │   ├── WrongRunState
 │   ├── SwapRefused           the view cannot be pointed at another generation
 │   ├── RowsMissing           a rollback would leave out rows whose texts are not kept
-│   ├── TextsNotKept          a search by words, of a collection without texts
-│   ├── CollectionInUse       others work on it, or depend on its view
+│   ├── TextsNotKept          a text search of a collection without texts
+│   ├── CollectionInUse       other work uses it, or objects depend on its view
 │   ├── TooManyCollections
 │   ├── TooManyWebhooks
 │   └── WebhookDisabled       nothing is sent to it until it is enabled
-├── LimitReached              the API does as much as a setting allows; trying again later helps
+├── LimitReached              the API is as busy as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and fell silent
 ├── ChunkError                inside a worker; never reaches a client
 │   ├── LeaseLost
 │   └── PayloadGone
-├── RunError                  inside an indexer; a client meets it as the reason of a run's end
+├── RunError                  inside an indexer; clients see it as the reason why a run failed
 │   ├── RunCancelled
 │   ├── CanaryFailed          a new generation is not fit to be searched
 │   └── SourceFailed          the source cannot be read, or not to its end
 │       └── SourceInterrupted  reading it again may help
 ├── ModelError                a model cannot be loaded as asked
 │   ├── ModelDoesNotFit
-│   └── UnsupportedModel      nothing says how it is encoded, or it is of a kind that no task reads
-├── Unavailable               something needed is away; trying again later helps
+│   └── UnsupportedModel      its files do not say how to encode with it, or no task supports its kind
+├── Unavailable               a service is unreachable or too slow; trying again later helps
 │   ├── DatabaseUnavailable
-│   ├── LocksHeld             others hold what this would have to have for itself
+│   ├── LocksHeld             other transactions hold a lock that is needed
 │   ├── QueryLost
 │   ├── EncodingTimeout       no worker encoded a query in time
 │   └── SearchTimeout         a search read more rows than its time allows
 └── ConfigurationError
 
-A docstring is the default message. `code` is stable and is the last part of the problem `type` in HTTP answers.
+An error's docstring is its default message. Its `code` is stable, and is the last part of the problem `type` in
+HTTP responses.
 """
 
 import re
@@ -208,7 +209,7 @@ class CollectionInUse(Conflict):
     """Others work on the collection, or depend on its view, so that it cannot be deleted."""
 
     def __init__(self, message: str | None = None, *, is_passing: bool = False) -> None:
-        """`is_passing`: those who use it are about to end."""
+        """Create the error; `is_passing` says that the other users of the collection are about to end."""
         super().__init__(message)
         self.is_passing = is_passing
 

@@ -1,7 +1,8 @@
-"""The schema of an extract job: which types are looked for, and below which of them others. Knows no model.
+"""The schema of an extract job: the types to extract, and the types nested in them.
 
-As RexUniNLU's: an object whose names are types, each with null (a leaf) or with an object of the types that are asked
-below every span found of it, as `{"机构": {"创办人(人物)": null}, "时间": null}`.
+Its form is that of RexUniNLU: an object whose names are types, each with null (a leaf) or with an object of
+the types that are extracted for every span found of it, as `{"机构": {"创办人(人物)": null}, "时间": null}`. Nothing
+here depends on a model.
 """
 
 import json
@@ -11,18 +12,19 @@ from typing import Final
 
 from vectormill.domain.errors import InvalidOption
 
-# Children by type; None for a leaf.
+# The children of each type; None for a leaf.
 Schema = dict[str, "Schema | None"]
 
-MAX_DEPTH: Final = 8  # a level is a forward pass of its own, and multiplies what the one before has found
+MAX_DEPTH: Final = 8  # each level is a forward pass of its own, and multiplies the spans of the previous one
 MAX_TYPES: Final = 512  # in the whole schema
-# A type is read with its special token within 125 tokens, and one that is longer would be left out in silence. Of
-# Chinese a character is a token; of letters fewer.
+# A type is read, with its special token, within 125 tokens, and a longer one would silently be left out. A
+# Chinese character is one token; several Latin letters share one.
 MAX_TYPE_CHARS: Final = 120
-# As JSON: twice what as many of the longest types take, each character of them escaped.
+# The limit for the schema as JSON: twice the size of MAX_TYPES of the longest types with every character
+# escaped.
 MAX_SCHEMA_CHARS: Final = 1 << 20
-# The special tokens that prompts are built of. A type that holds one would be read as structure; the last joins types
-# to a path.
+# The special tokens that prompts are built of. A type that contained one would be read as structure; the last
+# one joins types to a path.
 RESERVED_TOKENS: Final = (
     "[CLS]",
     "[SEP]",
@@ -38,7 +40,7 @@ RESERVED_TOKENS: Final = (
 
 
 def parse_schema(content: str) -> Schema:
-    """Return the schema of this JSON, as check_schema gives it. Raise InvalidOption."""
+    """Parse a schema from JSON and check it with check_schema. Raise InvalidOption."""
     if len(content) > MAX_SCHEMA_CHARS:
         raise InvalidOption(
             f"schema: has {len(content)} characters of JSON, and at most {MAX_SCHEMA_CHARS} are allowed."
@@ -55,7 +57,7 @@ def parse_schema(content: str) -> Schema:
 
 
 class _Object(dict[str, object]):
-    """An object of JSON, and which of its names is there twice: of two the last one would win in silence."""
+    """A JSON object that remembers duplicate names, of which otherwise the last would win silently."""
 
     def __init__(self, pairs: list[tuple[str, object]]) -> None:
         super().__init__(pairs)
@@ -64,9 +66,9 @@ class _Object(dict[str, object]):
 
 
 def check_schema(schema: object) -> Schema:
-    """Return the schema with its types in the order of their code points, and `{}` as None.
+    """Return the schema with its types in the order of their code points, and `{}` replaced by None.
 
-    Raise InvalidOption, which names the place: "schema.人物.出生地: …".
+    Raise InvalidOption, with a message that names the path: "schema.人物.出生地: …".
     """
     checked = _check_types(schema, "schema", 1)
     if checked is None:
@@ -124,7 +126,8 @@ def _check_name(name: object, place: str) -> None:
     if not name.strip():
         raise InvalidOption(f"{place}: has a type {name!r}, which is empty; leave it out or name it.")
     if name != name.strip():
-        # The reference strips parents before it looks for a path in the schema, and then finds none.
+        # The reference implementation strips parents before it looks for a path in the schema, and then finds
+        # none.
         raise InvalidOption(f"{here}: begins or ends with white space; name it {name.strip()!r}.")
     if len(name) > MAX_TYPE_CHARS:
         raise InvalidOption(
@@ -142,28 +145,28 @@ def _describe(value: object) -> str:
 # A sequence is [CLS] hint [SEP] part of the text [SEP].
 MAX_WINDOW_TOKENS: Final = 512
 FRAME_TOKENS: Final = 3
-# Tokens that a window has in common with the one before it.
+# The number of tokens that a window shares with the previous one.
 WINDOW_STRIDE: Final = 32
-# Tokens of a hint, [CLS] and [SEP] included, and of a path or a type in it with its special token.
+# The largest number of tokens of a hint, including [CLS], [SEP], and the special token of each path or type.
 MAX_HINT_COST: Final = 256
 EMPTY_HINT_COST: Final = 2
-# A span, with what joins it to its type: a name of a few words.
+# The assumed tokens of a span and of what joins it to its type: a name of a few words.
 SPAN_TOKENS: Final = 6
 
 
 class PromptEstimate:
-    """An estimate of a schema's prompts; `count` returns how many tokens a type has."""
+    """An estimator of the tokens of a schema's prompts; `count` returns how many tokens a type has."""
 
     def __init__(self, schema: Schema, count: Callable[[bytes], int]) -> None:
         self._hints = [cost - EMPTY_HINT_COST for cost in _list_hint_costs(schema, count)]
 
     def of(self, num_text_tokens: int) -> int:
-        """Return the tokens of all sequences of a text of so many tokens."""
+        """Return the estimated tokens of all sequences for a text of this many tokens."""
         return sum(count_window_tokens(hint, num_text_tokens) for hint in self._hints)
 
 
 def count_window_tokens(num_hint_tokens: int, num_text_tokens: int) -> int:
-    """Count the tokens of all windows of a text with one hint."""
+    """Return the number of tokens of all windows of a text with one hint."""
     room = max(WINDOW_STRIDE + 1, MAX_WINDOW_TOKENS - num_hint_tokens - FRAME_TOKENS)
     num_windows = -(-max(1, num_text_tokens - WINDOW_STRIDE) // (room - WINDOW_STRIDE))
     again = (num_windows - 1) * WINDOW_STRIDE
@@ -171,7 +174,7 @@ def count_window_tokens(num_hint_tokens: int, num_text_tokens: int) -> int:
 
 
 def _list_hint_costs(schema: Schema, count: Callable[[bytes], int]) -> Iterator[int]:
-    """List the costs of every hint of every level, with one span of each type that has others below it."""
+    """List the cost of every hint of every level, assuming one span for each type that has children."""
     level: list[tuple[int, Schema]] = [(0, schema)]
     while level:
         below: list[tuple[int, Schema]] = []

@@ -1,8 +1,8 @@
-"""States: a set of states under one name, which Python compares and SQL is composed of."""
+"""States: a named set of states, used for comparisons in Python and in composed SQL."""
 
 
 class States(tuple[str, ...]):
-    """Names of states, which stand in a statement as a list: `f"state IN {OPEN}"`."""
+    """A tuple of state names that formats as a SQL list: `f"state IN {OPEN}"`."""
 
     __slots__ = ()
 

@@ -1,15 +1,15 @@
-"""Task: what a job wants of its texts. A row each, from which requests, commands and docs derive."""
+"""Task: the result that a job asks for. Requests, commands and docs derive from this table of tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# The results that an item can have.
+# The kinds of result that an item can have.
 VECTOR: Final = "vector"
 SCORE: Final = "score"
 RECORD: Final = "record"
 
-# The last part of the path under which a job's results are.
+# The last part of the path of a job's results.
 RESULT_ROUTES: Final[Mapping[str, str]] = {
     VECTOR: "vectors",
     SCORE: "results",
@@ -19,7 +19,9 @@ RESULT_ROUTES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`result` is what comes of an item; `reads_pairs` says that an item is two texts, and not one."""
+    """A task of a job: `result` is the kind of result of an item; `reads_pairs` says that an item is a pair
+    of texts.
+    """
 
     name: str
     does: str
@@ -40,12 +42,12 @@ TASKS: Final[Mapping[str, Task]] = {
     )
 }
 
-# Functions that turn a classifier's numbers into its answer.
+# The functions that turn a classifier's outputs into scores.
 SOFTMAX: Final = "softmax"
 SIGMOID: Final = "sigmoid"
 RAW: Final = "raw"
 ACTIVATIONS: Final = (SOFTMAX, SIGMOID, RAW)
-# These values for type checkers; a test compares them.
+# The same values for type checkers; a test compares them.
 ActivationName = Literal["softmax", "sigmoid", "raw"]
 
 
@@ -55,7 +57,9 @@ LARGEST_ID: Final = (1 << 31) - 1
 
 
 def write_token_ids(ids: Sequence[int]) -> bytes:
-    """Encode token ids, each from 0 to LARGEST_ID, as a text that is hashed, compared and stored like any other."""
+    """Encode token ids, each from 0 to LARGEST_ID, as a text that is hashed, compared and stored like any
+    other.
+    """
     return IDS_MARK + ",".join(map(str, ids)).encode()
 
 
@@ -64,5 +68,8 @@ def has_token_ids(text: bytes) -> bool:
 
 
 def read_token_ids(text: bytes) -> list[int]:
-    """Read the ids of a text for which `has_token_ids` is true. Raise ValueError where there are none."""
+    """Decode the token ids of a text for which `has_token_ids` is true.
+
+    Raise ValueError for any other text.
+    """
     return [int(number) for number in text.removeprefix(IDS_MARK).split(b",")]

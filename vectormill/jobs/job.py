@@ -249,8 +249,8 @@ def state_after_delete(state: str) -> str:
 def state_after_retry(state: str, num_failed: int) -> str:
     """Return the state after a retry.
 
-    Raise WrongJobState unless the job ended with failed items, or is paused and has some. A paused job stays paused, and its
-    failed items wait together with the others.
+    Raise WrongJobState unless the job ended with failed items, or is paused and has some. A paused job stays
+    paused, and its failed items wait together with the others.
     """
     if state in (COMPLETED_WITH_ERRORS, FAILED):
         return QUEUED

@@ -1,1 +1,3 @@
-"""Leased work: claim, renew, fence, attempt, back-off, hand back, give up and cancel, once for all that use it."""
+"""Leased work of every feature: claim, renew, fence, count attempts, retry with backoff, hand back, fail and
+cancel.
+"""

@@ -1,4 +1,7 @@
-"""Loop: carries out leased work on threads, and gives back what it cannot finish. Knows no feature."""
+"""Loop: run leased work on threads, and hand back what cannot be finished.
+
+Nothing here depends on a feature.
+"""
 
 import logging
 import os
@@ -20,29 +23,29 @@ from vectormill.work.work import Lease
 
 logger = logging.getLogger(__name__)
 
-# Share of a lease after which it is renewed.
+# The share of a lease after which it is renewed.
 RENEWAL_SHARE: Final = 1 / 4
 _FIRST_BACK_OFF_SECONDS: Final = 1.0
 _LONGEST_BACK_OFF_SECONDS: Final = 60.0
 
 
 class Stopping(Exception):
-    """The process is to end; what it holds is handed back."""
+    """Raised when the process is shutting down, so that claimed work is handed back."""
 
 
 def name_owner() -> str:
-    """Return how this process is named as the owner of leases: host and process id."""
+    """Return the name of this process as an owner of leases: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def back_off(attempt: int) -> float:
-    """Return the seconds until work is tried again after so many attempts that failed."""
+    """Return the backoff in seconds before work is tried again after this many failed attempts."""
     return float(min(_FIRST_BACK_OFF_SECONDS * 2 ** min(attempt, 16), _LONGEST_BACK_OFF_SECONDS))
 
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """Claimed work that takes long. Call `keep` between transactions, every second at least."""
+    """Claimed work that takes long. Call `keep` between transactions, at least every second."""
 
     engine: Engine
     lease: Lease
@@ -54,7 +57,7 @@ class Held:
         self._renewed_at = self.clock()
 
     def keep(self) -> None:
-        """Renew the lease when that is due. Raise LeaseLost, or Stopping when the process is to end."""
+        """Renew the lease if that is due. Raise LeaseLost, or Stopping if the process is shutting down."""
         if self.is_stopping():
             raise Stopping
         if self.clock() >= self._renewed_at + RENEWAL_SHARE * self.lease.seconds:
@@ -65,9 +68,10 @@ class Held:
 
 @contextmanager
 def handing_back(engine: Engine, lease: Lease) -> Iterator[None]:
-    """Hand the work back if the block raises: uncounted for Stopping, with back-off for any other error.
+    """Hand the work back if the block raises: uncounted for Stopping, with backoff for any other error.
 
-    Raises an error of the database that the hand-back itself meets; the lease runs out then.
+    If the hand-back itself fails, the database's error is raised and the lease expires. A lost lease is only
+    logged.
     """
     name = f"{lease.work.row.capitalize()} {lease.key}"
     try:
@@ -88,9 +92,10 @@ def handing_back(engine: Engine, lease: Lease) -> Iterator[None]:
 
 
 class Loop(ABC):
-    """Repeats `step` on threads of its own from the beginning of a block to its end, whatever it raises.
+    """A loop that repeats `step` on threads of its own, whatever it raises, while its `with` block runs.
 
-    With `stop_seconds` the end of the block waits no longer than that; work that takes longer is left to its lease.
+    With `stop_seconds` the end of the block waits at most that long for each thread; the lease of longer work
+    expires.
     """
 
     def __init__(
@@ -107,10 +112,10 @@ class Loop(ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Do some of what there is to do; return True if there is more to do at once."""
+        """Do one piece of work; return True if there is more to do at once."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to free
-        """Free what the steps have used."""
+        """Free the resources that the steps have used."""
 
     def __enter__(self) -> Self:
         for thread in self._threads:

@@ -1,12 +1,14 @@
-"""Work: a table whose rows are claimed, carried out under a lease, and ended. Knows no feature.
+"""Work: a table whose rows are claimed, processed under a lease, and ended.
 
-A claim raises a row's fence and attempt by one and holds the row until `lease_until`, by the database's clock. Its
-holder renews the lease with the first statement of every transaction that writes, or ends it with the only one; both
-compare the fence. So a holder that was too slow, or whose row was cancelled, writes nothing. A row that was handed back
-waits until `available_at`.
+Nothing here depends on a feature.
 
-A feature describes its table once, as a constant; its statements are composed from that when they are imported. Nothing
-that a user sends ever becomes part of a statement.
+A claim increments a row's fence and attempt, and holds the row until `lease_until` by the database's clock.
+The holder renews the lease with the first statement of every transaction that writes, or ends it with a
+single statement; both compare the fence. So a holder that was too slow, or whose row was cancelled, writes
+nothing. A row that was handed back waits until `available_at`.
+
+A feature describes its table once, as a constant, and its statements are composed from that on import.
+Nothing that a user sends ever becomes part of a statement.
 """
 
 from collections.abc import Mapping
@@ -21,19 +23,21 @@ from vectormill.domain.errors import LeaseLost
 from vectormill.domain.states import States
 
 _LEASE_END: Final = "now() + make_interval(secs => CAST(:lease_seconds AS double precision))"
-# Ends a lease; what is held by nobody can be claimed.
+# Ends a lease; a row without an owner can be claimed.
 _FREE: Final = "lease_owner = NULL, lease_until = NULL"
 
 
 @dataclass(frozen=True)
 class Work:
-    """Describe a table whose rows are leased.
+    """A description of a table whose rows are leased.
 
-    It has the columns id, state, fence, lease_owner, lease_until, and those that `attempt` and `available_at` name;
-    `last_error` names the column, if there is one, that keeps the error for which a row was handed back.
-    `row` is what statements call one of its rows. A row in a state of `working` is held while its lease lasts, and
-    waits for a claim otherwise. A row in a state of `begins` waits for a claim, which puts it into the state beside it.
-    A row in any other state cannot be claimed.
+    The table has the columns id, state, fence, lease_owner and lease_until, and those that `attempt` and
+    `available_at` name. `last_error` optionally names the column for the error with which a row was handed
+    back. `row` is the alias of a row in statements.
+
+    A row in a `working` state is held while its lease lasts, and can be claimed afterwards. A row in a state
+    of `begins` can be claimed, and the claim moves it into the state that `begins` maps it to. A row in any
+    other state cannot be claimed.
     """
 
     table: str
@@ -52,8 +56,9 @@ class Work:
     def compose_claim(self, candidates: str, *, sets: str = "", returning: str = "") -> TextClause:
         """Compose the statement that claims rows, for `claim`.
 
-        `candidates` selects the ids of rows in their order. It says `{claimable}` and `{lock}` where it looks at the
-        rows of this table; `sets` and `returning` may name columns of the row and of `candidate`.
+        `candidates` is a SELECT of ids in the order of their claim; it contains the placeholders
+        `{claimable}` and `{lock}` where it reads rows of this table. `sets` and `returning` may refer to
+        columns of the row and of `candidate`.
         """
         row = self.row
         claimable = (
@@ -80,17 +85,17 @@ class Work:
         """)
 
     def compose_keeping(self, *sets: str) -> TextClause:
-        """Compose the statement that renews a lease and writes `sets`, under the fence, for `Lease.keep`."""
+        """Compose the fenced statement that renews a lease and writes `sets`, for `Lease.keep`."""
         return self._compose_ours(f"lease_until = {_LEASE_END}", *sets)
 
     def compose_release(self, sets: str) -> TextClause:
-        """Compose the statement that ends a lease and writes `sets`, under the fence, for `Lease.release`."""
+        """Compose the fenced statement that ends a lease and writes `sets`, for `Lease.release`."""
         return self._compose_ours(_FREE, sets)
 
     def compose_revocation(self, sets: str, where: str) -> TextClause:
-        """Compose the statement that takes rows from whoever holds them, to cancel them or to begin them anew.
+        """Compose the statement that takes rows away from their holders, to cancel or to restart them.
 
-        In `where`, `{open}` stands for the condition that a row can be claimed.
+        In `where`, `{open}` stands for the condition that the row is in a state in which it can be claimed.
         """
         where = where.format(open=f"state IN {self.open}")
         return text(f"UPDATE {self.table} SET fence = fence + 1, {_FREE}, {sets} WHERE {where} RETURNING id")
@@ -99,7 +104,8 @@ class Work:
     def keeping(self) -> TextClause:
         return self.compose_keeping()
 
-    # A transaction that has the row locked has renewed the lease itself, and may take longer than the lease.
+    # A locked row is skipped: the transaction that locked it has renewed the lease itself, and may outlast
+    # the lease.
     @cached_property
     def renewal(self) -> TextClause:
         return text(f"""
@@ -131,7 +137,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The proof that a row is held: what its claim made of it."""
+    """The lease of one claimed row, as its claim returned it."""
 
     work: Work
     key: Any
@@ -143,17 +149,23 @@ class Lease:
     def keep(self, connection: Connection, statement: TextClause | None = None, **values: Any) -> str:
         """Renew the lease and lock the row until COMMIT; return its state. Raise LeaseLost.
 
-        A `statement` of `compose_keeping` writes `values` with it.
+        A `statement` made by `compose_keeping` also writes `values`.
         """
         statement = self.work.keeping if statement is None else statement
         return self._execute(connection, statement, lease_seconds=self.seconds, **values)
 
     def renew(self, connection: Connection) -> str:
-        """Renew the lease without waiting for a transaction that has the row; return its state. Raise LeaseLost."""
+        """Renew the lease without waiting for a transaction that has locked the row.
+
+        Return its state. Raise LeaseLost.
+        """
         return self._execute(connection, self.work.renewal, lease_seconds=self.seconds)
 
     def release(self, connection: Connection, statement: TextClause, **values: Any) -> str:
-        """End the lease by a statement of `compose_release`; return the row's state. Raise LeaseLost."""
+        """End the lease with a statement made by `compose_release`.
+
+        Return the row's state. Raise LeaseLost.
+        """
         return self._execute(connection, statement, **values)
 
     def _execute(self, connection: Connection, statement: TextClause, **values: Any) -> str:
@@ -173,12 +185,15 @@ class Lease:
         is_counted: bool = False,
         error: str | None = None,
     ) -> None:
-        """Let another process claim the row after a pause; only a failure counts as an attempt. Raise LeaseLost."""
+        """End the lease and let any process claim the row again after `pause_seconds`. Raise LeaseLost.
+
+        Only with `is_counted` does the attempt count.
+        """
         values = {"pause_seconds": pause_seconds, "is_counted": is_counted, "error": error}
         self._execute(connection, self.work.handing_back, **values)
 
     def describe_attempts(self) -> str:
-        """Say why a row that was claimed so often is given up."""
+        """Return the sentence that explains why a row which was claimed too often has failed."""
         return (
             f"The {self.work.row} was tried {self.attempt - 1} times while it was {self.state} and did not come "
             "through; the log of the process that tried says why."
@@ -194,6 +209,6 @@ def claim(
     lease_seconds: float,
     **values: Any,
 ) -> list[tuple[Lease, Row[Any]]]:
-    """Claim rows by a statement of `compose_claim`: each lease with its row of `returning`."""
+    """Claim rows with a statement made by `compose_claim`. Return each lease with its row of `returning`."""
     rows = connection.execute(statement, {"owner": owner, "lease_seconds": lease_seconds, **values})
     return [(Lease(work, row.id, row.state, row.fence, row.attempt, lease_seconds), row) for row in rows]

@@ -1,1 +1,1 @@
-"""A worker's report of itself, and how others read it."""
+"""Workers' heartbeats and reports, and how other processes read them."""

@@ -1,4 +1,4 @@
-"""Operations on workers, and the health of a service."""
+"""API operations on workers, and on the health of a service."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -10,7 +10,7 @@ from vectormill.workers.bodies import Liveness, Readiness, WorkerList
 LIST: Final = Operation("GET", "/v1/workers", READ, WorkerList)
 SHOW_LIVENESS: Final = Operation("GET", "/livez", None, Liveness)
 SHOW_READINESS: Final = Operation("GET", "/readyz", None, Readiness, other_status=503)
-# text-embeddings-inference has this route.
+# This route exists for clients of text-embeddings-inference, which has it.
 SHOW_HEALTH: Final = replace(SHOW_READINESS, path="/health")
 SHOW_METRICS: Final = Operation("GET", "/metrics", READ, bytes, media_types=("text/plain",))
 

@@ -1,6 +1,6 @@
-"""PlanPicture: a plan as text for people, with a bar for every device. Draws what a plan is as JSON, and plans nothing.
+"""PlanPicture: draw a placement plan as text, with a bar for each device.
 
-That is what `vectormill plan --json` prints, and what each worker has its part of in its report.
+The input is a plan as JSON, as `vectormill plan --json` prints it and as each worker reports its part of it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,19 +12,24 @@ WEIGHTS: Final = "█"
 ACTIVATIONS: Final = "▒"
 HEADROOM: Final = "·"
 GIB: Final = 1 << 30
-# The strategy of a replica that has one device.
+# The strategy of a replica on one device.
 REPLICATE: Final = "replicate"
 
 Body = Mapping[str, Any]
 
 
 def draw_plan(plan: Body) -> str:
-    """Draw a plan device by device, then its reasons. Bars: █ weights, ▒ activations of a full batch, · headroom."""
+    """Draw a plan device by device, then its reasons.
+
+    Bars: █ weights, ▒ activations of a full batch, · headroom.
+    """
     return "\n".join(_lines(plan))
 
 
 def join_parts(parts: Sequence[Body]) -> dict[str, Any]:
-    """Return the plan whose replicas are these parts, as workers report them; one that has not begun is missing."""
+    """Return the plan that consists of the parts that workers report; workers that have not started are
+    missing.
+    """
     plan = dict(parts[0].get("plan") or {})
     return {**plan, "replicas": [{name: part[name] for name in part if name != "plan"} for part in parts]}
 
@@ -38,7 +43,7 @@ def describe_layers(stage: Body) -> str:
 
 
 def describe_replica(replica: Body) -> str:
-    """Describe how the devices share a replica, and what one forward pass holds."""
+    """Describe how the devices share a replica, and the size of one forward pass."""
     parts = [f"{replica['max_batch_tokens']:,} tokens a forward pass"]
     if replica["strategy"] != REPLICATE:
         num_devices = sum(len(stage["shards"]) for stage in replica["stages"])
@@ -77,7 +82,10 @@ def _lines(plan: Body) -> Iterator[str]:
 
 
 def _group_alike(replicas: Sequence[Body]) -> Iterator[tuple[int, list[Body]]]:
-    """Group consecutive replicas that are shared in one way, with the number of the first."""
+    """Group consecutive replicas with the same layout.
+
+    Yield the number of the first replica with each group.
+    """
     number = 0
     for _, group in groupby(replicas, key=describe_replica):
         alike = list(group)
@@ -86,7 +94,9 @@ def _group_alike(replicas: Sequence[Body]) -> Iterator[tuple[int, list[Body]]]:
 
 
 def measure_bar(shard: Body, width: int = BAR_WIDTH) -> tuple[int, int]:
-    """Return how many of the `width` cells of a bar are weights and how many activations; the rest is headroom."""
+    """Return how many of the `width` cells of a bar are weights and how many are activations; the rest is
+    headroom.
+    """
     per_byte = width / max(1, shard["capacity_bytes"])
     weights = min(width, round(shard["weight_bytes"] * per_byte))
     return weights, min(width - weights, round(shard["activation_bytes"] * per_byte))

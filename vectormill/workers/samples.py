@@ -1,6 +1,7 @@
-"""Samples: how a worker did in the last minutes, as it stands in its report. Written by it, read by who draws charts.
+"""Samples: a worker's speed and load over the last minutes, stored in its report and read to draw charts.
 
-Why there and not in a table of their own, and what they cost: docs/decisions/0038-samples-lie-in-the-report.md.
+docs/decisions/0038-samples-lie-in-the-report.md says why they are not in a table of their own, and what they
+cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,15 @@ RECENT: Final = "recent"
 MIB: Final = 1 << 20
 MOST_SAMPLES: Final = 60
 SAMPLE_SECONDS: Final = 10.0
-# More digits no chart shows, and each costs a byte in every report.
+# Charts show no more digits, and each digit costs a byte in every report.
 _DIGITS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Measurements over some ten seconds, which ended a number of seconds before the report. None is unknown.
+    """Measurements over some ten seconds, which ended `seconds_ago` before the report. None means unknown.
 
-    `busy_percent` is of the device, 0 to 100.
+    `busy_percent` is that of the device, 0 to 100.
     """
 
     seconds_ago: float
@@ -29,8 +30,9 @@ class Sample:
 
 
 def write_samples(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """Return samples as columns of whole numbers, the oldest first; they are evenly spaced, so two ages say all of
-    them.
+    """Return samples as columns of numbers, the oldest first.
+
+    They are evenly spaced, so `seconds_ago` has only the ages of the oldest and the newest.
     """
     ends = [samples[0].seconds_ago, samples[-1].seconds_ago] if samples else []
     return {
@@ -42,7 +44,7 @@ def write_samples(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 
 def read_samples(report: Mapping[str, Any]) -> list[Sample]:
-    """Return the oldest first; none of a worker that tells none."""
+    """Return the samples in a worker's report, the oldest first; empty if the report has none."""
     written: Any = report.get(RECENT)
     try:
         rates, memory, busy = (
@@ -56,11 +58,11 @@ def read_samples(report: Mapping[str, Any]) -> list[Sample]:
             Sample(oldest - step * number, float(rate), used, percent)
             for number, (rate, used, percent) in enumerate(zip(rates, memory, busy, strict=True))
         ]
-    except (TypeError, KeyError, ValueError):  # of a release that writes them otherwise
+    except (TypeError, KeyError, ValueError):  # written in another format by another release
         return []
 
 
 def round_to_digits(number: float) -> int:
-    """Round to three digits: 1,234,567 becomes 1,230,000."""
+    """Round to three significant digits: 1,234,567 becomes 1,230,000."""
     whole = round(number)
     return round(whole, min(0, _DIGITS - len(str(abs(whole)))))

@@ -1,4 +1,4 @@
-"""The tables of processes that give signs of life."""
+"""The tables of processes that send heartbeats."""
 
 from sqlalchemy import Column, Integer, Table, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -15,9 +15,9 @@ workers = Table(
     Column("report", JSONB, nullable=False, server_default=text("'{}'")),
     moment("started_at", is_now=True),
     moment("heartbeat_at", is_now=True),
-    # The run of `vectormill worker` that started it: only its next worker may take the name over at once.
+    # The launching run of `vectormill worker`: only its next worker may take over the name at once.
     Column("launcher", Uuid),
-    Column("max_tokens_in_flight", Integer),  # which it asks for; NULL while it loads
+    Column("max_tokens_in_flight", Integer),  # the limit that the worker asks for; NULL while its model loads
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 

@@ -1,4 +1,4 @@
-"""Live workers and schedulers, by their heartbeats on the database's clock."""
+"""Live workers and schedulers, found by their heartbeats on the database's clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from vectormill.db.parameters import to_jsonb
 from vectormill.settings import ALIVE_SECONDS as ALIVE_SECONDS
 
-# Duties in the table of heartbeats. A second one tells that the first cannot be done.
+# The names of heartbeats in their table. Two of them report why the scheduler cannot dispatch.
 SCHEDULER: Final = "scheduler"
 REDIS_AWAY: Final = "redis away"
 REDIS_FULL: Final = "redis full"
@@ -31,14 +31,15 @@ class Worker:
     heartbeat_at: datetime
 
 
-# Nobody takes the row of a live worker, except that a launcher's next worker takes over from its last.
-
-
 def name_owner(name: str, incarnation: UUID) -> str:
-    """Name the worker as the owner of a lease; the last eight letters tell the incarnation, in SQL too (LIST_ROOMS)."""
+    """Return the name under which a worker owns leases.
+
+    Its last eight letters identify the incarnation, that is the process; SQL relies on this too (LIST_ROOMS).
+    """
     return f"{name}#{incarnation.hex[:8]}"
 
 
+# A live worker's row cannot be taken over, except by the next worker of the same launcher.
 BEAT = text("""
     INSERT INTO vectormill.workers (name, incarnation, launcher, model, slots, max_tokens_in_flight, report)
     VALUES (:name, :incarnation, :launcher, :model, :slots, CAST(:max_tokens_in_flight AS integer),
@@ -63,10 +64,10 @@ def beat_worker(
     report: Mapping[str, Any],
     launcher: UUID | None = None,
 ) -> bool:
-    """Record a worker's sign of life; the first one registers it. Return False when another live worker goes by this
-    name.
+    """Record a worker's heartbeat; the first one registers the worker.
 
-    What the dispatcher asks of the report ten times a second, `max_tokens_in_flight`, has a column of its own.
+    Return False if another live worker has this name. `max_tokens_in_flight` is copied from the report to a
+    column, because the dispatcher reads it ten times a second.
     """
     values = {
         "name": name,
@@ -82,7 +83,7 @@ def beat_worker(
 
 
 def find_last_beats(connection: Connection, names: Sequence[str]) -> dict[str, datetime]:
-    """Return when the workers of these names last gave a sign of life; names that nobody goes by are left out."""
+    """Return the time of the last heartbeat of each named worker; unknown names are left out."""
     statement = text(
         "SELECT name, heartbeat_at FROM vectormill.workers WHERE name = ANY(CAST(:names AS text[]))"
     )
@@ -90,7 +91,7 @@ def find_last_beats(connection: Connection, names: Sequence[str]) -> dict[str, d
 
 
 def delete_worker(connection: Connection, name: str, incarnation: UUID) -> None:
-    """Remove a worker that says goodbye, unless another incarnation has taken its name."""
+    """Delete the row of a worker that shuts down, unless another incarnation has taken over its name."""
     connection.execute(
         text("DELETE FROM vectormill.workers WHERE name = :name AND incarnation = :incarnation"),
         {"name": name, "incarnation": incarnation},
@@ -105,7 +106,7 @@ LIST_WORKERS = text("""
 
 
 def list_workers(connection: Connection) -> list[Worker]:
-    """List workers that are alive, by name."""
+    """List the live workers by name."""
     return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
 
 
@@ -116,12 +117,12 @@ FIND_WORKER = text("""
 
 
 def find_worker(connection: Connection, name: str) -> Worker | None:
-    """Return the live worker of this name."""
+    """Return the live worker with this name; None if there is none."""
     row = connection.execute(FIND_WORKER, {"name": name, "alive_seconds": ALIVE_SECONDS}).one_or_none()
     return None if row is None else Worker(*row)
 
 
-# Those of one launcher and model carry out one plan.
+# The workers of one launcher and model carry out one plan.
 LIST_PLAN_PARTS = text("""
     SELECT mate.name, mate.report -> 'placement' AS part
       FROM vectormill.workers AS own
@@ -134,12 +135,12 @@ LIST_PLAN_PARTS = text("""
 
 
 def list_plan_parts(connection: Connection, name: str) -> dict[str, dict[str, Any]]:
-    """Return what each live worker reports of the plan shared with the named worker, by worker."""
+    """Return by worker name what each live worker reports of the plan that it shares with the named worker."""
     rows = connection.execute(LIST_PLAN_PARTS, {"name": name, "alive_seconds": ALIVE_SECONDS})
     return {row.name: row.part for row in rows}
 
 
-# One that cannot load its model has no slots.
+# A worker that cannot load its model has no slots.
 COUNT_WORKERS = text("""
     SELECT model, count(*) AS num_workers FROM vectormill.workers
      WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots > 0
@@ -153,16 +154,16 @@ COUNT_FAILING_WORKERS = text("""
 
 
 def count_workers(connection: Connection) -> dict[str, int]:
-    """Return how many live workers each model has that can load it.
+    """Return by model the number of live workers that can load it.
 
-    Their reports, of kilobytes each, stay where they are.
+    The reports, of kilobytes each, are not read.
     """
     rows = connection.execute(COUNT_WORKERS, {"alive_seconds": ALIVE_SECONDS})
     return {row.model: row.num_workers for row in rows}
 
 
 def count_failing_workers(connection: Connection) -> int:
-    """Return how many live workers cannot load their model."""
+    """Return the number of live workers that cannot load their model."""
     return int(connection.execute(COUNT_FAILING_WORKERS, {"alive_seconds": ALIVE_SECONDS}).scalar_one())
 
 
@@ -174,7 +175,7 @@ BEAT_DUTY = text("""
 def beat_scheduler(
     connection: Connection, *, is_redis_away: bool = False, is_redis_full: bool = False
 ) -> None:
-    """Record the scheduler's sign of life, and whether it can ring the bell."""
+    """Record the scheduler's heartbeat, and whether Redis is unreachable or full."""
     connection.execute(BEAT_DUTY, {"duty": SCHEDULER})
     for duty, is_so in ((REDIS_AWAY, is_redis_away), (REDIS_FULL, is_redis_full)):
         if is_so:
@@ -184,7 +185,7 @@ def beat_scheduler(
 
 
 def beat_indexer(connection: Connection) -> None:
-    """Record the sign of life of one indexer, whichever."""
+    """Record the heartbeat of an indexer; all indexers share one."""
     connection.execute(BEAT_DUTY, {"duty": INDEXER})
 
 
