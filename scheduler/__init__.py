@@ -1,1 +1,1 @@
-"""The background duties, one a file. Imports vectormill; never api or worker."""
+"""The background duties of the scheduler, one in each file. Imports vectormill, but never api or worker."""

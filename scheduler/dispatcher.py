@@ -1,8 +1,9 @@
-"""Keeps a small window of chunks with the workers, so that priority, fairness, pause and cancel are SQL and immediate.
+"""Dispatch only a few chunks at a time to the workers, so that priority, fairness, pause and cancel act at
+once.
 
-Commit first, publish second: a message never names a row that is not there. What was marked is compared with what
-waits in Redis, so that a lost message costs seconds. Nothing here is needed for correctness; a dispatcher that runs
-twice only publishes twice.
+Chunks are marked in Postgres before their messages are published, so a message never names a row that does
+not exist. Marked chunks are compared with the messages in Redis, so a lost message costs seconds. Nothing
+here is needed for correctness: a second dispatcher would only publish twice.
 """
 
 import heapq
@@ -36,15 +37,16 @@ from vectormill.workers.workers import ALIVE_SECONDS
 
 logger = logging.getLogger(__name__)
 
-# Jobs of one model looked at in one round: the most urgent and oldest, and beside them those that have waited longest:
-# a stream of urgent ones would hide them for ever. Who these are changes within minutes.
+# The jobs of one model that a round considers: the most urgent and oldest, and also those that have waited
+# longest, which a stream of urgent ones would otherwise hide for ever. The latter are looked up only every
+# _AGED_SECONDS, because they change within minutes.
 MAX_DEMANDS = 500
 MAX_AGED = 100
 _AGED_SECONDS = 10.0
 
 
 class Dispatcher:
-    """One round at a time: `dispatch` marks and publishes what there is room for."""
+    """The dispatcher of one scheduler, not thread-safe. `dispatch` carries out one round."""
 
     def __init__(
         self,
@@ -63,12 +65,13 @@ class Dispatcher:
         self._clock = clock
         self._aged: list[UUID] = []
         self._aged_due = 0.0
-        # Estimated tokens that each job was served, in turns rather than debts. Lost with the process, harmlessly.
+        # The estimated tokens dispatched of each job, for taking turns. Losing them with the process is
+        # harmless.
         self._served: dict[UUID, int] = defaultdict(int)
         self._is_redis_away = False
-        self._is_redis_full = False  # it answers, and the last message was refused
-        self._has_unrung = False  # a dispatch was marked whose message may not have reached Redis
-        self._absent: set[str] = set()  # task ids that the last look did not find in Redis
+        self._is_redis_full = False  # Redis answers, and refused the last message
+        self._has_unrung = False  # a marked dispatch may not have been published
+        self._absent: set[str] = set()  # task ids that the last check did not find in Redis
 
     @property
     def is_redis_away(self) -> bool:
@@ -79,12 +82,16 @@ class Dispatcher:
         return self._is_redis_full and not self._is_redis_away
 
     def begin_term(self) -> None:
-        """Recall every dispatch at the next look: the dispatcher before may have died between COMMIT and publishing."""
+        """Make the next check recall every dispatch whose message is missing.
+
+        The previous dispatcher may have died between COMMIT and publishing.
+        """
         self._has_unrung = True
 
     def recall_lost_messages(self) -> bool:
-        """Check whether Redis lost messages, and have their chunks dispatched again. Return False while Redis is
-        away.
+        """Find dispatches whose message is lost, and make their chunks pending again.
+
+        Return False if Redis is away.
         """
         try:
             is_lost = self._sentinel.has_lost_content()
@@ -94,8 +101,9 @@ class Dispatcher:
                 logger.warning("Redis cannot be reached; jobs wait in Postgres until it is back: %s", error)
             self._is_redis_away = True
             return False
-        # A message that is absent once may be on its way from Redis to a worker's claim; twice in a second it is
-        # lost. Mistakes are harmless: the second message of a chunk claims nothing.
+        # A message that is absent once may be on its way from Redis to a worker's claim; one that is absent
+        # twice in a second is lost. Mistakes are harmless, because the second message of a chunk claims
+        # nothing.
         if is_lost or self._has_unrung:
             self._absent = set(absent)
         lost = [dispatch for task_id, dispatch in absent.items() if task_id in self._absent]
@@ -139,7 +147,7 @@ class Dispatcher:
                     publish(self._app, dispatches)
                 self._is_redis_full = False
             except BROKER_ERRORS as error:
-                if not self._is_redis_full:  # once, and not at every round until there is room
+                if not self._is_redis_full:  # log once, and not in every round until Redis has memory again
                     logger.warning(
                         "Could not ring the bell for %d chunks; trying again: %s", len(dispatches), error
                     )
@@ -165,14 +173,14 @@ class Dispatcher:
         return dispatches
 
     def _welcome(self, job_ids: list[UUID]) -> None:
-        """Start new jobs level with the job served least, so that they do not catch up on all earlier turns."""
+        """Give new jobs the count of the job served least, so that they do not catch up on all earlier turns."""
         known = [self._served[job_id] for job_id in job_ids if job_id in self._served]
         level = min(known, default=0)
         self._served = defaultdict(int, {job_id: self._served.get(job_id, level) for job_id in job_ids})
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Return whether Redis took the command and said no, rather than nothing. kombu wraps what redis-py raises."""
+    """Return whether Redis answered with an error, which kombu has wrapped, instead of being unreachable."""
     while error is not None:
         if isinstance(error, ResponseError):
             return True
@@ -188,14 +196,17 @@ class Share:
     num_chunks: int
 
 
-# The interactive chunks of one model, queued and leased. A search is one chunk, so this is a burst of searches; but a
-# client may give a job of a million texts the priority 0, and Redis must not hold all of it.
+# The limit on queued and leased interactive chunks of one model. A search is one chunk, so this allows a
+# burst of searches. But a client may give priority 0 to a job of a million texts, and Redis must not hold all
+# of it.
 MAX_INTERACTIVE_CHUNKS = 64
 
 
 def effective_priority(demand: Demand, ageing_seconds: float) -> int:
-    """Return the job's priority, lifted by one class for every `ageing_seconds` it has waited, but never to
-    interactive.
+    """Return the job's priority after ageing: one class more urgent for every `ageing_seconds` that it has
+    waited.
+
+    Ageing never makes a job interactive.
     """
     if demand.priority == INTERACTIVE_PRIORITY:
         return INTERACTIVE_PRIORITY
@@ -205,12 +216,12 @@ def effective_priority(demand: Demand, ageing_seconds: float) -> int:
 def plan_shares(
     demands: Sequence[Demand], rooms: Sequence[WorkerRoom], served: Mapping[UUID, int], ageing_seconds: float
 ) -> list[Share]:
-    """Share the room of each model among the jobs that demand it.
+    """Divide the free capacity of each model's workers among the jobs that have chunks to dispatch.
 
-    Within the most urgent class the next chunk is always of the job that was served the fewest tokens so far, so that
-    jobs of long and of short texts have a device for equal times; a class is looked at only when all of the more urgent
-    ones got theirs. Whether a job has as many chunks as its share is the database's to know, so the room that is left
-    over when it has fewer goes to the next call. Interactive jobs take nobody's room.
+    Only jobs of the most urgent class get chunks. Among them the next chunk always comes from the job that
+    was served the fewest tokens so far, so that jobs of long and of short texts get equal device time. If a
+    job has fewer chunks than its share, the rest of the capacity is used by the next call. Interactive jobs
+    have a limit of their own.
     """
     shares: dict[UUID, int] = defaultdict(int)
     for room in rooms:
@@ -234,7 +245,7 @@ def plan_shares(
 def _take_turns(
     jobs: Sequence[Demand], num_chunks: int, num_tokens: int, served: Mapping[UUID, int]
 ) -> Iterator[UUID]:
-    """Yield the job of each next chunk while there is capacity; the last chunk may be larger than what is left."""
+    """Yield the job of each next chunk while capacity is left; the last chunk may exceed what is left."""
     turns = [(served.get(demand.job_id, 0), demand.seq, 1, demand) for demand in jobs]
     heapq.heapify(turns)
     while turns and num_chunks > 0 and num_tokens > 0:

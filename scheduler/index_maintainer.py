@@ -1,4 +1,4 @@
-"""Create index runs for collections that need one, after loads and after deletions, without being asked."""
+"""Create index runs for collections that need one, after loads and after deletions."""
 
 import logging
 from typing import Any, Final
@@ -17,21 +17,24 @@ from vectormill.vectors.vector_types import choose_vector_type
 
 logger = logging.getLogger(__name__)
 
-# A build waits for a load to end; single puts go on at all times, and hold nothing back.
+# A build waits until a load has ended. Single puts go on at all times, so this many pending items do not
+# delay it.
 LARGEST_TRICKLE: Final = 1000
-# An index that served a search within this time is not dropped for a load.
+# An index that has served a search within this time is not dropped for a load.
 IN_USE_SECONDS: Final = 600.0
 
 
 class IndexMaintainer:
-    """Makes runs of kind `index`, which an indexer carries out, and whose options say why."""
+    """A scheduler duty that creates runs of the kind `index` for an indexer, with options that give the
+    reason.
+    """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
 
     def tend(self) -> int:
-        """Carry out one round and return the number of runs that were made."""
+        """Carry out one round. Return the number of runs created."""
         settings = self._settings
         with self._engine.connect() as connection:
             tended = list_tended(connection, least_rows=settings.index_rows, in_use_seconds=IN_USE_SECONDS)
@@ -44,14 +47,14 @@ class IndexMaintainer:
                 with self._engine.begin() as connection:
                     create_run(connection, collection, INDEX, options=need)
             except CollectionNotFound:
-                continue  # it was deleted since it was listed
+                continue  # the collection was deleted since it was listed
             logger.info("The index of %s: %s", collection, need["because"])
             num_runs += 1
         return num_runs
 
 
 def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:
-    """Return the options of the run that the collection needs now; None when it needs none."""
+    """Return the options of the run that the collection needs now; None if it needs none."""
     if tended.spec.result != VECTOR:
         return None
     vector_type = choose_vector_type(tended.spec, in_collection=True).name

@@ -1,6 +1,8 @@
-"""The scheduler process: elected by an advisory lock, it runs every duty at its own pace and never gives up.
+"""The scheduler process: elected by an advisory lock, it runs every duty at its own interval.
 
-Any number may run; one works, the others wait for the lock, which Postgres frees the moment the holder's session ends.
+Any number of schedulers may run. One works and the others wait for the lock, which Postgres releases as soon
+as the holder's session ends. While Postgres is away, the scheduler keeps
+trying.
 """
 
 import logging
@@ -33,17 +35,19 @@ from vectormill.workers.workers import beat_scheduler
 
 logger = logging.getLogger(__name__)
 
-# Connections of the election and of the duties; pruning and webhooks have one each (docs/OPERATIONS.md, "Connections").
+# The connections of the election and of the duties; pruning and webhooks have one each (docs/OPERATIONS.md,
+# "Connections").
 POOL_SIZE = 2
 _BEAT_SECONDS = 5.0
-# Workers that ring at once, and one that rings at every small chunk, are answered together.
+# The time to collect further wake-ups, so that workers which wake the dispatcher together, or one that does
+# so at every small chunk, cost one round.
 _RINGING_SECONDS = 0.01
 _SENTINEL_SECONDS = 1.0
 _SCHEDULE_SECONDS = 1.0
 
 
 class Duty:
-    """Something done every so many seconds."""
+    """A duty that is carried out at a fixed interval."""
 
     def __init__(self, seconds: float, act: Callable[[], object]) -> None:
         self._seconds = seconds
@@ -57,7 +61,7 @@ class Duty:
 
 
 def run(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT."""
+    """Run the scheduler until SIGTERM or SIGINT."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
             "The scheduler needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own."
@@ -111,13 +115,13 @@ def _serve_term(
     settings: Settings,
     stop: threading.Event,
 ) -> None:
-    """Wait to be elected, then works until the lock's session breaks or the process is told to stop."""
+    """Wait for the election, then work until the lock's session breaks or the process is told to stop."""
     with (
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
         ExitStack() as cleanup,
     ):
-        # The lock is the session's, so that is to end with the term: given back to the pool after an error, it would
-        # keep the lock from every scheduler, this one too.
+        # The lock belongs to the session, so the session must end with the term: returned to the pool after
+        # an error, it would keep the lock from every scheduler, including this one.
         cleanup.callback(connection.invalidate)
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
@@ -140,8 +144,8 @@ def _serve_term(
                 for duty in duties:
                     duty.run_if_due(now)
                 dispatcher.dispatch()
-                # A submission wakes us, and a worker that runs low; otherwise the pause is short while jobs are open
-                # and long while none is.
+                # A submission or a worker that runs low ends the pause early. Otherwise it is short while
+                # jobs are open, and long while none is.
                 seconds = (
                     settings.dispatch_seconds if has_open_jobs(driver) else settings.idle_dispatch_seconds
                 )
@@ -151,12 +155,12 @@ def _serve_term(
 def pause(
     driver: psycopg.Connection[Any], subscriber: DoorbellSubscriber, seconds: float, stop: threading.Event
 ) -> None:
-    """Wait until a job comes, a worker rings, or the seconds are over."""
+    """Wait until a job arrives, a worker wakes the dispatcher, or the time is over."""
     subscriber.listen()
     if has_heard_of_job(driver):
         return
     has_rung = subscriber.wait(seconds, driver)
-    has_heard_of_job(driver)  # what ended this pause does not end the next one too
+    has_heard_of_job(driver)  # a notification that ended this pause must not end the next one too
     if has_rung:
         stop.wait(_RINGING_SECONDS)
 

@@ -1,8 +1,8 @@
-"""Removes what is past its time: deleted jobs, ended jobs beyond their retention, abandoned uploads, files of requests,
-dead workers, deliveries of webhooks, old Idempotency-Keys, and generations that others have replaced. Fails jobs whose
-model no worker could load for too long.
+"""Remove what is past its retention, and fail jobs whose model no worker could load for too long.
 
-On a thread and a connection of its own: a job of ten million vectors takes minutes, and nobody waits for it.
+Removed are deleted jobs, ended jobs, abandoned uploads, files of requests, dead workers, deliveries of
+webhooks, old Idempotency-Keys, and generations that others have replaced. The pruner has a thread and a
+connection of its own, because a job of ten million vectors takes minutes to remove.
 """
 
 import logging
@@ -33,22 +33,25 @@ from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)
 
-# The limit of one transaction. 100 chunks of 1 MiB of text are some 50,000 rows for Postgres, which keeps long values
-# in pieces.
+# The chunks that one transaction deletes. Postgres keeps long values in pieces, so 100 chunks of 1 MiB of
+# text are some 50,000 rows.
 BATCH_CHUNKS = 100
 BATCH_ERRORS = 10_000
-# Each of up to 2,048 items by default, and each item becomes a row.
+# The chunks that one transaction fails. Each has up to 2,048 items by default, and each item becomes a row.
 BATCH_FAILED_CHUNKS = 10
 BATCH_DELIVERIES = 10_000
 BATCH_RUNS = 1_000
-# After so long the other duties have their turn, and the removal goes on behind them.
+# After this time the other duties get their turn, and the removal continues afterwards.
 DELETING_SECONDS = 5.0
 _PAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 
 
 class Pruner(Loop):
-    """Works from the beginning of the block to its end. Killed in the middle of a job, it goes on there."""
+    """A loop that removes old data.
+
+    If it is killed in the middle of a job, the next pruner continues there.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Pruner(Loop):
         load_failure_seconds: float = 86400,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # A batch that takes longer ends with the process, and is rolled back.
+        # A batch that takes longer is rolled back when the process ends.
         super().__init__("pruning", pause_seconds=_PAUSE_SECONDS, stop_seconds=_STOP_SECONDS)
         self._engine = engine
         self._retired_seconds = retired_seconds
@@ -77,7 +80,10 @@ class Pruner(Loop):
         return self._has_more
 
     def prune(self) -> int:
-        """Do one round, in which jobs are removed for DELETING_SECONDS at most; answer how many are gone."""
+        """Carry out one round, which removes jobs for at most DELETING_SECONDS.
+
+        Return the number of jobs removed.
+        """
         with self._engine.begin() as connection:
             num_uploads = discard_stale_uploads(connection, self._upload_timeout_seconds)
             discard_expired_jobs(connection, self._retention_seconds)
@@ -117,7 +123,9 @@ class Pruner(Loop):
         return num_jobs
 
     def _fail_stuck_jobs(self) -> None:
-        """Fail what waits of such jobs, for DELETING_SECONDS at most; a later round goes on."""
+        """Fail pending chunks of jobs whose model cannot be loaded, for at most DELETING_SECONDS; later
+        rounds continue.
+        """
         with self._engine.begin() as connection:
             reasons = find_stuck_jobs(connection, self._load_failure_seconds)
         until = self._clock() + DELETING_SECONDS

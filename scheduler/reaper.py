@@ -1,4 +1,4 @@
-"""Returns to the queue what a dead worker or a lost message left behind."""
+"""Make chunks pending again that a dead worker or a lost message left behind."""
 
 import logging
 
@@ -17,10 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class Reaper:
-    """One for each term of a scheduler.
+    """The crash recovery of one scheduler's term.
 
-    Nobody can renew a lease while the database is away. So at the beginning, and whenever its clock shows that rounds
-    were missed or that the clock itself was set, no lease is taken before workers had the time of one to renew theirs.
+    No worker can renew a lease while the database is away. So at the beginning of the term, and whenever
+    rounds were missed or the clock was set, the reaper takes no lease until workers have had one lease time
+    to renew theirs.
     """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
@@ -32,7 +33,10 @@ class Reaper:
         self._patient_until = 0.0
 
     def reap(self) -> int:
-        """Carry out one round, each repair in a short transaction. Return how many chunks go back to `pending`."""
+        """Carry out one round, each repair in a short transaction.
+
+        Return how many chunks become `pending` again.
+        """
         expired = self._rescue_expired()
         with self._engine.begin() as connection:
             unclaimed = rescue_unclaimed_chunks(connection, self._queued_timeout_seconds)

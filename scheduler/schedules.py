@@ -1,4 +1,4 @@
-"""Keeps the time: what is due by the database's clock becomes a run, each due time once. Needs no Redis."""
+"""Turn due times of schedules, by the database's clock, into runs, each exactly once. Redis is not needed."""
 
 import logging
 
@@ -10,9 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def fire_due_schedules(engine: Engine) -> int:
-    """Return the number of due times that were dealt with. Each is a transaction: one that fails stops no other.
+    """Fire the schedules that are due, each as a run. Return the number of due times handled.
 
-    Raise SQLAlchemyError when Postgres is away.
+    Each due time has a transaction of its own, so that one that fails does not stop the others. Raise
+    SQLAlchemyError if Postgres is away.
     """
     with engine.connect() as connection:
         due = list_due_schedules(connection)

@@ -1,4 +1,4 @@
-"""Removes the texts of deleted items from the payloads of jobs that still have them. Runs in the pruner's thread."""
+"""Remove the texts of deleted items from the payloads of jobs, in the pruner's thread."""
 
 import logging
 import time
@@ -20,10 +20,10 @@ from vectormill.collections.deletions import (
 
 # The chunks of one transaction: some 4 MiB of texts, compressed.
 BATCH_PAYLOADS: Final = 4
-# The chunks of one round; the pruner pauses between two.
+# The time of one round in seconds; the pruner pauses between two.
 ROUND_SECONDS: Final = 5.0
-# Deletions that trickle in must not have all payloads of a collection read without end: after a pass it rests so many
-# times as long as that took.
+# A steady trickle of deletions must not cause all payloads of a collection to be read again and again: after
+# a pass the collection rests for this many times the duration of the pass.
 REST: Final = 9.0
 LEAST_REST_SECONDS: Final = 1.0
 PRUNE_SECONDS: Final = 60.0
@@ -32,7 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class Scrubber:
-    """One for each term of a scheduler. Where it stood is forgotten with it: what was emptied stays so."""
+    """The scrubber of one scheduler's term.
+
+    Its position is lost with the term, but emptied texts stay empty.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -46,7 +49,7 @@ class Scrubber:
         self._prune_due = 0.0
 
     def scrub(self, is_stopping: Callable[[], bool]) -> None:
-        """Carry out one round: some seconds of work at most, batch by batch."""
+        """Carry out one round: a few seconds of work at most, in batches."""
         if self._clock() >= self._prune_due:
             self._prune_due = self._clock() + PRUNE_SECONDS
             with self._engine.begin() as connection:
@@ -60,7 +63,7 @@ class Scrubber:
             self._work_seconds += self._clock() - batch_began
 
     def _begin_pass(self) -> bool:
-        """Look for a collection that has something to scrub and is not resting. Return whether there is one."""
+        """Find a collection that has texts to scrub and is not resting. Return whether there is one."""
         after = 0
         while True:
             with self._engine.begin() as connection:
@@ -93,7 +96,8 @@ class Scrubber:
                 self._num_emptied += num_items
                 return
             oldest = find_oldest_open(connection, wanted.collection_id)
-        # A job that was retried, or had its twin made, meanwhile: its texts are in use, so nothing is said yet.
+        # If a job was retried or its twin was made meanwhile, its texts are still in use, so the deletions
+        # are not marked as scrubbed yet.
         if oldest is None or oldest > wanted.seq:
             self._finish(wanted)
         self._end_pass(wanted)

@@ -1,8 +1,10 @@
-"""Delivers what jobs' and runs' ends have left for webhooks: at least once each, the slow ones beside the others.
+"""Deliver the webhook messages that jobs and runs have left when they ended, each at least once and
+concurrently.
 
-On a thread and a connection of its own. The thread runs an event loop: an attempt is little but waiting for a receiver,
-which may take its whole time limit, and 64 of them at once would be 64 threads. A scheduler that dies in an attempt
-leaves the message to its successor, which sends it again under the same id when the lease is over.
+The sender has a thread and a connection of its own. The thread runs an event loop, because an attempt mostly
+waits for a receiver, up to its whole time limit, and 64 concurrent attempts would otherwise need 64 threads.
+If a scheduler dies during an attempt, its successor sends the message again under the same id when the lease
+has expired.
 """
 
 import asyncio
@@ -23,20 +25,21 @@ from vectormill.work.work import Lease
 
 logger = logging.getLogger(__name__)
 
-# Attempts at once, and of one webhook: so that it takes many slow ones before anybody waits for them.
+# The limits on concurrent attempts, in total and for one webhook, so that only many slow webhooks can delay
+# the others.
 MOST_AT_ONCE: Final = 64
 MOST_OF_ONE: Final = 4
 _PAUSE_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 5.0
-# Beyond an attempt's own time, for its recording.
+# The time that a lease lasts beyond the attempt, to record its outcome.
 _LEASE_MARGIN_SECONDS: Final = 30.0
 
-# Sends a message, and says what came of it.
+# Sends a message and returns the reply.
 Post = Callable[[Posting], Awaitable[Reply]]
 
 
 class WebhookSender(Loop):
-    """Works from the beginning of the block to its end. What is not answered soon after that is handed back."""
+    """A loop that sends webhook messages. Attempts still unanswered shortly after its end are handed back."""
 
     def __init__(self, engine: Engine, settings: Settings, resolve: Resolve = resolve) -> None:
         super().__init__("webhooks", pause_seconds=_PAUSE_SECONDS, stop_seconds=_STOP_SECONDS)
@@ -52,7 +55,10 @@ class WebhookSender(Loop):
         return False
 
     async def _attempt_all(self) -> None:
-        """Make attempts until told to stop. Raises errors of Postgres, after which a new loop begins."""
+        """Make attempts until the loop is stopped.
+
+        Raise errors of Postgres, after which a new event loop is started.
+        """
         poster = Poster(self._timeout_seconds, allows_private=self._allows_private, resolve=self._resolve)
         attempts: set[asyncio.Task[None]] = set()
         try:
@@ -95,9 +101,9 @@ class WebhookSender(Loop):
 
 
 async def attempt(engine: Engine, post: Post, lease: Lease, posting: Posting) -> None:
-    """Send a message and record what came of it. Raises an error of the database that could not be recorded."""
+    """Send a message and record the outcome. Raise the database's error if that cannot be recorded."""
     with handing_back(engine, lease):
-        if lease.attempt > MAX_ATTEMPTS:  # schedulers ended in so many attempts
+        if lease.attempt > MAX_ATTEMPTS:  # schedulers died in this many attempts
             reply = Reply(None, lease.describe_attempts())
         else:
             try:

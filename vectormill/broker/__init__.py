@@ -1,1 +1,1 @@
-"""The messages between API, scheduler and worker through Redis: a wake-up channel, never a store."""
+"""Messages between API, scheduler and worker through Redis, which is a wake-up channel and never a store."""

@@ -1,6 +1,7 @@
-"""The doorbell: a worker that runs low rings for the dispatcher, through Redis. Nothing is kept there.
+"""The doorbell: a wake-up channel in Redis, by which workers that run low wake the dispatcher.
 
-A ring that is lost costs one pause of the dispatcher, so neither side repeats one or waits for the other.
+Nothing is stored. A lost wake-up costs one pause of the dispatcher, so neither side repeats one or waits for
+the other.
 """
 
 import select
@@ -15,12 +16,12 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 DOORBELL: Final = "vectormill:doorbell"
-# After an error of Redis: whoever rings must not wait for one that hangs at each chunk.
+# The pause after an error of Redis, so that a worker does not wait for a hanging Redis at each chunk.
 _QUIET_SECONDS: Final = 5.0
 
 
 def _connect(redis_url: str) -> Redis:
-    """Connect with a client that gives up at once: redis-py would try again for seconds."""
+    """Return a client that fails at once, where redis-py would retry for seconds."""
     return Redis.from_url(
         redis_url, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), retries=0)
     )
@@ -33,7 +34,7 @@ class Selectable(Protocol):
 
 
 class Doorbell:
-    """Rings the bell. Thread-safe; errors of Redis are swallowed."""
+    """The sending end of the wake-up channel. Thread-safe. Errors of Redis are ignored."""
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = _connect(redis_url)
@@ -53,7 +54,10 @@ class Doorbell:
 
 
 class DoorbellSubscriber:
-    """Waits for the bell. Not thread-safe. While Redis is away it only waits out its time."""
+    """The receiving end of the wake-up channel.
+
+    Not thread-safe. While Redis is away, only time-outs end a wait.
+    """
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = _connect(redis_url)
@@ -62,7 +66,7 @@ class DoorbellSubscriber:
         self._quiet_until = clock()
 
     def listen(self) -> None:
-        """Subscribe to the bell, unless that is done; call it while Redis is reachable."""
+        """Subscribe to the channel unless subscribed already; call this while Redis is reachable."""
         if self._bell is not None or self._clock() < self._quiet_until:
             return
         bell: PubSub = self._redis.pubsub()  # type: ignore[no-untyped-call]
@@ -74,18 +78,19 @@ class DoorbellSubscriber:
             self._quiet_until = self._clock() + _QUIET_SECONDS
 
     def wait(self, seconds: float, beside: Selectable) -> bool:
-        """Wait until the bell rings, the other connection has something to read, or the seconds are over. Return
-        whether it rang.
+        """Wait for a wake-up, for data on the connection `beside`, or for the time-out.
+
+        Return True for a wake-up.
         """
         waited_for: list[Any] = [beside]
         if self._bell is not None:
             connection: Any = self._bell.connection
-            waited_for.append(connection._sock)  # as kombu does it: redis-py has no name for it
+            waited_for.append(connection._sock)  # as kombu does: redis-py has no public name for it
         ready, _, _ = select.select(waited_for, [], [], seconds)
         return ready not in ([], [beside]) and self._hear_out()
 
     def _hear_out(self) -> bool:
-        """Read all pending rings, so that many of them count as one. Return whether there was any."""
+        """Read all pending wake-ups, so that they count as one. Return whether there was any."""
         assert self._bell is not None
         has_rung = False
         try:

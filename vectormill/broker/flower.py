@@ -1,4 +1,4 @@
-"""Starts Flower in read-only mode: it shows workers and tasks and can change nothing."""
+"""Start Flower in read-only mode: it shows workers and tasks and can change nothing."""
 
 import os
 import sys
@@ -7,15 +7,16 @@ from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import Settings, process_environment
 
-# Flower's defaults keep 100,000 tasks and every worker that ever was (flower #1305, #1492).
+# By default Flower keeps 100,000 tasks and every worker that ever existed (flower #1305, #1492).
 _BOUNDS = ("--max-tasks=20000", "--max-workers=500", "--purge-offline-workers=3600", "--inspect-timeout=3000")
 _COLUMNS = "name,uuid,state,kwargs,result,received,started,runtime,worker"
 _BUCKETS = "0.05,0.1,0.25,0.5,1,2,5,10,20,40,80,160,inf"
 
 
 def flower_command(host: str, port: int) -> list[str]:
-    """Return the arguments of `celery` that start Flower; Celery's own come before the word flower, Flower's after
-    it.
+    """Return the arguments of `celery` that start Flower.
+
+    Celery's own arguments come before the word flower, Flower's after it.
     """
     return [
         "-A",
@@ -31,7 +32,10 @@ def flower_command(host: str, port: int) -> list[str]:
 
 
 def refuse_without_password(host: str, basic_auth: str | None) -> None:
-    """Raise ConfigurationError for an address that others reach: Flower shows the names of workers and jobs."""
+    """Raise ConfigurationError for a public address without a password.
+
+    Flower shows the names of workers and jobs to everyone who reaches it.
+    """
     if basic_auth is None and not is_loopback_host(host):
         raise ConfigurationError(
             f"Flower does not listen on {host} without a password: set VECTORMILL_FLOWER_BASIC_AUTH to "
@@ -40,7 +44,7 @@ def refuse_without_password(host: str, basic_auth: str | None) -> None:
 
 
 def run(settings: Settings, host: str, port: int) -> None:
-    """Become Flower; does not return."""
+    """Replace this process by Flower; does not return."""
     if settings.redis_url is None:
         raise ConfigurationError(
             "Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts a Redis of its own."
@@ -50,6 +54,6 @@ def run(settings: Settings, host: str, port: int) -> None:
     if settings.flower_basic_auth:
         environment["FLOWER_BASIC_AUTH"] = (
             settings.flower_basic_auth
-        )  # not an argument: those are in every `ps`
+        )  # not an argument, because `ps` shows arguments
     argv = [sys.executable, "-m", "celery", *flower_command(host, port)]
     os.execve(sys.executable, argv, environment)

@@ -1,4 +1,4 @@
-"""The Celery app that Flower loads by name: `celery -A vectormill.broker.flower_app flower`. Made on import."""
+"""The Celery app that Flower imports by name: `celery -A vectormill.broker.flower_app flower`."""
 
 from vectormill.broker.app import make_app
 from vectormill.domain.errors import ConfigurationError
@@ -10,6 +10,6 @@ if _settings.redis_url is None:
     raise ConfigurationError(
         "Set VECTORMILL_REDIS_URL, or use `vectormill up`, which starts a Redis of its own."
     )
-if _settings.log_format == JSON:  # Flower adds no handler where there is one; its own format is plain text
+if _settings.log_format == JSON:  # Flower adds no log handler if there is one; its own format is plain text
     begin_logging("flower", _settings.log_level, JSON)
 app = make_app(_settings.redis_url)

@@ -1,8 +1,9 @@
-"""The queue of queries in Redis: its messages and keys, the API's end (QueryProducer) and the worker's (QueryConsumer).
+"""The query queue in Redis: its messages and keys, the API's end (QueryProducer) and the worker's
+(QueryConsumer).
 
-Only these messages carry texts: a query is no durable work, and nobody wants it after its client has gone
-(docs/decisions/0023). Each message is a byte with its version, and MessagePack. New fields go to the end of a list,
-where an earlier release passes them over.
+Only these messages contain texts: a query is not durable, and is worthless once its client has gone
+(docs/decisions/0023). Each message is a version byte followed by MessagePack. New fields go to the end of a
+list, where an earlier release ignores them.
 """
 
 import hashlib
@@ -22,17 +23,19 @@ from vectormill.domain.encoding import EncodingSpec
 
 VERSION: Final = b"\x01"
 PREFIX: Final = "vectormill:queries:"
-# A worker says so often that it lives and what it has in hand, and counts as dead so long after the last time.
+# A worker sends a heartbeat with the ids of its queries at this interval, and counts as dead so long after
+# the last one.
 PULSE_SECONDS: Final = 0.2
 DEAD_SECONDS: Final = 0.6
 
 
 class Query(msgspec.Struct, frozen=True, array_like=True):
-    """Texts (UTF-8, lone surrogates kept) that are to become vectors of one spec.
+    """Texts (UTF-8, lone surrogates kept) to be encoded as vectors of one spec.
 
-    `answers` is the list for the answers, `expires_at` the moment, in milliseconds on Redis's clock, from which nobody
-    waits. The texts come late: what Redis keeps of a slow command are its first 128 bytes. `traceparents` are of the
-    requests that wait for it and are traced (W3C Trace Context).
+    `answers` is the key of the list for the answers. `expires_at` is the time, in milliseconds on Redis's
+    clock, from which no client waits any more. `traceparents` are the W3C trace contexts of the traced
+    requests that wait for the query. The texts come late in the message, because Redis's log of slow commands
+    keeps the first 128 bytes.
     """
 
     id: bytes
@@ -45,16 +48,17 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """A worker has the query in hand, and says so with its pulse until it has answered."""
+    """The answer of a worker that has taken the query; its heartbeats name the query until it is answered."""
 
     id: bytes
     worker: str
 
 
 class EncodedTexts(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
-    """float32 [texts, dimensions], little-endian, zeros for a text that has no vector: `failures` has the reason.
+    """The vectors of a query's texts: `values` is float32 [texts, dimensions], little-endian.
 
-    `num_tokens` is int32 [texts], little-endian, of what the model read; `truncated` are the texts that had more.
+    A text without a vector has zeros there and a reason in `failures`. `num_tokens` is int32 [texts],
+    little-endian, the number of tokens that the model read; `truncated` are the texts that had more.
     """
 
     id: bytes
@@ -66,7 +70,10 @@ class EncodedTexts(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
 
 
 class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"):
-    """This worker did not encode the query; another one may, or this one beside other texts."""
+    """The answer of a worker that failed to encode the query.
+
+    Another worker may succeed, and so may this one when the texts are in another batch.
+    """
 
     id: bytes
     reason: str
@@ -79,7 +86,7 @@ T = TypeVar("T")
 
 
 class UnreadableMessage(ValueError):
-    """The message is none of this version: whoever reaches Redis can write there."""
+    """The message does not have this version's format; anyone who reaches Redis can write one."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -114,12 +121,12 @@ def _read(message: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
 
 
 def write_pulse(in_hand: set[bytes]) -> bytes:
-    """Encode the ids of the queries that a worker has in hand."""
+    """Encode a worker's heartbeat: the ids of the queries that it holds."""
     return VERSION + _ENCODER.encode(sorted(in_hand))
 
 
 def read_pulse(message: bytes) -> set[bytes]:
-    """Decode the ids of the queries that a worker has in hand. Raise UnreadableMessage."""
+    """Decode the ids of the queries that a worker holds. Raise UnreadableMessage."""
     return set(_read(message, msgspec.msgpack.Decoder(list[bytes])))
 
 
@@ -136,18 +143,21 @@ def read_spec(message: bytes) -> EncodingSpec:
 
 
 def name_space(model: str, revision: str, pooling: str) -> str:
-    """Return the name of the list for queries of this very model, so that no worker gets one that it cannot encode."""
+    """Return the id of the queue for this model, revision and pooling.
+
+    The id is a hash of all three, so that no worker gets a query that it cannot encode.
+    """
     space = "\0".join((model, revision, pooling)).encode()
     return hashlib.blake2b(space, digest_size=8).hexdigest()
 
 
 def queue_key(space: str) -> str:
-    """Return the list in which queries wait, the oldest first."""
+    """Return the key of the list of waiting queries, the oldest first."""
     return f"{PREFIX}{space}"
 
 
 def listeners_key(space: str) -> str:
-    """Return the key that is there while a worker takes from that list."""
+    """Return the key that exists while at least one worker takes queries from that list."""
     return f"{PREFIX}{space}:listeners"
 
 
@@ -156,7 +166,7 @@ def pulse_key(worker: str) -> str:
 
 
 def bell_key(worker: str) -> str:
-    """Return the list that wakes a worker's own threads when it is to end."""
+    """Return the key of the list that wakes a worker's own threads when the worker shuts down."""
     return f"{PREFIX}worker:{worker}:bell"
 
 
@@ -165,7 +175,7 @@ def answers_key(api: str) -> str:
 
 
 HEAR_SECONDS: Final = 5.0
-# A list of queries that nobody takes goes when the last of them has expired.
+# If no worker takes queries, their list is deleted when the last of them has expired.
 POST: Final = """
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 redis.call('RPUSH', KEYS[1], ARGV[1])
@@ -175,8 +185,9 @@ return 1
 
 
 class QueryProducer:
-    """Posts queries and receives answers, on one event loop. Every method but `close` raises
-    redis.exceptions.RedisError while Redis is away.
+    """The API's end of the query queue: posts queries and receives answers, on one event loop.
+
+    Every method but `close` raises redis.exceptions.RedisError while Redis is away.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -190,22 +201,22 @@ class QueryProducer:
         self._post = self._redis.register_script(POST)
 
     async def ask_time(self) -> float:
-        """Return seconds on Redis's clock, by which queries expire."""
+        """Return the time on Redis's clock in seconds, by which queries expire."""
         seconds, microseconds = await self._redis.time()
         return float(seconds) + float(microseconds) / 1e6
 
     async def post(self, space: str, message: bytes, seconds: float) -> bool:
-        """Put a query where workers of the space take it. False, and nothing is posted, while none does."""
+        """Post a query to the workers of this queue. Return False, and post nothing, if there are none."""
         keys = [queue_key(space), listeners_key(space)]
         return bool(await self._post(keys=keys, args=[message, int(seconds * 1000)]))
 
     async def hear(self) -> Answer | None:
-        """Return the next answer; None when none came for a while. Raise UnreadableMessage."""
+        """Wait for the next answer and return it; None after a time-out. Raise UnreadableMessage."""
         found = await cast(Any, self._redis.blpop([self.address], timeout=HEAR_SECONDS))
         return None if found is None else read_answer(found[1])
 
     async def look_at_workers(self, workers: Iterable[str]) -> dict[str, set[bytes]]:
-        """Return the ids of the queries that each has in hand; who is dead has none."""
+        """Return by worker the ids of the queries that it holds; none for a dead worker."""
         names = list(workers)
         pulses = await cast(Any, self._redis.mget([pulse_key(name) for name in names])) if names else []
         found: dict[str, set[bytes]] = {}
@@ -217,7 +228,10 @@ class QueryProducer:
         return found
 
     async def waits(self, space: str, message: bytes) -> bool:
-        """Return whether no worker has taken the query yet and a live one still may; otherwise take it back."""
+        """Return whether the query is still queued and a live worker may take it.
+
+        If it is queued but no worker is alive, remove it from the queue.
+        """
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.exists(listeners_key(space))
             pipeline.lpos(queue_key(space), cast(Any, message))
@@ -231,28 +245,29 @@ class QueryProducer:
         await self._redis.aclose()
 
 
-# Idle threads ask again so seldom; Redis answers a waiting one at once.
+# The time-out of a thread that waits for a query; Redis wakes it at once when there is one.
 TAKE_SECONDS: Final = 5.0
-# Answers that an API which has gone does not read.
+# The lifetime of answers that no API process reads, because it has ended.
 ANSWERS_SECONDS: Final = 30.0
 
 
 class QueryConsumer:
-    """Takes queries and sends answers. Thread-safe. Every method but `close` raises redis.exceptions.RedisError while
-    Redis is away.
+    """The worker's end of the query queue: takes queries and sends answers. Thread-safe.
+
+    Every method but `close` raises redis.exceptions.RedisError while Redis is away.
     """
 
     def __init__(self, redis_url: str, space: str, worker: str) -> None:
         self._queue, self._listeners, self._pulse = queue_key(space), listeners_key(space), pulse_key(worker)
         self._bell = bell_key(worker)
-        # A command that is repeated blindly may be carried out twice; whoever calls tries again.
+        # A blindly repeated command may run twice, so retries are left to the caller.
         self._redis = Redis.from_url(
             redis_url, socket_timeout=2 * TAKE_SECONDS, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
         )
         self._clock_offset = 0.0
 
     def beat(self, in_hand: set[bytes]) -> None:
-        """Say that this worker lives and take queries, which of them it has, and ask for the time."""
+        """Send a heartbeat with the ids of the queries that this worker holds, and read Redis's clock."""
         milliseconds = int(DEAD_SECONDS * 1000)
         with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.set(self._pulse, write_pulse(in_hand), px=milliseconds)
@@ -262,21 +277,21 @@ class QueryConsumer:
         self._clock_offset = seconds + microseconds / 1e6 - time.monotonic()
 
     def take(self) -> Query | None:
-        """Return the oldest query; None when none came for a while. Raise UnreadableMessage."""
+        """Return the oldest query; None after a time-out or a `wake`. Raise UnreadableMessage."""
         found = self._redis.blpop([self._bell, self._queue], timeout=TAKE_SECONDS)
         if found is None or found[0] == self._bell.encode():
             return None
         return read_query(cast(bytes, found[1]))
 
     def wake(self, num_threads: int) -> None:
-        """Has so many threads that wait in `take` return at once."""
+        """Make this many threads that wait in `take` return at once."""
         with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.rpush(self._bell, *[b""] * num_threads)
             pipeline.pexpire(self._bell, int(TAKE_SECONDS * 1000))
             pipeline.execute()
 
     def is_expired(self, query: Query) -> bool:
-        """Return whether nobody waits for the query any more."""
+        """Return whether the query has expired, so that no client waits for it any more."""
         return (time.monotonic() + self._clock_offset) * 1000 >= query.expires_at
 
     def answer(self, query: Query, answer: Answer) -> None:
@@ -286,9 +301,9 @@ class QueryConsumer:
             pipeline.execute()
 
     def leave(self) -> None:
-        """Say that this worker has nothing in hand any more."""
+        """Delete this worker's heartbeat, so that it no longer holds any query."""
         self._redis.delete(self._pulse, self._bell)
 
     def close(self) -> None:
-        """Close the connections. Call it while no thread is in any other method."""
+        """Close the connections. Call this when no thread is in any other method."""
         self._redis.close()

@@ -1,4 +1,6 @@
-"""The queues of chunks in Redis: publish to them, read what no worker has taken yet, and notice that they were lost."""
+"""The queues of chunks in Redis: publish messages, list those that no worker has taken, and detect their
+loss.
+"""
 
 import json
 import secrets
@@ -15,23 +17,29 @@ from vectormill.broker.app import BULK_STEP, ENCODE_CHUNK, INTERACTIVE_STEP, que
 from vectormill.jobs.chunk import Dispatch
 from vectormill.jobs.job import INTERACTIVE_PRIORITY
 
-# The limit of one list. The dispatcher keeps a few chunks a worker there, so this bounds an accident.
+# The most messages read from one list. The dispatcher keeps only a few chunks for each worker there, so this
+# matters only after an accident.
 _MAX_READ = 10_000
 
 
 def step_of(priority: int) -> int:
-    """Return the step of Redis's lists that chunks of a job's priority ride on."""
+    """Return the priority step of Redis's lists for chunks of a job with this priority."""
     return INTERACTIVE_STEP if priority == INTERACTIVE_PRIORITY else BULK_STEP
 
 
 def list_of(model: str, priority: int) -> str:
-    """Return the key of the list in Redis: kombu keeps one a step, and adds the step to the queue's name above 0."""
+    """Return the key of a list in Redis: kombu has one for each step, and appends a step above 0 to the
+    queue's name.
+    """
     step = step_of(priority)
     return f"{queue_of(model)}{Channel.sep}{step}" if step else queue_of(model)
 
 
 class QueueReader:
-    """Asks Redis what waits in lists. Every method raises redis.exceptions.RedisError while Redis is away."""
+    """A reader of the messages in Redis's lists.
+
+    Every method raises redis.exceptions.RedisError while Redis is away.
+    """
 
     def __init__(self, redis_url: str) -> None:
         self._redis = Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
@@ -44,8 +52,8 @@ class QueueReader:
             return sum(pipeline.execute())
 
     def list_task_ids(self, lists: Iterable[str]) -> set[str]:
-        """Return the task ids of the messages that wait in these lists; those that workers have taken are not among
-        them.
+        """Return the task ids of the messages that wait in these lists; those that workers have taken are not
+        included.
         """
         with self._redis.pipeline(transaction=False) as pipeline:
             for name in lists:
@@ -58,7 +66,9 @@ class QueueReader:
 
 
 def _task_id(message: bytes) -> str:
-    """Return the task id of a message; empty for what is not ours, since whoever reaches Redis can write there."""
+    """Return the task id of a message; empty for a foreign one, since anyone who reaches Redis can write
+    there.
+    """
     try:
         return str(json.loads(message)["headers"]["id"])
     except (ValueError, KeyError, TypeError):
@@ -69,19 +79,23 @@ BROKER_ERRORS = (KombuError, RedisError, OSError)
 
 
 def task_id_of(dispatch: Dispatch) -> str:
-    """Return names the message; another dispatch of the same chunk has another."""
+    """Return the task id of a dispatch's message; each dispatch of a chunk has another."""
     return f"{dispatch.job_id.hex[:8]}-{dispatch.seq:05d}-{dispatch.dispatch_seq}"
 
 
 def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
-    """Ring the bell for every dispatch. Raises one of BROKER_ERRORS when Redis is away; the reaper repeats them."""
+    """Publish a message for every dispatch.
+
+    Raise one of BROKER_ERRORS if Redis is away; lost dispatches are repeated later.
+    """
     try:
         with app.producer_or_acquire() as producer:
             for dispatch in dispatches:
                 _send(app, dispatch, producer)
     except AttributeError as error:
-        # After an error of Redis kombu 5.7 may try again on a channel that it has closed, which has no connection any
-        # more: "'NoneType' object has no attribute 'client'". The pool has thrown it away with this exception.
+        # After an error of Redis kombu 5.7 may retry on a channel that it has closed and that has no
+        # connection any more: "'NoneType' object has no attribute 'client'". This exception has removed the
+        # channel from the pool.
         raise OperationalError(f"The channel to Redis was closed: {error}") from error
 
 
@@ -101,7 +115,10 @@ SENTINEL_KEY = "vectormill:sentinel"
 
 
 class Sentinel:
-    """Keeps a random key in Redis and remembers the server's run_id; when either is not as left, content was lost."""
+    """A detector of data loss in Redis: remembers a random key there and the server's run_id.
+
+    If either differs from its last value, messages were lost.
+    """
 
     def __init__(self, redis_url: str) -> None:
         self._redis = Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
@@ -109,7 +126,7 @@ class Sentinel:
         self._run_id: str | None = None
 
     def has_lost_content(self) -> bool:
-        """Return True once after every loss, and at the first look unless an earlier scheduler's key is still there.
+        """Return True once after each loss, and at the first call if no earlier scheduler's key exists.
 
         Raise redis.exceptions.RedisError while Redis is away.
         """
