@@ -1,8 +1,7 @@
 """The scheduler process: elected by an advisory lock, it runs every duty at its own interval.
 
 Any number of schedulers may run. One works and the others wait for the lock, which Postgres releases as soon
-as the holder's session ends. While Postgres is away, the scheduler keeps
-trying.
+as the holder's session ends. While Postgres is away, the scheduler keeps trying.
 """
 
 import logging
