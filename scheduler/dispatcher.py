@@ -1,5 +1,4 @@
-"""Dispatch only a few chunks at a time to the workers, so that priority, fairness, pause and cancel act at
-once.
+"""Dispatch only a few chunks at a time, so that priority, fairness, pause and cancel act at once.
 
 Chunks are marked in Postgres before their messages are published, so a message never names a row that does
 not exist. Marked chunks are compared with the messages in Redis, so a lost message costs seconds. Nothing
@@ -203,8 +202,7 @@ MAX_INTERACTIVE_CHUNKS = 64
 
 
 def effective_priority(demand: Demand, ageing_seconds: float) -> int:
-    """Return the job's priority after ageing: one class more urgent for every `ageing_seconds` that it has
-    waited.
+    """Return the job's priority, one class more urgent for every `ageing_seconds` that it has waited.
 
     Ageing never makes a job interactive.
     """

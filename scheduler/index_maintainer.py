@@ -25,8 +25,9 @@ IN_USE_SECONDS: Final = 600.0
 
 
 class IndexMaintainer:
-    """A scheduler duty that creates runs of the kind `index` for an indexer, with options that give the
-    reason.
+    """A scheduler duty that creates runs of the kind `index`, which an indexer carries out.
+
+    The options of a run give its reason.
     """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:

@@ -123,8 +123,9 @@ class Pruner(Loop):
         return num_jobs
 
     def _fail_stuck_jobs(self) -> None:
-        """Fail pending chunks of jobs whose model cannot be loaded, for at most DELETING_SECONDS; later
-        rounds continue.
+        """Fail pending chunks of jobs whose model cannot be loaded, for at most DELETING_SECONDS.
+
+        Later rounds continue.
         """
         with self._engine.begin() as connection:
             reasons = find_stuck_jobs(connection, self._load_failure_seconds)

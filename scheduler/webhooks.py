@@ -1,5 +1,4 @@
-"""Deliver the webhook messages that jobs and runs have left when they ended, each at least once and
-concurrently.
+"""Deliver the webhook messages that ended jobs and runs have left, each at least once.
 
 The sender has a thread and a connection of its own. The thread runs an event loop, because an attempt mostly
 waits for a receiver, up to its whole time limit, and 64 concurrent attempts would otherwise need 64 threads.

@@ -1,5 +1,4 @@
-"""The query queue in Redis: its messages and keys, the API's end (QueryProducer) and the worker's
-(QueryConsumer).
+"""The query queue in Redis: messages, keys, the API's QueryProducer and the worker's QueryConsumer.
 
 Only these messages contain texts: a query is not durable, and is worthless once its client has gone
 (docs/decisions/0023). Each message is a version byte followed by MessagePack. New fields go to the end of a

@@ -1,6 +1,4 @@
-"""The queues of chunks in Redis: publish messages, list those that no worker has taken, and detect their
-loss.
-"""
+"""The queues of chunks in Redis: publish messages, list those that wait, and detect their loss."""
 
 import json
 import secrets
@@ -28,8 +26,9 @@ def step_of(priority: int) -> int:
 
 
 def list_of(model: str, priority: int) -> str:
-    """Return the key of a list in Redis: kombu has one for each step, and appends a step above 0 to the
-    queue's name.
+    """Return the key of a list in Redis.
+
+    kombu has one list for each priority step, and appends a step above 0 to the queue's name.
     """
     step = step_of(priority)
     return f"{queue_of(model)}{Channel.sep}{step}" if step else queue_of(model)
@@ -52,9 +51,7 @@ class QueueReader:
             return sum(pipeline.execute())
 
     def list_task_ids(self, lists: Iterable[str]) -> set[str]:
-        """Return the task ids of the messages that wait in these lists; those that workers have taken are not
-        included.
-        """
+        """Return the task ids of the messages that no worker has taken from these lists."""
         with self._redis.pipeline(transaction=False) as pipeline:
             for name in lists:
                 pipeline.lrange(name, 0, _MAX_READ - 1)
@@ -66,8 +63,9 @@ class QueueReader:
 
 
 def _task_id(message: bytes) -> str:
-    """Return the task id of a message; empty for a foreign one, since anyone who reaches Redis can write
-    there.
+    """Return the task id of a message; empty for a foreign message.
+
+    Anyone who reaches Redis can write there.
     """
     try:
         return str(json.loads(message)["headers"]["id"])

@@ -35,8 +35,7 @@ def make_once(
     content: bytes,
     make: Callable[[], str],
 ) -> str:
-    """Call `make` and return the id of what it made, or return the id that an earlier request with this key
-    has made.
+    """Call `make` once for each key, and return the id of what it made then or in an earlier request.
 
     Keys are separate for each operation. Raise IdempotencyMismatch if the key was used with other content.
     """

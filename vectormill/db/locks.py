@@ -47,11 +47,10 @@ def act_in_short_locks(
     wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> T:
-    """Run `act` in a transaction whose lock waits are limited to LOCK_MILLISECONDS, and retry until it
-    succeeds.
+    """Run `act` in a transaction with a short lock time-out, and retry until it succeeds.
 
-    Return the result of `act`. `wait` is called between two tries and may raise. Raise LocksHeld if no try
-    has succeeded after `patience_seconds`.
+    Return the result of `act`. The time-out is LOCK_MILLISECONDS. `wait` is called between two tries and may
+    raise. Raise LocksHeld if no try has succeeded after `patience_seconds`.
     """
     until = clock() + patience_seconds
     while True:

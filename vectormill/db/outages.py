@@ -30,8 +30,9 @@ DATABASE_ERRORS: Final = (SQLAlchemyError, psycopg.Error)
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether a later attempt can succeed, as after a broken connection, a lock time-out or a
-    deadlock.
+    """Return whether a later attempt can succeed.
+
+    Examples are a broken connection, a lock time-out and a deadlock.
     """
     if isinstance(error, TimeoutError):  # of the connection pool
         return True
@@ -44,8 +45,9 @@ def is_outage(error: Exception) -> bool:
 
 
 def is_shortage(error: Exception) -> bool:
-    """Return whether Postgres answered but lacked resources or time for the statement, so that waiting may
-    not help.
+    """Return whether Postgres answered but lacked resources or time for the statement.
+
+    A later attempt may or may not succeed.
     """
     _, sqlstate = _find_cause(error)
     return sqlstate is not None and (sqlstate[:2] in SHORTAGE_CLASSES or sqlstate == STATEMENT_TIMEOUT)
@@ -60,9 +62,7 @@ def is_lasting(error: Exception) -> bool:
 
 
 def blames_a_value(error: Exception) -> bool:
-    """Return whether a lasting error may be caused by a single row, so that the other rows can be stored
-    without it.
-    """
+    """Return whether a lasting error may be caused by one row, so that the other rows can be stored."""
     cause, sqlstate = _find_cause(error)
     if not is_lasting(error):
         return False

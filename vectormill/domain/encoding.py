@@ -1,9 +1,8 @@
-"""EncodingOptions, which a job requests, and EncodingSpec, which they resolve to: same spec, same vector
-space.
+"""EncodingOptions, which a job requests, and EncodingSpec, which they resolve to.
 
-Each option is defined once, together with its help. Requests and parameters of the API
-(`vectormill/encoding_options.py`), flags of commands (`cli/command.py`) and the table in
-docs/CONFIGURATION.md are derived from that. `make_spec` resolves the options for a model.
+Jobs with the same spec share a vector space. Each option is defined once, together with its help. Requests
+and parameters of the API (`vectormill/encoding_options.py`), flags of commands (`cli/command.py`) and the
+table in docs/CONFIGURATION.md are derived from that. `make_spec` resolves the options for a model.
 """
 
 import hashlib
@@ -38,11 +37,11 @@ VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """The help of an option: `text` by commands, `text` and `more` by the API and the docs, `default` by the
-    docs.
+    """The help of an option, as shown by commands, the API and the docs.
 
-    `unset` is the default that the help of a flag shows in brackets. `choices` are all values that are
-    possible with any model. `least` is the smallest useful number, which a model may raise.
+    Commands show `text`, the API and the docs `text` and `more`, and the docs also `default`. `unset` is the
+    default that the help of a flag shows in brackets. `choices` are all values that are possible with any
+    model. `least` is the smallest useful number, which a model may raise.
     """
 
     text: str
@@ -305,9 +304,7 @@ class EncodingSpec:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def content(self) -> dict[str, Any]:
-        """Return all that decides the outcome of a job, in the form that an Idempotency-Key's hash is
-        computed from.
-        """
+        """Return all that decides the outcome of a job, for the hash of an Idempotency-Key."""
         return {**self.vector_space(), "long_texts": self.long_texts, "vector_type": self.vector_type}
 
     def to_json(self) -> dict[str, Any]:

@@ -19,8 +19,9 @@ RESULT_ROUTES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task of a job: `result` is the kind of result of an item; `reads_pairs` says that an item is a pair
-    of texts.
+    """A task that a job can ask for, such as `embed`.
+
+    `result` is the kind of result that an item gets; `reads_pairs` says that an item is a pair of texts.
     """
 
     name: str
@@ -57,8 +58,9 @@ LARGEST_ID: Final = (1 << 31) - 1
 
 
 def write_token_ids(ids: Sequence[int]) -> bytes:
-    """Encode token ids, each from 0 to LARGEST_ID, as a text that is hashed, compared and stored like any
-    other.
+    """Encode token ids, each from 0 to LARGEST_ID, as a text.
+
+    It is hashed, compared and stored like any other text.
     """
     return IDS_MARK + ",".join(map(str, ids)).encode()
 

@@ -1,6 +1,4 @@
-"""Chunk: the part of a job that one worker leases at a time, the choice of its size, and the encoding of its
-texts.
-"""
+"""Chunk: the part of a job that one worker leases at a time, its size, and the encoding of its texts."""
 
 import json
 from collections.abc import Mapping, Sequence, Set
@@ -73,8 +71,9 @@ class Claim:
             )
 
     def wanted_items(self, start: int, stop: int) -> list[int] | None:
-        """Return the positions from `start` up to `stop` that are to be encoded, relative to `start`; None
-        means all.
+        """Return the positions from `start` up to `stop` that are to be encoded.
+
+        They are relative to `start`; None means all.
         """
         if self.only_items is None:
             return None
@@ -126,7 +125,7 @@ SMALLEST_CHUNK_TOKENS: Final = 4096
 # hundreds of chunks a second. On two cores such a chunk takes half a minute, which is also how late a job's
 # progress and its turn may be.
 LARGEST_CHUNK_TOKENS: Final = 65_536
-# A chunk has at most this share of the tokens that came before it. So the last chunk of a job keeps one
+# A chunk has at most one eighth of the tokens that came before it. So the last chunk of a job keeps one
 # worker busy for at most a ninth of the total time, even if all others have ended by then.
 _SHARE: Final = 8
 # The classifier token and the separator, or their equivalents in another tokenizer.
@@ -134,12 +133,11 @@ _SPECIAL_TOKENS: Final = 2
 
 
 def estimate_tokens(text: bytes) -> int:
-    """Estimate the tokens of a UTF-8 text without special tokens: one for four ASCII letters, one for each
-    Chinese character.
+    """Estimate the tokens of a UTF-8 text, without special tokens.
 
-    (3 bytes - letters) / 8 is a quarter for one-byte letters, five eighths for two-byte ones (Cyrillic,
-    Greek: one token with an English vocabulary, four letters with a multilingual one) and one for three-byte
-    ones.
+    One token is assumed for four ASCII letters and one for each Chinese character. (3 bytes - letters) / 8 is
+    a quarter for one-byte letters, five eighths for two-byte ones (Cyrillic, Greek: one token with an English
+    vocabulary, four letters with a multilingual one) and one for three-byte ones.
     """
     num_bytes = len(text)
     if text.isascii():
@@ -169,8 +167,9 @@ class TokenEstimate:
         return min(tokens, self._max_tokens) if self._is_cut else tokens
 
     def of_all(self, texts: Sequence[bytes]) -> int:
-        """Estimate the tokens of many texts from their total bytes, without truncation, as a quick bound of
-        memory.
+        """Estimate the tokens of many texts from their total bytes, as a quick bound of memory.
+
+        No text is assumed to be truncated.
         """
         num_tokens = sum(map(len, texts)) // 4
         if self._prompts is None or not texts:
@@ -179,9 +178,7 @@ class TokenEstimate:
 
 
 def choose_chunk_tokens(num_tokens_before: int) -> int:
-    """Return the number of tokens at which the next chunk of a job is closed, from the tokens of all chunks
-    before it.
-    """
+    """Return the number of tokens at which the next chunk is closed, from the job's tokens before it."""
     return min(max(num_tokens_before // _SHARE, SMALLEST_CHUNK_TOKENS), LARGEST_CHUNK_TOKENS)
 
 

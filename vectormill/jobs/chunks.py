@@ -1,5 +1,4 @@
-"""Claim, renew, hand back and split chunks: all transitions between dispatch and commit, which is in
-completion.py.
+"""Claim, renew, hand back and split chunks. Their commit is in completion.py.
 
 Every statement that changes a leased chunk compares its fence, so a worker that lost its lease writes
 nothing. All times are read from the database's clock.
@@ -60,12 +59,11 @@ CLAIM_CHUNK = text(f"""
 
 @dataclass(frozen=True, slots=True)
 class ClaimedChunk:
-    """A claim and the chunk's payload as stored, to be decoded with open_payload; None if the pruner has
-    removed it.
+    """A claim and the chunk's payload as stored, to be decoded with open_payload.
 
-    `dispatch_seconds` is the time since the message of this claim was written; None if the claim came from a
-    late message of an earlier dispatch. `places` gives the position of each item in the order of writers;
-    None if all items have that of the job.
+    The payload is None if the pruner has removed it. `dispatch_seconds` is the time since the message of this
+    claim was written; None if the claim came from a late message of an earlier dispatch. `places` gives the
+    position of each item in the order of writers; None if all items have that of the job.
     """
 
     claim: Claim

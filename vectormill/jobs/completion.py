@@ -1,6 +1,4 @@
-"""Commit a chunk: its results, errors, state and its job's counters, in one transaction that is checked by
-its fence.
-"""
+"""Commit a chunk: its results, errors, state and its job's counters, in one fenced transaction."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -245,8 +243,9 @@ def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
 def _leave_out(
     failures: Collection[int], encoded: npt.NDArray[np.int64], results: Ragged, dimensions: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the positions that did not fail and their vectors, float32 [n, dimensions]; a view if none
-    failed.
+    """Return the positions that did not fail and their vectors, float32 [n, dimensions].
+
+    The vectors are a view if no item failed.
     """
     if not failures:
         return encoded, results.matrix.reshape(-1, dimensions)
@@ -276,10 +275,9 @@ def _store_with_chunk(
     kind: VectorType,
     counted: tuple[npt.NDArray[np.int64], Sequence[int]],
 ) -> None:
-    """Store the rows of a job without a collection beside its chunk, as one value, and token counts as
-    another.
+    """Store the rows of a job without a collection beside its chunk, as one value.
 
-    `counted` are the positions of items and the tokens of each.
+    The token counts are stored as another value: `counted` are the positions of items and the tokens of each.
     """
     num_items, dimensions = claim.num_items, claim.spec.dimensions
     block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)

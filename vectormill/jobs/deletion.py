@@ -50,8 +50,9 @@ DISCARD_SILENT_UPLOAD = text("""
 
 
 def discard_silent_upload(connection: Connection, key: str, timeout_seconds: float) -> None:
-    """Remove the upload with this Idempotency-Key if its client has been silent for the time-out, to free the
-    key.
+    """Remove the upload with this Idempotency-Key if its client has been silent for too long.
+
+    This frees the key.
     """
     connection.execute(DISCARD_SILENT_UPLOAD, {"key": key, "timeout": timeout_seconds})
 

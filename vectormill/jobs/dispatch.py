@@ -115,8 +115,9 @@ LIST_AGED_JOBS = text(f"""
 def list_aged_jobs(
     connection: Connection, models: Sequence[str], ageing_seconds: float, limit: int
 ) -> list[UUID]:
-    """List jobs that have waited long enough to be raised in priority, at most `limit` of each model, in the
-    order in which they are to be served.
+    """List jobs that have waited long enough to be raised in priority, at most `limit` of each model.
+
+    They are in the order in which they are to be served.
     """
     values = {"models": list(models), "ageing_seconds": float(ageing_seconds), "limit": limit}
     return list(connection.execute(LIST_AGED_JOBS, values).scalars())

@@ -51,8 +51,9 @@ class VectorBlock:
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Consecutive items of a job from position `first_item` on, with their records as JSON; None for an item
-    without one.
+    """Consecutive items of a job from position `first_item` on, with their records as JSON.
+
+    A record is None for an item without one.
     """
 
     first_item: int
@@ -101,11 +102,11 @@ _SEARCHED_CHUNKS = 8
 
 
 def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[VectorBlock]:
-    """Yield blocks of all items of a job in the order of submission, or of those after the item with the key
-    `after`.
+    """Yield blocks of all items of a job in the order of submission.
 
-    Memory does not grow with the job. If another job has since written another text under the same key of a
-    collection, that vector is not this job's: `present` is False for it, as for an item that failed.
+    With `after`, begin after the item with this key. Memory does not grow with the job. If another job has
+    since written another text under the same key of a collection, that vector is not this job's: `present` is
+    False for it, as for an item that failed.
 
     Raise CollectionNotFound if the collection was deleted, and GenerationNotFound if the job's generation was
     replaced and its tables were removed. Raise JobNotFound before the first block, or at the first missing
@@ -125,9 +126,7 @@ def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
 
 
 def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[RecordBlock]:
-    """Yield the results of a job whose results are records, in the same way and with the same errors as
-    read_vectors.
-    """
+    """Yield the results of a job whose results are records. Order and errors are those of read_vectors."""
     job, generation_id = _find_written(engine, job_id)
 
     def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
@@ -151,8 +150,7 @@ def _read_behind(engine: Engine, job: Job, make_block: MakeBlock[B], after: str 
 
 
 def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
-    """Return the position of the first item in the chunk that has this key, and the position of the item
-    itself.
+    """Return the position of the item with this key, after that of the first item in its chunk.
 
     Keys are compressed together with their texts, so all chunks before it are searched, a few at a time.
     Raise InvalidOption if no item has the key.
@@ -208,11 +206,11 @@ def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int)
 
 
 def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> list[B]:
-    """Read the next few chunks in a transaction of their own, so that a slow reader does not hold back vacuum
-    for hours.
+    """Read the next few chunks of a job, in a transaction of their own.
 
-    They are found by item position and not by chunk, because a chunk may be split while the job is read.
-    Raise JobNotFound if the item at `start` is missing.
+    A single transaction would hold back vacuum for hours if the reader is slow. Chunks are found by item
+    position, because they may be split while the job is read. Raise JobNotFound if the item at `start` is
+    missing.
     """
     blocks = []
     with engine.connect() as connection:
@@ -269,8 +267,9 @@ def _read_collection(
 
 
 def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Fetch rows in the binary protocol, because the text protocol sends each byte of a vector as two
-    hexadecimal digits.
+    """Fetch rows in the binary protocol.
+
+    The text protocol would send each byte of a vector as two hexadecimal digits.
     """
     driver = connection.connection.driver_connection
     assert driver is not None

@@ -64,9 +64,7 @@ COUNT_FAILED = text("""
 
 
 def find_stuck_jobs(connection: Connection, seconds: float) -> dict[UUID, str]:
-    """Return the jobs that have waited so many seconds for a model that no live worker can load, each with
-    the reason.
-    """
+    """Return the reason for each job whose model no live worker has been able to load for so many seconds."""
     alive = {"alive_seconds": ALIVE_SECONDS}
     models = list(connection.execute(LIST_FAILING_MODELS, alive).scalars())
     if not models:

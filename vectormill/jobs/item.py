@@ -145,9 +145,7 @@ class Items(Sequence[Item]):
         return [blake2b(text, digest_size=16).digest() for text in self.texts]
 
     def metadata_hashes(self) -> list[bytes]:
-        """Return the hash of each item's metadata, as Item.metadata_hash does; empty for an item without
-        metadata.
-        """
+        """Return the hash of each item's metadata, as Item.metadata_hash does; empty if there is none."""
         return [blake2b(text, digest_size=16).digest() if text else b"" for text in self.metadata]
 
 

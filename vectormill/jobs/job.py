@@ -146,10 +146,10 @@ class Job:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Return the seconds from the first dispatch to the end, or until now, without pauses; 0 before the
-        first dispatch.
+        """Return the seconds from the first dispatch to the end, or until now, without pauses.
 
-        If the job ended while it was paused, that pause counts, because the last chunks were encoded in it.
+        Return 0 before the first dispatch. If the job ended while it was paused, that pause counts, because
+        the last chunks were encoded in it.
         """
         if self.started_at is None:
             return 0.0

@@ -287,8 +287,9 @@ LOCK_CHUNKS = text("SELECT 1 FROM vectormill.chunks WHERE job_id = :job_id ORDER
 
 
 def delete_job(connection: Connection, job_id: UUID) -> None:
-    """Delete a small job at once, whatever its state, such as the samples of a check; see deletion.py for
-    other jobs.
+    """Delete a small job at once, whatever its state, such as the samples of a check.
+
+    Other jobs are deleted in batches: see deletion.py.
     """
     connection.execute(LOCK_CHUNKS, {"job_id": job_id})
     connection.execute(text("DELETE FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id})

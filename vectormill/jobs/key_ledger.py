@@ -16,11 +16,10 @@ _ROW = np.dtype([("hash", np.uint64), ("position", np.int64)])
 
 
 class KeyLedger:
-    """A detector of duplicate keys: 8 bytes of hash for each key, spilled to a temporary file beyond 65,536
-    keys.
+    """A detector of duplicate keys, which keeps a hash of 8 bytes for each key.
 
-    Two different keys among ten million have equal hashes with probability 3e-6; such a job would be refused
-    wrongly.
+    Beyond 65,536 keys the hashes are spilled to a temporary file. Two different keys among ten million have
+    equal hashes with probability 3e-6; such a job would be refused wrongly.
     """
 
     def __init__(self) -> None:
@@ -116,9 +115,7 @@ class KeyLedger:
             yield first, np.concatenate(blocks)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-        """Yield blocks of hashes, first from the file and then from memory, each with the position of its
-        first key.
-        """
+        """Yield blocks of hashes, from the file and then from memory, with the position of the first key."""
         start = 0
         if self._file is not None:
             self._file.seek(0)

@@ -303,8 +303,7 @@ class JobWriter:
         return job
 
     def _find_committed(self, error: SQLAlchemyError) -> Job:
-        """Return the job if its COMMIT succeeded and only the reply was lost; raise the given error
-        otherwise.
+        """Return the job if its COMMIT succeeded and only the reply was lost; raise `error` otherwise.
 
         A COMMIT in progress holds the row's lock, so this waits for it. The error is also raised if the
         database cannot be queried.
@@ -336,10 +335,9 @@ class JobWriter:
             return job
 
     def _open_generation(self, connection: Connection) -> Generation | None:
-        """Return the generation that the job writes, locked against removal and state changes until the
-        transaction ends.
+        """Return the generation that the job writes; None if the job has no collection.
 
-        None if the job has no collection.
+        The generation is locked against removal and state changes until the transaction ends.
         """
         job = self._new_job
         if job.generation_id is not None:
@@ -349,9 +347,7 @@ class JobWriter:
         return open_collection(connection, job.collection, job.spec) if job.collection is not None else None
 
     def _answer_winner(self) -> Job:
-        """Return the job of another request with the same key, which was committed while this request was
-        being read.
-        """
+        """Return the job of another request with the same key, which was committed meanwhile."""
         key = self._new_job.idempotency_key
         assert key is not None  # only a key can collide
         with self._engine.begin() as connection:

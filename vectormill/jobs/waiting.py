@@ -273,8 +273,9 @@ def tell_job(connection: Connection, job: Job) -> JobBody:
 
 
 def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None:
-    """Explain why no worker answers a query with this spec, from what Postgres knows; None if no reason is
-    found.
+    """Explain why no worker answers a query with this spec, from what Postgres knows.
+
+    Return None if no reason is found.
     """
     values = {"models": [spec.model], "alive_seconds": ALIVE_SECONDS}
     workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]

@@ -1,3 +1,1 @@
-"""Leased work of every feature: claim, renew, fence, count attempts, retry with backoff, hand back, fail and
-cancel.
-"""
+"""Leased work of every feature: claim, renew, fence, retry with backoff, hand back, fail and cancel."""

@@ -27,9 +27,7 @@ def draw_plan(plan: Body) -> str:
 
 
 def join_parts(parts: Sequence[Body]) -> dict[str, Any]:
-    """Return the plan that consists of the parts that workers report; workers that have not started are
-    missing.
-    """
+    """Join the parts of a plan that workers report; parts of workers that have not started are missing."""
     plan = dict(parts[0].get("plan") or {})
     return {**plan, "replicas": [{name: part[name] for name in part if name != "plan"} for part in parts]}
 
@@ -94,8 +92,9 @@ def _group_alike(replicas: Sequence[Body]) -> Iterator[tuple[int, list[Body]]]:
 
 
 def measure_bar(shard: Body, width: int = BAR_WIDTH) -> tuple[int, int]:
-    """Return how many of the `width` cells of a bar are weights and how many are activations; the rest is
-    headroom.
+    """Return how many of the `width` cells of a bar are weights and how many are activations.
+
+    The rest is headroom.
     """
     per_byte = width / max(1, shard["capacity_bytes"])
     weights = min(width, round(shard["weight_bytes"] * per_byte))
