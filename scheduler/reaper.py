@@ -1,4 +1,4 @@
-"""Make chunks pending again that a dead worker or a lost message left behind."""
+"""The reaper: makes chunks pending again that a dead worker or a lost message left behind."""
 
 import logging
 

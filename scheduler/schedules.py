@@ -1,4 +1,4 @@
-"""Turn due times of schedules, by the database's clock, into runs, each exactly once. Redis is not needed."""
+"""Create a run for each schedule that is due by the database's clock. Redis is not needed."""
 
 import logging
 
@@ -10,10 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def fire_due_schedules(engine: Engine) -> int:
-    """Fire the schedules that are due, each as a run. Return the number of due times handled.
+    """Fire the schedules that are due, each at most once. Return the number of schedules fired.
 
-    Each due time has a transaction of its own, so that one that fails does not stop the others. Raise
-    SQLAlchemyError if Postgres is away.
+    Each has a transaction of its own, so an error does not undo the runs of earlier ones. Raise
+    SQLAlchemyError if Postgres is away; the next round fires the rest.
     """
     with engine.connect() as connection:
         due = list_due_schedules(connection)

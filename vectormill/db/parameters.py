@@ -69,7 +69,7 @@ def make_bytes_array(oid: int, values: Sequence[bytes], *, empty_is_null: bool =
 
 
 def make_places_array(places: Sequence[int]) -> WireArray:
-    """Return an array of bigint."""
+    """Return positions in the order of writers as an array of bigint."""
     array, elements = open_array(INT8_OID, len(places), 8)
     elements[:] = np.array(places, dtype=">i8").view(np.uint8).reshape(-1, 8)
     return array

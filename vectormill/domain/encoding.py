@@ -23,8 +23,8 @@ FAIL: Final = "fail"  # the item gets an error
 PASSAGES: Final = "passages"  # overlapping windows of the text are encoded, and their vectors averaged
 
 LONG_TEXT_POLICIES: Final = (TRUNCATE, FAIL, PASSAGES)
-# A share of max_tokens. It costs a seventh more tokens; a sentence of usual length is then complete in one of
-# two neighbouring passages.
+# The overlap of neighbouring passages as a share of max_tokens. It costs a seventh more tokens, and keeps a
+# sentence of usual length complete in one of the two.
 DEFAULT_PASSAGE_OVERLAP_SHARE: Final = 1 / 8
 # The types of numbers in which a vector is stored and returned.
 FLOAT32: Final = "float32"
@@ -280,8 +280,8 @@ class EncodingSpec:
 
         Their bytes must never change for a spec that a release could write. Passages change the vectors of
         long texts, so they are included; truncating and failing only decide which texts get a vector, so they
-        are not. The vector type is left out if it is unset or float16, the default of a
-        collection.
+        are not. The vector type is left out if it is unset, or float16, the default of
+        collections.
         """
         space = {
             "model": self.model,

@@ -60,7 +60,7 @@ LARGEST_ID: Final = (1 << 31) - 1
 def write_token_ids(ids: Sequence[int]) -> bytes:
     """Encode token ids, each from 0 to LARGEST_ID, as a text.
 
-    It is hashed, compared and stored like any other text.
+    The text is hashed, compared and stored like any other.
     """
     return IDS_MARK + ",".join(map(str, ids)).encode()
 
