@@ -182,8 +182,8 @@ def choose_chunk_tokens(num_tokens_before: int) -> int:
     return min(max(num_tokens_before // _SHARE, SMALLEST_CHUNK_TOKENS), LARGEST_CHUNK_TOKENS)
 
 
-# Level 1 compresses texts such as docstrings threefold at several hundred MB/s; higher levels would make compression the
-# bottleneck.
+# Level 1 compresses texts such as docstrings threefold at several hundred MB/s; higher levels would make
+# compression the bottleneck.
 _COMPRESSION_LEVEL = 1
 _MAX_PAYLOAD_BYTES = 1 << 30
 _DECODER = msgspec.msgpack.Decoder(list[tuple[str, bytes, bytes]])
