@@ -159,7 +159,8 @@ class TokenEstimate:
     def of(self, text: bytes) -> int:
         """Estimate how many tokens the model reads for one text.
 
-        Prompts and special tokens are included, and so are the tokens that overlapping passages read again.
+        Prompts and special tokens are included. With an extract schema the text is read once for each hint and
+        counts as often. The overlap of passages is not counted.
         """
         if self._prompts is not None:
             return self._prompts.of(estimate_tokens(text))
