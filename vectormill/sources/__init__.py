@@ -1,1 +1,1 @@
-"""Sources: where the texts of a collection come from, what clients push, and changes of tables that are followed."""
+"""Sources: where a collection's texts come from, including pushed rows and followed tables."""

@@ -1,4 +1,4 @@
-"""Sources, their checks, pushes and followed tables, as the API takes and answers them and the client returns them."""
+"""Request and response bodies of sources, checks, pushes and followed tables, shared by API and client."""
 
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -9,7 +9,7 @@ from vectormill.moments import Moment
 from vectormill.operation import Identifier, describe, one_of
 from vectormill.sources.source import SOURCE_KINDS, SavedSource, hide_files
 
-if TYPE_CHECKING:  # the client imports this module, and these are installed with the server alone
+if TYPE_CHECKING:  # the client imports this module, and these come with the server only
     from vectormill.sources.following import Following
     from vectormill.sources.opening import SourceReport
 
@@ -121,12 +121,12 @@ class FollowingBody(TypedDict):
 
 
 def describe_check(report: "SourceReport") -> SourceCheckBody:
-    """Return the findings of a check as they are answered."""
+    """Return the response body of a source's check."""
     return describe(SourceCheckBody, report, rows=[describe(SourceRowBody, row) for row in report.rows])
 
 
 def describe_source(saved: SavedSource, report: "SourceReport | None" = None) -> SourceBody:
-    """Return a source as it is answered, with the findings of a check made before it was saved."""
+    """Return the response body of a source, with the findings of a check that was made before saving it."""
     return describe(
         SourceBody,
         saved,
@@ -138,7 +138,7 @@ def describe_source(saved: SavedSource, report: "SourceReport | None" = None) ->
 
 
 def describe_following(collection: str, following: "Following") -> FollowingBody:
-    """Return the table that a collection follows as it is answered."""
+    """Return the response body of the table that a collection follows."""
     table = following.table
     return FollowingBody(
         collection=collection,

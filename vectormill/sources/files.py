@@ -1,4 +1,4 @@
-"""Files: rows of JSONL, CSV and Parquet, local or in any store that fsspec reaches; and the documents of a folder."""
+"""File sources: rows of JSONL, CSV and Parquet files in any fsspec store, and files of a folder."""
 
 import csv
 import gzip
@@ -28,7 +28,10 @@ from vectormill.webhooks.targets import refuse_address
 
 
 def check_local(path: Path, root: Path | None) -> Path:
-    """Return the path if it lies below the root, links followed; a relative one begins there. Raise SourceFailed."""
+    """Return the path, relative to the root if it is not absolute.
+
+    Raise SourceFailed if it does not lie below the root once links are resolved.
+    """
     if root is None:
         if not path.is_absolute():
             raise SourceFailed(
@@ -47,14 +50,14 @@ def check_local(path: Path, root: Path | None) -> Path:
 
 FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
 PACKED: Final = (".gz", ".zst")
-# Stores proper. Others reach files in ways of their own: an archive, a cache or a chain of them would lead around the
-# folder that local files must lie in.
+# Protocols of real stores only. Archives, caches and chained protocols would be a way around the folder that
+# local files must lie in.
 STORES: Final = (
     "file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "http", "https", "ftp",
     "sftp", "ssh", "hdfs", "webhdfs", "hf", "oss", "oci", "smb",
 )  # fmt: skip
 
-# Fields that change with a file's content, by the names that stores give them.
+# Fields that change with a file's content, as the various stores name them.
 STAMPS: Final = (
     "size",
     "mtime",
@@ -66,17 +69,17 @@ STAMPS: Final = (
     "updated",
     "generation",
 )
-# Protocols whose URL names the machine that is spoken to.
+# Protocols whose URL contains the host that is connected to.
 OF_MACHINES: Final = ("http", "https", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "smb")
 
 COLUMN: Final = re.compile(r"[\w .()%/-]{1,64}")
 PARQUET_ROWS: Final = 4096
-# Where a file that is read without translation has its lines end.
+# The line breaks of a file that is read without newline translation.
 LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
 
 
 class FileReader(Reader):
-    """Read files in the order of their names within each pattern. A file that two patterns name is read once."""
+    """Read files in order of pattern and then of name. A file that matches two patterns is read once."""
 
     def __init__(self, options: FileOptions, place: SourcePlace) -> None:
         super().__init__()
@@ -101,8 +104,8 @@ class FileReader(Reader):
                 raise SourceFailed(describe_failure(path, error)) from error
 
     def count_rows(self) -> int | None:
-        """Return the number of rows that Parquet files state; None for other formats."""
-        import pyarrow.parquet  # here: it takes a tenth of a second
+        """Return the total number of rows that Parquet files state; None for other formats."""
+        import pyarrow.parquet  # imported here because this takes 0.1 s
 
         num_rows = 0
         for store, path in islice(self._find_files(), 1000):
@@ -111,12 +114,16 @@ class FileReader(Reader):
             try:
                 with open_bytes(store, path) as file, pyarrow.parquet.ParquetFile(file) as table:
                     num_rows += table.metadata.num_rows
-            except Exception:  # noqa: BLE001 - it was only a question by the way; reading says what is wrong
+            except Exception:  # noqa: BLE001 - the number is optional, and reading reports the error
                 return None
         return num_rows
 
     def _find_files(self) -> Iterator[tuple[Any, str]]:
-        """Yield the files of all patterns. Raise SourceFailed for a pattern without files: vanished is not empty."""
+        """Yield the files of all patterns.
+
+        Raise SourceFailed if a pattern matches no file: missing files must not count as an empty source,
+        which would delete every row.
+        """
         known: set[str] = set()
         for pattern in self._options.files:
             store, name = open_store(pattern, self._place.settings.source_root)
@@ -164,7 +171,7 @@ class FileReader(Reader):
 
 
 def open_store(name: str, root: Path | None) -> tuple[Any, str]:
-    """Return the file system that a path, glob or URL belongs to, and the name there. Raise SourceFailed."""
+    """Return the file system of a path, glob or URL, and its name there. Raise SourceFailed."""
     protocol = name.partition("://")[0] if "://" in name else "file"
     if "::" in name or protocol not in STORES:
         raise SourceFailed(
@@ -187,14 +194,15 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
 
 
 def refuse_machine(name: str) -> None:
-    """Raise SourceFailed for a URL that leads to where a cloud tells its machines their secrets.
+    """Raise SourceFailed for a URL whose host is a cloud's metadata service, which hands out credentials.
 
-    Private addresses are allowed: files lie there. For a redirection see `make_guarded_session`.
+    Private addresses are allowed, because files are often stored there. Redirects are checked by
+    `make_guarded_session`.
     """
     host = urlsplit(name).hostname or ""
     try:
         addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except OSError:  # of a name that leads nowhere; opening says so
+    except OSError:  # the host has no address; opening the file reports that
         return
     for address in sorted(addresses):
         reason = refuse_address(address, allows_private=True)
@@ -203,10 +211,10 @@ def refuse_machine(name: str) -> None:
 
 
 async def make_guarded_session(**options: Any) -> Any:
-    """Make the session of HTTP that fsspec asks for; it speaks to no address that `refuse_machine` refuses.
+    """Create the HTTP session for fsspec, which refuses the same addresses as `refuse_machine`.
 
-    The address itself is looked at for each connection, so that neither a redirection nor a name that has changed since
-    leads there.
+    The address of each connection is checked, so that neither a redirect nor a changed DNS record gets around
+    the check.
     """
     import aiohttp
 
@@ -221,14 +229,14 @@ async def make_guarded_session(**options: Any) -> Any:
 
 
 def read_stamp(store: Any, path: str) -> dict[str, Any]:
-    """Read what the store says of the file now that changes with its content."""
+    """Return those of the store's current properties of a file that change with its content."""
     store.invalidate_cache(path)
     found = store.info(path)
     return {name: found[name] for name in STAMPS if name in found}
 
 
 def open_bytes(store: Any, path: str) -> BinaryIO:
-    """Open a file for reading, a local one directly: fsspec's opener leaves it open behind a reader of text."""
+    """Open a file for reading; a local one without fsspec, whose opener leaves it open behind a text reader."""
     if not isinstance(store, LocalFileSystem):
         return cast("BinaryIO", store.open(path, "rb"))
     if not Path(path).is_file():
@@ -240,14 +248,14 @@ def unpacked(raw: Any, path: str) -> BinaryIO:
     if path.endswith(".gz"):
         return cast("BinaryIO", gzip.open(raw, "rb"))
     if path.endswith(".zst"):
-        import pyarrow  # whose stream, unlike zstandard's, does not take a file that was cut off for a whole one
+        import pyarrow  # unlike zstandard's reader, this one rejects a truncated file
 
         return cast("BinaryIO", pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
     return cast("BinaryIO", raw)
 
 
 def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) -> Iterator[PickedColumns]:
-    """Yield columns of texts. Bytes that are not UTF-8 become halves of surrogate pairs, whose row fails alone."""
+    """Yield batches of columns. A row with invalid UTF-8 gets lone surrogates, so that it alone fails."""
     csv.field_size_limit(MAX_FIELD_CHARS)
     with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as content:
         rows = csv.reader(content, delimiter=delimiter, strict=True)
@@ -261,7 +269,7 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
             batch: list[list[str]] = []
             try:
                 batch.extend(islice(rows, size.rows))
-            except csv.Error as error:  # what was read before it is in the batch
+            except csv.Error as error:  # rows that were read before the error are in the batch
                 line = num_lines + count_lines(batch) + 1
                 raise SourceFailed(
                     f"{hide_queries(path)}, in the row that begins at line {line}: {error}."
@@ -270,7 +278,7 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
                 return
             if {len(row) for row in batch} != {len(header)}:
                 check_widths(batch, len(header), path, num_lines + 1)
-                batch = [row for row in batch if row]  # an empty line is no row
+                batch = [row for row in batch if row]  # skips empty lines
                 if not batch:
                     continue
             values = list(zip(*batch, strict=True))
@@ -280,7 +288,7 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
 
 
 def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: int) -> None:
-    """Check the number of cells of rows, the first of which begins at `line`. Raise SourceFailed."""
+    """Raise SourceFailed if a row has another number of cells than `width`. The first row begins at `line`."""
     for number, row in enumerate(batch):
         if row and len(row) != width:
             at = line + count_lines(batch[:number])
@@ -290,13 +298,16 @@ def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: in
 
 
 def count_lines(rows: Sequence[Sequence[str]]) -> int:
-    """Count the lines of rows in their file: one each, and one for every line break in a cell."""
+    """Return the number of lines that rows take up in their file.
+
+    This is one each, plus one for every line break in a cell.
+    """
     return len(rows) + sum(len(LINE_BREAK.findall(cell)) for row in rows for cell in row)
 
 
 def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[PickedColumns]:
-    """Yield columns row group by row group; the compressed columns of one are in memory too."""
-    import pyarrow.parquet  # here: it takes a tenth of a second
+    """Yield the columns of a Parquet file by row group. One compressed row group is held in memory."""
+    import pyarrow.parquet  # imported here because this takes 0.1 s
 
     with pyarrow.parquet.ParquetFile(file) as table:
         names = table.schema_arrow.names
@@ -321,7 +332,7 @@ def choose_columns(rows: list[dict[str, Any]], options: FileOptions) -> PickedCo
 
 
 def find_positions(names: Sequence[str], options: FileOptions, path: str) -> list[int]:
-    """Find the columns of key, texts and metadata. Raise SourceFailed."""
+    """Return the positions of the key, text and metadata columns. Raise SourceFailed if one is missing."""
     for name in options.columns:
         if name not in names:
             raise no_column(path, name, names)
@@ -333,7 +344,7 @@ def no_column(path: str, name: str, names: Sequence[str]) -> SourceFailed:
 
 
 def show(names: Sequence[str]) -> str:
-    """List columns for a message; what looks like no name may be a file's content, and is only counted."""
+    """List column names for a message. Only count those that look like content of the file instead of names."""
     known = [repr(name) for name in names if COLUMN.fullmatch(name)][:20]
     if len(known) < len(names):
         known.append(f"{len(names) - len(known)} more")
@@ -351,9 +362,10 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_json_lines(file: BinaryIO, name: str, max_line_bytes: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the objects of the lines, never an empty list. Raise SourceFailed naming a line that is no object.
+    """Yield batches of JSON objects, one per line and never an empty batch.
 
-    Such a line is not passed over: which row it was nobody knows, and it would count as vanished.
+    Raise SourceFailed, with the line's number, for a line that is not a JSON object. Such a line is not
+    skipped: its key is unknown, so its row would be deleted as missing from the source.
     """
     rest = b""
     num_lines = 0
@@ -378,7 +390,7 @@ def read_json_lines(file: BinaryIO, name: str, max_line_bytes: int) -> Iterator[
 
 
 def decode_lines(lines: bytes, name: str, num_before: int) -> list[dict[str, Any]]:
-    """Return the objects of these lines, before which `num_before` others stand."""
+    """Decode lines into JSON objects. `num_before` lines of the file come before these."""
     try:
         return ROW_DECODER.decode_lines(lines)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -387,7 +399,7 @@ def decode_lines(lines: bytes, name: str, num_before: int) -> list[dict[str, Any
 
 
 def decode_line(line: bytes, place: str) -> dict[str, Any]:
-    """Decode one line. Bytes that are not UTF-8, and halves of surrogate pairs, stay in the text, which fails alone."""
+    """Decode one line. Keep invalid UTF-8 and lone surrogates in the text, so that only its item fails."""
     try:
         row = json.loads(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
@@ -400,14 +412,15 @@ def decode_line(line: bytes, place: str) -> dict[str, Any]:
     return row
 
 
-# Few, as a file may be long; and whoever waits for the first batch waits for so many files.
+# The number is small, because files may be long and the first batch is ready only after this many files.
 BATCH_FILES: Final = 512
 
 
 class TreeReader(Reader):
-    """Read files in the order of their paths, hidden ones left out. Of a longer file MOST_BYTES are read.
+    """Read the visible files of a folder in order of path, and of each at most MOST_BYTES.
 
-    No time of change is among the metadata: a copy of the folder would be another, and every row changed.
+    The modification time is not part of the metadata: otherwise every row would count as changed in a copy of
+    the folder.
     """
 
     def __init__(self, options: TreeOptions, place: SourcePlace) -> None:
@@ -416,7 +429,7 @@ class TreeReader(Reader):
         self._place = place
 
     def read(self) -> Iterator[list[Item]]:
-        """Yield the documents. Raise SourceFailed also when no file fits: the folder may not be mounted."""
+        """Yield the documents. Raise SourceFailed if no file matches, because the folder may not be mounted."""
         tree = TextTree(self._find_folder())
         assembler = Assembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)
         keys: list[str] = []
@@ -425,7 +438,7 @@ class TreeReader(Reader):
         for path in self._find_files(tree):
             try:
                 document = tree.read(check_local(path, self._place.settings.source_root), MOST_BYTES)
-            except FileNotFoundError:  # removed since the folder was read, and no document any more
+            except FileNotFoundError:  # the file was removed after the folder was listed
                 continue
             except OSError as error:
                 raise SourceFailed(f"{path} cannot be read: {error.strerror}.") from error
@@ -458,13 +471,13 @@ class TreeReader(Reader):
 
         for path in tree.find_files(fail):
             name = os.fspath(path.relative_to(tree.root)).replace(os.sep, "/")
-            # A pipe would be waited for, and a device has no end.
+            # Reading a pipe would block, and a device file has no end.
             if is_included(name) and not is_excluded(name) and path.is_file():
                 yield path
 
 
 def make_filter(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return whether a path relative to the folder matches one of the patterns."""
+    """Return a function that tells if a path relative to the folder matches one of the patterns."""
     translated = [glob_translate(pattern if "/" in pattern else f"**/{pattern}") for pattern in patterns]
     fits = [re.compile(pattern) for pattern in translated]
     return lambda name: any(pattern.match(name) for pattern in fits)

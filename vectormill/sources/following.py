@@ -1,8 +1,9 @@
-"""Following: triggers on a user's own table note changed keys, in the transaction that changed them.
+"""Following tables: triggers on a user's table record changed keys in the transaction that changes them.
 
-The triggers in the catalog are all that says that a table is followed. Ids of changes are drawn before their
-transactions commit, so a later id may be seen before an earlier one: nobody remembers how far they came. What is read
-is removed by its ids, in the transaction that makes its effect durable; whoever finds one of them gone does nothing.
+The triggers in the catalog are the only record that a table is followed. Ids of changes are drawn before
+their transactions commit, so a smaller id can become visible after a larger one; therefore no high-water mark
+is kept. Changes are deleted by id in the transaction that makes their effect durable, and a follower that
+finds one already deleted rolls back.
 """
 
 import json
@@ -26,10 +27,11 @@ from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
 from vectormill.sources.source import Source
 
-# The key that stands for the whole table; no item has such a key.
+# The key that stands for the whole table (TRUNCATE); no item has an empty key.
 WHOLE_TABLE: Final = ""
 
-# One step from collection to collection: however many changes wait, as many rows are looked at as collections have any.
+# Skips from collection to collection through the index, so that the cost depends on the number of collections
+# and not on that of changes.
 LIST_CHANGED_COLLECTIONS = text("""
     WITH RECURSIVE changed (id) AS (
         (SELECT collection_id FROM vectormill.source_changes ORDER BY collection_id LIMIT 1)
@@ -43,13 +45,13 @@ LIST_CHANGED_COLLECTIONS = text("""
 
 
 def list_changed_collections(connection: Connection) -> Sequence[int]:
-    """List ids of collections of which changes wait, whether they still exist or not."""
+    """Return the ids of collections with pending changes, including collections that were deleted since."""
     return list(connection.execute(LIST_CHANGED_COLLECTIONS).scalars())
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedCollection:
-    """A collection and its source. `is_busy`: a job of its changes is open, and the next waits for it."""
+    """A collection and its source. `is_busy` means that a recent job of earlier changes is still open."""
 
     id: int
     name: str
@@ -57,8 +59,9 @@ class FollowedCollection:
     is_busy: bool
 
 
-# The job of the last changes: with one at a time what is read later is written later, and what is compared with is
-# there. One that has been open for so long waits for workers or a retry; what comes after it is not to wait too.
+# Looks for an open job of earlier changes. One job at a time keeps the order: later reads are written later,
+# and rows to compare with are already there. A job that has been open for longer than the limit waits for
+# workers or a retry, and no longer holds up the changes after it.
 FIND_FOLLOWED_COLLECTION = text(f"""
     SELECT collections.id, collections.name, sources.kind, sources.options, sources.split,
            EXISTS (SELECT 1 FROM vectormill.jobs
@@ -74,7 +77,7 @@ FIND_FOLLOWED_COLLECTION = text(f"""
 def find_followed_collection(
     connection: Connection, collection_id: int, patience_seconds: float
 ) -> FollowedCollection | None:
-    """Find a collection and its source; None for one that is gone."""
+    """Return a collection and its source; None if the collection does not exist."""
     values = {"id": collection_id, "patience_seconds": patience_seconds}
     row = connection.execute(FIND_FOLLOWED_COLLECTION, values).one_or_none()
     if row is None:
@@ -83,21 +86,28 @@ def find_followed_collection(
     return FollowedCollection(row.id, row.name, source, row.is_busy)
 
 
-# The seed tells it from the locks of the collection's name and of its deletions.
+# The seed 17 keeps this lock apart from the locks of the collection's name and of its deletions.
 TRY_TO_FOLLOW = text("""
     SELECT pg_try_advisory_xact_lock(hashtextextended(CAST(CAST(:collection_id AS bigint) AS text), 17))
 """)
 
 
 def try_to_follow(connection: Connection, collection_id: int) -> bool:
-    """Return True if nobody else follows it, until the transaction ends. It saves work; nothing depends on it."""
+    """Take a collection's follower lock until the transaction ends; return False if it is taken.
+
+    The lock only avoids double work; correctness does not depend on it.
+    """
     is_ours: bool = connection.execute(TRY_TO_FOLLOW, {"collection_id": collection_id}).scalar_one()
     return is_ours
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Some changes of one collection, by id: `keys` are distinct, without WHOLE_TABLE; `ids` are all of them."""
+    """Some recorded changes of one collection.
+
+    `ids` are the ids of all of them; `keys` are their distinct keys without WHOLE_TABLE, whose presence
+    `is_whole` tells.
+    """
 
     ids: Sequence[int]
     keys: Sequence[str]
@@ -110,7 +120,7 @@ LIST_CHANGES = text("""
 
 
 def list_changes(connection: Connection, collection_id: int, *, max_keys: int, limit: int) -> Changes:
-    """Return the oldest `limit` changes of at most `max_keys` keys; later ones of a key come with its first."""
+    """Return the oldest `limit` changes, restricted to the first `max_keys` distinct keys."""
     ids: list[int] = []
     keys: set[str] = set()
     is_whole = False
@@ -129,7 +139,7 @@ REMOVE_CHANGES = text("DELETE FROM vectormill.source_changes WHERE id = ANY(CAST
 
 
 def remove_changes(connection: Connection, ids: Sequence[int]) -> None:
-    """Remove changes in the transaction that makes their effect durable. Raise Conflict if one is gone."""
+    """Delete changes in the transaction that makes their effect durable. Raise Conflict if one is gone."""
     if connection.execute(REMOVE_CHANGES, {"ids": list(ids)}).rowcount != len(ids):
         raise Conflict("Another follower was faster.")
 
@@ -140,7 +150,7 @@ REMOVE_CHANGES_OF_COLLECTION = text("""
 
 
 def forget_changes(connection: Connection, collection_id: int) -> int:
-    """Remove the changes of a collection that nobody follows any more; return how many."""
+    """Delete all changes of a collection that no longer follows a table; return their number."""
     return connection.execute(REMOVE_CHANGES_OF_COLLECTION, {"collection_id": collection_id}).rowcount
 
 
@@ -151,7 +161,7 @@ NOTE_KEYS = text("""
 
 
 def note_keys(connection: Connection, collection_id: int, keys: Sequence[str]) -> None:
-    """Note changed keys as the triggers would."""
+    """Record changed keys as the triggers do."""
     connection.execute(NOTE_KEYS, {"collection_id": collection_id, "keys": list(keys)})
 
 
@@ -163,7 +173,7 @@ NOTE_EVERY_KEY: Final = """
 
 
 def note_every_key(connection: Connection, collection: str) -> None:
-    """Note every document of the collection as changed: what the table was emptied of is looked for by key."""
+    """Record every document of the collection as changed, since after a TRUNCATE any of them may be gone."""
     for generation in list_written_generations(connection, collection):
         statement = text(NOTE_EVERY_KEY.format(table=table_name(generation.id)))
         connection.execute(statement, {"collection_id": generation.collection_id})
@@ -175,7 +185,7 @@ LIST_PASSAGES: Final = """
 
 
 def list_passages(connection: Connection, collection: str, documents: Sequence[str]) -> set[str]:
-    """Return the keys of the passages of these documents, in the live generation or one that is built."""
+    """Return the keys of the passages of these documents, in the live generation and in one being built."""
     keys: set[str] = set()
     for generation in list_written_generations(connection, collection):
         statement = text(LIST_PASSAGES.format(table=table_name(generation.id)))
@@ -205,18 +215,18 @@ class FailedJob:
 
 
 def list_failed_jobs(connection: Connection) -> Sequence[FailedJob]:
-    """List some whose former rows are still there, the oldest first."""
+    """Return up to 20 jobs of changes with failed items whose previous rows still exist, the oldest first."""
     return [FailedJob(row.id, row.generation_id) for row in connection.execute(LIST_FAILED_JOBS)]
 
 
 def remove_failed(connection: Connection, job: FailedJob) -> int:
-    """Remove the rows that keys had before a text that could not be encoded; return how many.
+    """Delete the previous rows of keys whose new text could not be encoded; return their number.
 
-    The job is kept from then on as long as any other, so that its errors can be read and it can be tried again.
+    From then on the job is retained like any other, so that its errors can be read and it can be retried.
     """
     try:
         generation = find_written(connection, job.generation_id)
-    except Conflict:  # nobody reads what it wrote any more
+    except Conflict:  # the generation was dropped, so no row of it is read any more
         number = 0
     else:
         number = _remove_failed(connection, job.id, generation)
@@ -243,9 +253,9 @@ EVENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FollowedTable:
-    """A table that is followed.
+    """A table that a collection follows.
 
-    `key_column` has the keys of the collection, or of its documents where it is split.
+    `key_column` holds the keys of the collection's items, or of its documents if the source is split.
     """
 
     schema: str
@@ -271,10 +281,11 @@ FIND_SOURCE = text("""
 def follow_table(
     connection: Connection, collection: str, *, table: str | None = None, key_column: str | None = None
 ) -> FollowedTable:
-    """Note what changes in a table from COMMIT on. Without names, table and column are those of the query.
+    """Create the triggers that record changes of a table, from COMMIT on.
 
-    Say it in short locks: it waits for transactions that write the table, and others wait for it. Raises
-    CollectionNotFound, SourceNotFound, InvalidOption, and Conflict.
+    Without names, table and column are found from the source's query. Call with short lock timeouts: CREATE
+    TRIGGER waits for transactions that write to the table, and blocks later ones. Raise CollectionNotFound,
+    SourceNotFound, InvalidOption or Conflict.
     """
     collection_id, source = _load_source(connection, collection)
     if not source.is_own_query:
@@ -298,7 +309,7 @@ def follow_table(
 
 
 def make_trigger(collection_id: int, event: str, clause: str, found: FollowedTable) -> sql.Composed:
-    """Make a trigger that fires once a statement, so that its cost does not grow with the rows of one."""
+    """Return the statement of a statement-level trigger, whose cost does not grow with a statement's rows."""
     return sql.SQL(
         "CREATE OR REPLACE TRIGGER {trigger} AFTER {clause} FOR EACH STATEMENT"
         " EXECUTE FUNCTION vectormill.note_changes({collection}, {column})"
@@ -315,9 +326,10 @@ def trigger_name(collection_id: int, event: str) -> str:
 
 
 def unfollow_table(connection: Connection, collection: str) -> Sequence[FollowedTable]:
-    """Remove the triggers and what they noted; return the tables that had them. Call it in short locks.
+    """Drop a collection's triggers and delete its changes; return the tables that had triggers.
 
-    Raise CollectionNotFound, and Conflict when only the table's owner can.
+    Call with short lock timeouts. Raise CollectionNotFound, or Conflict if only the table's owner can drop a
+    trigger.
     """
     row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
     if row is None:
@@ -326,7 +338,7 @@ def unfollow_table(connection: Connection, collection: str) -> Sequence[Followed
 
 
 def remove_triggers(connection: Connection, collection_id: int) -> Sequence[FollowedTable]:
-    """Remove the triggers of a collection that may be gone in the same transaction."""
+    """Drop the triggers of a collection, which may be deleted in the same transaction; return their tables."""
     found = list_followed_tables(connection, collection_id)
     for table in found:
         drops = [
@@ -356,7 +368,7 @@ LIST_FOLLOWED_TABLES = text("""
 
 
 def list_followed_tables(connection: Connection, collection_id: int) -> list[FollowedTable]:
-    """List the tables that a collection follows: one at most, unless somebody copied triggers by hand."""
+    """Return the tables that a collection follows: at most one, unless triggers were copied by hand."""
     values = {"trigger": trigger_name(collection_id, "insert")}
     return [
         FollowedTable(row.schema, row.name, bytes(row.arguments).split(b"\0")[1].decode())
@@ -366,9 +378,9 @@ def list_followed_tables(connection: Connection, collection_id: int) -> list[Fol
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What a collection follows: no table if `table` is None.
+    """The table that a collection follows, None if none, and how far behind the collection is.
 
-    `num_waiting` changes are not yet submitted, up to a thousand counted.
+    `num_waiting` is the number of changes not yet submitted, counted up to a thousand.
     """
 
     table: FollowedTable | None
@@ -385,7 +397,7 @@ COUNT_WAITING = text("""
 
 
 def find_following(connection: Connection, collection: str) -> Following:
-    """Return what a collection follows. Raise CollectionNotFound."""
+    """Return the table that a collection follows, and its backlog. Raise CollectionNotFound."""
     row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
     if row is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
@@ -416,13 +428,16 @@ FIND_COLUMN = text("""
        AND pg_attribute.attnum > 0 AND NOT pg_attribute.attisdropped
 """)
 
-TABLES: Final = ("r", "p")  # a plain or a partitioned one
+TABLES: Final = ("r", "p")  # ordinary and partitioned tables
 
 
 def find_key_table(
     connection: Connection, source: Source, table: str | None, key_column: str | None
 ) -> FollowedTable:
-    """Return the table and column of the query's keys: named, or told by Postgres. Raise InvalidOption."""
+    """Return the table and column that hold the query's keys.
+
+    They are as named, or as Postgres reports them for the query. Raise InvalidOption.
+    """
     origin, number, relations = _read_query(connection, source)
     key = source.key_column
     if table is not None:
@@ -435,7 +450,7 @@ def find_key_table(
         )
     else:
         oid = origin
-    # By its number where the query says it, or by its name.
+    # The column is known by its number if Postgres reported it, and otherwise by its name.
     has_number = key_column is None and number > 0
     values = {
         "oid": oid,
@@ -460,7 +475,7 @@ def _find_table(connection: Connection, table: str) -> int:
     try:
         with connection.begin_nested():
             oid: int | None = connection.execute(FIND_TABLE_BY_NAME, {"table": table}).scalar_one()
-    except (DBAPIError, UnicodeError):  # what is no name at all
+    except (DBAPIError, UnicodeError):  # the text is not a valid name
         oid = None
     if oid is None:
         raise InvalidOption(f"There is no table {table[:200]!r}; write it as SQL does, with its schema.")
@@ -471,9 +486,10 @@ PLANNED_QUERY: Final = "SELECT * FROM (\n{query}\n) AS source LIMIT 0"
 
 
 def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[str]]:
-    """Return the oid and column number of the table that the key comes from, and all tables that are read.
+    """Return the oid and column number of the table that the key comes from, and all tables of the query.
 
-    Nothing is read: the query is planned only. (0, 0) for a key that is computed.
+    The query runs with LIMIT 0 and is explained, so that no row is read. The numbers are (0, 0) if the key is
+    computed.
     """
     query = PLANNED_QUERY.format(query=source.options["query"].strip().rstrip("; \n\t"))
     with connection.begin_nested():
@@ -491,7 +507,7 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
 
 
 def _ask(connection: Connection, query: str) -> PGresult:
-    """Execute the user's query by the protocol that takes one statement at a time. Raise InvalidOption."""
+    """Execute the user's query by the extended protocol, which takes a single statement. Raise InvalidOption."""
     result = _driver_of(connection).pgconn.exec_params(query.encode(), [])
     if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         words = (result.error_message or b"").decode("utf-8", "replace").strip()

@@ -1,4 +1,4 @@
-"""Opening: the reader of a source, whatever its kind; and a check of a source by its first rows."""
+"""Opening a source: return a reader for a source of any kind, and check a source by reading its first rows."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,10 +15,11 @@ from vectormill.sources.source import NONE, PUSH, Source, parse_options, parse_s
 
 
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:
-    """Return a reader of the source's rows: its documents, or their passages where it is split.
+    """Return a reader of the source's rows: its documents, or their passages if the source is split.
 
-    Nothing is read yet. `patience_seconds` bounds statements of a source that is only looked at. Raise InvalidOption,
-    also for rows that the collection's task cannot read.
+    Nothing is read yet. `patience_seconds` bounds each database statement when a source is only checked; 0
+    means no limit. Raise InvalidOption if an option does not fit or the collection's task cannot read such
+    rows.
     """
     refuse_unfit(source, place.find_spec())
     options, split = parse_options(source), parse_split(source)
@@ -29,13 +30,17 @@ def open_source(source: Source, place: SourcePlace, *, patience_seconds: float =
 SAMPLE_ROWS: Final = 10_000
 SHOWN_ROWS: Final = 3
 SHOWN_CHARS: Final = 200
-# A person waits for the answer. Bounds each statement of a query, and each batch is looked at in no time.
+# A check is kept short because a person waits for the answer. The timeout bounds each statement of a query;
+# checking the rows of a batch takes hardly any time.
 PATIENCE_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """A row as it would be encoded; `text`, and `text_pair` of a pair, are cut after SHOWN_CHARS characters."""
+    """A row as it would be encoded, with `text` and `text_pair` shortened to SHOWN_CHARS characters.
+
+    `text_pair` is None unless the item is a pair.
+    """
 
     key: str
     text: str
@@ -45,10 +50,10 @@ class ShownRow:
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """The findings of a first look at a source.
+    """The findings of a check of a source.
 
-    `num_sampled` rows were read, all where `is_whole`. `num_rows` is about how many there are, None where that is not
-    cheaply known. `complaints` are those of the sample.
+    `num_sampled` rows were read; if `is_whole`, these are all rows. `num_rows` is an estimate of the total,
+    None if no cheap one is available. `complaints` are about the rows that were read.
     """
 
     num_sampled: int
@@ -59,7 +64,11 @@ class SourceReport:
 
 
 def check_source(source: Source, place: SourcePlace) -> SourceReport:
-    """Read the first rows. Raise SourceFailed if they cannot be read, or share a key, and InvalidOption."""
+    """Check a source by reading its first rows.
+
+    Raise SourceFailed if they cannot be read or two of them have the same key, and InvalidOption if options
+    do not fit.
+    """
     reader = open_source(source, place, patience_seconds=PATIENCE_SECONDS)
     if source.kind == PUSH and place.run_id is None:
         return SourceReport(0, False, None, (), reader.complaints.to_json())

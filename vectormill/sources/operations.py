@@ -1,7 +1,7 @@
 """Operations on sources, pushes and followed tables.
 
-A source has the server read what it can reach, files and databases, and following one makes triggers on somebody's
-table: both need a key of the scope sources.
+A source makes the server read the files and databases that it can reach, and following a table creates
+triggers on a user's table. Both therefore need a key of the scope sources.
 """
 
 from typing import Any, Final

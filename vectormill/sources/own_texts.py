@@ -1,6 +1,7 @@
-"""Own texts: those that the collection itself keeps, for a build or after a rollback. Nothing of them is split.
+"""Readers of the texts that a collection itself keeps, for a new generation or after a rollback.
 
-Each row keeps the place in the order of writers that it has: it is carried, and nobody has written it anew.
+Kept texts are already passages and are not split again. Each row keeps its place in the order of writers,
+because copying a row to another generation does not make it newer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,10 @@ WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 
 
 class KeptTextReader(Reader):
-    """Read kept texts of one generation: which one, and which of its rows, a subclass says."""
+    """Read kept texts of one generation. Subclasses choose the generation and which of its rows to read."""
 
-    # An item that a client puts while pages are read may be missed: it comes into the new generation by a job of its
-    # own. And what clients delete is deleted there too.
+    # An item that a client puts while pages are read may be missed here, but a job of its own writes it to
+    # the new generation. Deletions by clients are applied to the new generation too.
     tells_what_vanished = False
 
     def __init__(self, place: SourcePlace, gone: str) -> None:
@@ -53,12 +54,12 @@ class KeptTextReader(Reader):
         raise NotImplementedError
 
     def _choose_rows(self, page: RowPage) -> RowPage:
-        """Keep the rows of a page that are read, each with its text."""
+        """Return a page with only the rows that are to be read, each of which has a kept text."""
         raise NotImplementedError
 
 
 class OwnTextReader(KeptTextReader):
-    """Read the live generation. Raise SourceFailed when texts are not kept, or one of them is missing."""
+    """Read all texts of the live generation. Raise SourceFailed if any of them was not kept."""
 
     def __init__(self, place: SourcePlace) -> None:
         name = f"Collection {place.collection!r}"
@@ -93,9 +94,10 @@ class OwnTextReader(KeptTextReader):
 
 
 class CarriedTextReader(KeptTextReader):
-    """Read what was put into a generation since a place in the order, after a rollback to the one before it.
+    """Read the rows that were written to a generation after a given place in the order of writers.
 
-    Deletions since have reached both. Rows without a kept text are counted and left out: the rollback has told of them.
+    Used after a rollback to the generation before it. Later deletions have been applied to both generations.
+    Rows without a kept text are skipped and counted; the answer to the rollback has announced this.
     """
 
     def __init__(self, place: SourcePlace, generation_id: int, since_seq: int) -> None:
@@ -118,7 +120,7 @@ class CarriedTextReader(KeptTextReader):
 
 
 def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
-    """Keep these rows of a page that was read without results."""
+    """Return a page with only the rows of these numbers, for a page that was read without results."""
     return replace(
         page,
         keys=[page.keys[number] for number in numbers],
@@ -129,7 +131,7 @@ def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
 
 
 def read_page(assembler: Assembler, page: RowPage) -> Iterator[list[Item]]:
-    """Yield the page's texts and then, of a collection that keeps pairs, its pairs."""
+    """Yield the single texts of a page and then, if the collection keeps pairs, the pairs."""
     pairs = page.texts.get("text_pair")
     if pairs is None:
         yield assembler.assemble(page.keys, page.texts["text"], page.metadata)

@@ -1,7 +1,8 @@
-"""Passages: documents become rows, one a passage, whichever kind of source they are from.
+"""Passages: a split document of any source becomes one collection row per passage.
 
-A passage is named by its document and its number (`key#0`, `key#1`, …), a document that is one passage too, so that it
-keeps its name when it grows. Its metadata are the document's, with where it stands: `_passage`, in code points.
+A row's key is the document's key and the passage's number (`key#0`, `key#1`, …). A document that is a single
+passage is numbered too, so that its key stays the same when the document grows. A row's metadata are those of
+its document plus `_passage`, the passage's position in code points.
 """
 
 import json
@@ -16,15 +17,15 @@ from vectormill.sources.reader import ENCODER, MOST_BYTES, MOST_ROWS, Reader, So
 from vectormill.sources.source import TOKENS, Split
 
 MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
-# Special tokens around a text, where a tokenizer does not say how many: [CLS] and [SEP].
+# The number of special tokens around a text ([CLS] and [SEP]), assumed if the tokenizer does not state it.
 USUAL_SPECIAL_TOKENS: Final = 2
 
-# A document's passages as (where it begins, its text), for each of some documents.
+# Cuts documents into passages: for each document a list of (start position, passage text).
 Cut = Callable[[list[str]], list[list[tuple[int, str]]]]
 
 
 class PassageReader(Reader):
-    """Read documents from another reader and yield their passages, cut in all of a batch at a time."""
+    """Read documents from another reader and yield their passages, splitting a whole batch at a time."""
 
     def __init__(self, documents: Reader, split: Split, place: SourcePlace) -> None:
         self._documents = documents
@@ -71,7 +72,7 @@ class PassageReader(Reader):
 
 
 def decode(text: bytes) -> str | None:
-    """Return the text; None for what is no Unicode or too long to be a document, which no passage can be cut from."""
+    """Decode a document; return None if it is not valid Unicode or too long to be split."""
     try:
         return text.decode() if len(text) < MOST_BYTES else None
     except UnicodeDecodeError:
@@ -79,7 +80,7 @@ def decode(text: bytes) -> str | None:
 
 
 def name_passages(document: Item, cuts: list[tuple[int, str]]) -> Iterator[Item]:
-    """Yield the rows of one document; it is one row itself where nothing was cut, as it has no text."""
+    """Yield the rows of one document: its passages, or the whole document if it could not be split."""
     metadata: dict[str, Any] = msgspec.json.decode(document.metadata) if document.metadata else {}
     if not cuts:
         yield name_passage(document, metadata, 0, 0, document.text.decode("utf-8", "replace"), document.text)
@@ -100,8 +101,8 @@ def name_passage(
 
 
 def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
-    """Return the splitters of plain text and of Markdown. Raise InvalidOption and SourceFailed."""
-    from semantic_text_splitter import MarkdownSplitter, TextSplitter  # here: the API imports this module too
+    """Return the splitters of plain text and of Markdown. Raise InvalidOption or SourceFailed."""
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter  # lazily: the API imports this module
 
     if split.by != TOKENS:
         capacity = (split.min_chars, split.max_chars)
@@ -113,9 +114,9 @@ def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
 
 
 def load_tokenizer(split: Split, place: SourcePlace) -> str:
-    """Return the model's tokenizer as JSON, which counts all of a text.
+    """Return the model's tokenizer as JSON, with truncation and padding switched off.
 
-    Raise InvalidOption for passages that the model would cut.
+    Raise InvalidOption if passages would be longer than the model reads.
     """
     spec = place.find_spec()
     if spec is None:

@@ -1,6 +1,7 @@
-"""Pushes: a client's rows become a run, in parts that its indexer reads. All or nothing, as a submission is.
+"""Pushes: rows that a client streams are stored in parts and then re-indexed by a run, all or none of them.
 
-Parts are written while they arrive, below a run in state `uploading`; a last transaction makes the run `queued`.
+Parts are written as rows arrive, for a run in state `uploading`; a final transaction sets the run to
+`queued`.
 """
 
 import hashlib
@@ -25,10 +26,10 @@ from vectormill.sources.reader import Reader, SourcePlace, describe_database_err
 from vectormill.sources.source import PUSH
 from vectormill.sources.sources import find_source
 
-# The size of one part: an indexer holds one, and one row of Postgres is far from its limit.
+# The size limits of one part: an indexer holds a whole part in memory, and a part is one row of Postgres.
 PART_ITEMS: Final = 4096
 PART_BYTES: Final = 4 << 20
-# While rows arrive a part is written so often at the least: it is the push's sign of life.
+# While rows arrive, a part is written at least this often; it serves as the push's heartbeat.
 PART_SECONDS: Final = 15.0
 
 BEGIN_RUN = text("""
@@ -38,7 +39,7 @@ BEGIN_RUN = text("""
      WHERE collections.name = :collection
 """)
 
-# Locks the run until the part is committed, so that nobody ends it meanwhile.
+# Locks the run until the part is committed, so that the push is not failed as silent meanwhile.
 GIVE_SIGN_OF_LIFE = text("""
     UPDATE vectormill.runs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
 """)
@@ -60,12 +61,12 @@ FAIL_RUN = text("""
      WHERE id = :id AND state = 'uploading'
 """)
 
-# With its parts: a repetition leaves no run.
+# Deletes the parts too, so that a repeated push leaves no run behind.
 DELETE_UPLOAD = text("DELETE FROM vectormill.runs WHERE id = :id AND state = 'uploading'")
 
 FIND_STATE = text("SELECT state FROM vectormill.runs WHERE id = :id")
 
-# Only of a push that failed: a run that was queued may be at an indexer, or over, before its client hears of it.
+# Deletes parts of a failed push only: a queued run may already be read by an indexer before its client knows.
 DELETE_PARTS = text("""
     DELETE FROM vectormill.run_parts USING vectormill.runs
      WHERE run_parts.run_id = runs.id AND runs.id = :id AND runs.state = 'failed'
@@ -79,14 +80,14 @@ COUNT_PARTS = text("SELECT CAST(options ->> 'num_parts' AS integer) FROM vectorm
 
 COUNT_ITEMS = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.run_parts WHERE run_id = :run_id")
 
-# An API process that was killed leaves its run as it was.
+# An API process that is killed leaves its run in state `uploading`.
 FAIL_SILENT_PUSHES = text("""
     UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
      WHERE state = 'uploading'
        AND updated_at < now() - make_interval(secs => CAST(:timeout_seconds AS double precision))
 """)
 
-# A few at a time: each is megabytes.
+# Parts are deleted in limited numbers, because each holds megabytes.
 DELETE_READ_PARTS = text(f"""
     DELETE FROM vectormill.run_parts
      WHERE (run_id, seq) IN (SELECT part.run_id, part.seq
@@ -108,9 +109,10 @@ class PushPart:
 
 
 class PushWriter:
-    """Write one push. Use as a context manager: leaving it without `finish` fails the run and removes its parts.
+    """Write the rows of one push, as a context manager.
 
-    Not thread-safe. `options` are those of the run; `is_complete` among them is what allows deletions.
+    Leaving the block without `finish` fails the run and deletes its parts. Not thread-safe. `options` are
+    those of the run; rows that the push lacks are deleted only if `is_complete` is set there.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class PushWriter:
         return self
 
     def add(self, item: Item) -> None:
-        """Add a row; write a part when it is full."""
+        """Add a row, and write a part if it is full."""
         key = item.key.encode()
         self._keys.add(key)
         sizes = len(key), len(item.text), len(item.metadata)
@@ -182,9 +184,10 @@ class PushWriter:
         self._part_due = self._clock() + PART_SECONDS
 
     def finish(self) -> UUID:
-        """Hand the run to the indexers and return its id, or that of an earlier push with the same key and content.
+        """Queue the run and return its id, or that of an earlier push with the same key and content.
 
-        Raise EmptyJob, DuplicateKey, UploadRemoved or IdempotencyMismatch.
+        The key is the client's idempotency key. Raise EmptyJob, DuplicateKey, UploadRemoved or
+        IdempotencyMismatch.
         """
         if self.num_items == 0:
             raise EmptyJob("The push has no rows; to empty a collection, delete it or its items.")
@@ -214,7 +217,7 @@ class PushWriter:
         return run_id
 
     def _was_queued(self) -> bool:
-        """Read whether the run was queued by a COMMIT whose answer was lost."""
+        """Return True if the run was queued by a COMMIT whose answer was lost."""
         with self._engine.connect() as connection:
             state = connection.execute(FIND_STATE, {"id": self.id}).scalar_one_or_none()
         return state not in (None, UPLOADING, FAILED)
@@ -230,13 +233,13 @@ class PushWriter:
 
 
 def load_part(connection: Connection, run_id: UUID, *, after: int) -> PushPart | None:
-    """Return the next part of a push; None behind the last."""
+    """Return the part of a push after number `after`; None after the last part."""
     row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
     return None if row is None else PushPart(row.seq, list(decode_payload(row.items)))
 
 
 def find_num_parts(connection: Connection, run_id: UUID) -> int | None:
-    """Count the parts that the push had when its run was queued; None where that was not kept."""
+    """Return the number of parts that the push had when its run was queued; None if it was not recorded."""
     num_parts: int | None = connection.execute(COUNT_PARTS, {"run_id": run_id}).scalar_one_or_none()
     return num_parts
 
@@ -246,13 +249,13 @@ def count_items(connection: Connection, run_id: UUID) -> int:
 
 
 def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
-    """End pushes that gave no sign of life for so long, and remove parts that no run will read any more."""
+    """Fail pushes that were silent for `timeout_seconds`, and delete the parts of runs that have ended."""
     connection.execute(FAIL_SILENT_PUSHES, {"timeout_seconds": timeout_seconds, "error": BROKEN_OFF})
     connection.execute(DELETE_READ_PARTS, {"limit": PARTS_AT_ONCE})
 
 
 class PushReader(Reader):
-    """Read the parts of the place's run. The API looked at keys and metadata when they came."""
+    """Read the rows that were pushed for a run. The API has already validated their keys and metadata."""
 
     def __init__(self, place: SourcePlace) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reader: the interface of what reads a source, and how the columns that it gets become items. Knows no kind."""
+"""Reader: the interface of all readers of sources, and the conversion of columns to items."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,12 +23,13 @@ from vectormill.jobs.item import PAIR_MARK, Item, has_nul, join_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
-# A batch has so many rows, or about so many bytes of text when rows are long. Each is in memory twice or three times.
+# A batch has at most this many rows, or about this many bytes of text if rows are long. Each batch is held in
+# memory two or three times.
 MOST_ROWS: Final = 8192
 MOST_BYTES: Final = 8 << 20
 FIRST_ROWS: Final = 256
 
-# Examples of complaints that are kept.
+# The number of complaints that are kept as examples.
 EXAMPLES: Final = 3
 
 TEXT: Final = attrgetter("text")
@@ -36,10 +37,10 @@ METADATA: Final = attrgetter("metadata")
 
 
 class SourcePlace:
-    """The context in which a source is read: its collection, database, task and model.
+    """The context in which a source is read: collection, database, task and model.
 
-    `run_id` is the run that reads, which a push was made to; None for a check. `spec` is that of what is to be made;
-    None means that of the live generation.
+    `run_id` is the run that reads, None for a check; a push is found by it. `spec` is that of the generation
+    to be written; None means that of the live generation.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SourcePlace:
         self.run_id = run_id
 
     def find_spec(self) -> EncodingSpec | None:
-        """Return the place's spec, else the collection's; None when there is no collection yet."""
+        """Return this context's spec, else the collection's; None if the collection does not exist."""
         if self.spec is not None:
             return self.spec
         with self.engine.connect() as connection:
@@ -70,10 +71,10 @@ class SourcePlace:
 
 @dataclass(slots=True)
 class Complaints:
-    """Faults of single rows that did not end the reading, counted by what was done about them.
+    """Faults of single rows that did not end the reading, counted by their consequence.
 
-    A row with a key that no collection can hold is left out: there was never a vector of it. A row whose metadata is no
-    JSON object goes on without.
+    A row whose key no collection accepts is skipped; no vector of it can exist. A row whose metadata is not a
+    JSON object is kept without metadata.
     """
 
     num_left_out: int = 0
@@ -98,33 +99,34 @@ class Complaints:
 
 
 class Reader:
-    """Read a source once from its beginning. `complaints` is filled while it reads."""
+    """Base class of readers, which read a source once from the beginning. `complaints` is filled meanwhile."""
 
-    # Whether a row that is not read is gone from the source.
+    # True if a row that was not read no longer exists in the source.
     tells_what_vanished: bool = True
 
     def __init__(self) -> None:
         self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
-        """Yield the rows in batches of at most MOST_ROWS, in the same order every time where the source has one.
+        """Yield the rows in batches of at most MOST_ROWS, in the source's order if it has one.
 
-        Memory does not grow with the source. A text that is missing is an empty one, so that it fails alone. Raise
-        SourceFailed with the source's own words, without secrets, for whatever ends the reading, and for a row without
-        a key or a key that a batch has twice; whether two batches share one, whoever keeps the keys can see.
+        Memory does not grow with the size of the source. A missing text becomes an empty one, so that only
+        its item fails. Raise SourceFailed with the source's own message, without secrets, if reading fails,
+        and for a row without a key or a key that occurs twice in a batch. Duplicates across batches are for
+        the caller to find.
         """
         raise NotImplementedError
 
     def count_rows(self) -> int | None:
-        """Return about how many rows there are; None where that is not cheaply known."""
+        """Return the approximate number of rows; None if no cheap estimate is available."""
         return None
 
     def cancel(self) -> None:
-        """End the reading from another thread, also on a server, where that can be told."""
+        """Stop the reading, and its query on a server that supports that, from another thread."""
 
 
 class BatchSize:
-    """The number of rows to ask for next, so that a batch stays within MOST_BYTES whatever the texts' length."""
+    """The number of rows to fetch next, adapted to their length so that a batch stays within MOST_BYTES."""
 
     def __init__(self, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> None:
         self._most_rows = most_rows
@@ -132,29 +134,32 @@ class BatchSize:
         self.rows = min(FIRST_ROWS, most_rows)
 
     def learn(self, items: list[Item]) -> None:
-        """Update the estimate from the last batch."""
+        """Update the estimate from the items of the last batch."""
         num_bytes = sum(map(len, map(TEXT, items))) + sum(map(len, map(METADATA, items)))
         self.learn_bytes(len(items), num_bytes)
 
     def learn_bytes(self, num_rows: int, num_bytes: int) -> None:
-        """Grow fourfold at most: the next texts may be longer."""
+        """Update the estimate from a batch; grow at most fourfold, because the next texts may be longer."""
         if num_rows:
             fitting = self._most_bytes * num_rows // max(num_bytes, 1)
             self.rows = max(1, min(fitting, 4 * self.rows, self._most_rows))
 
 
-# Keys in order, numbers as numbers, and what JSON has no word for as text: equal values are equal bytes.
+# Sorted keys, decimals as numbers, and types unknown to JSON as text, so that equal values give equal bytes.
 ENCODER: Final = msgspec.json.Encoder(order="sorted", decimal_format="number", enc_hook=str)
 OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 MAX_METADATA_DEPTH: Final = 100
-# JSON that is nested deeper has more brackets than that.
+# JSON that is nested deeper than MAX_METADATA_DEPTH has more brackets than this number of bytes.
 SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
-# A byte that no UTF-8 has, and no mark.
+# A byte that occurs neither in UTF-8 nor as the separator of a pair.
 NO_TEXT: Final = b"\xfe"
 
 
 def encode_metadata(metadata: Any) -> bytes:
-    """Encode a JSON object, given as one or as text, with its keys in order and no white space. Raise ValueError."""
+    """Encode a JSON object, given as a dict or as text, with sorted keys and no white space.
+
+    Raise ValueError for anything else, and for an object that is nested too deeply or contains NUL.
+    """
     if isinstance(metadata, str | bytes | bytearray | memoryview):
         try:
             metadata = OBJECT_DECODER.decode(metadata)
@@ -176,12 +181,12 @@ def encode_metadata(metadata: Any) -> bytes:
 
 
 def _may_be_infinite(encoded: bytes) -> bool:
-    """Tell whether a decimal that is NaN or infinite may have been written, which is no JSON."""
+    """Return True if encoded metadata may contain a NaN or infinite decimal, which is not valid JSON."""
     return b"NaN" in encoded or b"Infinity" in encoded
 
 
 def _drop_infinite(value: Any) -> Any:
-    """Put null in the place of decimals that are NaN or infinite, as is done with floats."""
+    """Replace NaN and infinite decimals by null, as the encoder does with floats."""
     if isinstance(value, Decimal):
         return value if value.is_finite() else None
     if isinstance(value, dict):
@@ -200,9 +205,10 @@ def _measure_depth(value: Any) -> int:
 
 
 class Assembler:
-    """Make items of a batch's columns. Whole columns are looked at in C; a row alone only where something is wrong.
+    """Convert the columns of batches to items.
 
-    `name` opens the sentences about rows, which are counted from 1 through all batches.
+    Whole columns are checked at once, and single rows only after a failure. `name` begins the messages about
+    rows, which are numbered from 1 across all batches.
     """
 
     def __init__(self, name: str, max_key_bytes: int, complaints: Complaints) -> None:
@@ -218,10 +224,10 @@ class Assembler:
         metadata: Sequence[Any] | None = None,
         pairs: Sequence[Any] | None = None,
     ) -> list[Item]:
-        """Return one item a row. `metadata` holds objects, JSON text, or None.
+        """Return one item per row. `metadata` holds objects, JSON text, or None.
 
-        `pairs` are second texts, where items are pairs; a missing one is empty. Raise
-        SourceFailed for a key that is missing or there twice.
+        `pairs` are the second texts if items are pairs; a missing one becomes empty. Raise SourceFailed if a
+        key is missing or occurs twice.
         """
         names: Sequence[Any] = keys
         if set(map(type, keys)) != {str}:
@@ -260,7 +266,7 @@ class Assembler:
         return [self._encode_metadata(value, name) for value, name in zip(metadata, names, strict=True)]
 
     def _are_sound(self, names: Sequence[str], distinct: set[str]) -> bool:
-        """Return whether all of these can be keys."""
+        """Return True if all names are valid keys."""
         together = "".join(names)
         if "" in distinct or "\0" in together or 4 * max(map(len, names), default=0) > self._max_key_bytes:
             return False
@@ -310,9 +316,9 @@ class Assembler:
             seen.add(name)
 
     def _encode_text(self, text: Any, name: str) -> bytes:
-        """Encode one text. Halves of surrogate pairs and bytes are kept as they are, so that a broken text fails alone.
+        """Encode one text, keeping lone surrogates and raw bytes, so that only a broken text fails.
 
-        But for the mark of a pair: a byte that is no text either stands for it.
+        The separator byte of pairs is replaced in raw bytes, by a byte that is invalid in UTF-8 too.
         """
         if text is None:
             self._complaints.num_without_text += 1
@@ -342,13 +348,16 @@ def _cut(text: str) -> str:
 
 
 def describe_database_error(what: str, error: Exception) -> SourceFailed:
-    """Make the error of a source that our own Postgres was asked for: SourceInterrupted where it passes."""
+    """Return the error of a source that reads our own Postgres: SourceInterrupted if it is transient."""
     words = " ".join(str(getattr(error, "orig", error)).split())
     return choose_failure(error)(f"{what} cannot be read: {words.rstrip('.')}.")
 
 
 def choose_failure(error: Exception) -> type[SourceFailed]:
-    """Choose SourceInterrupted for what may pass. Only of Postgres is more known than whether the connection broke."""
+    """Return SourceInterrupted for a transient error, else SourceFailed.
+
+    For databases other than Postgres only a broken connection is known to be transient.
+    """
     cause = error.orig if isinstance(error, DBAPIError) else error
     is_known = isinstance(cause, psycopg.Error) or not isinstance(error, DBAPIError)
     passes = is_outage(error) if is_known else getattr(error, "connection_invalidated", False)

@@ -1,4 +1,4 @@
-"""The environment's settings of sources: the folder that local files must lie in, and secrets by name."""
+"""Environment settings of sources: the root folder of local files, and secrets that options refer to by name."""
 
 import errno
 import os
@@ -7,12 +7,12 @@ from typing import Final
 
 from vectormill.domain.errors import SourceFailed
 
-# No URL is longer; a device that never ends would fill the memory.
+# No URL is longer, and without a limit an endless device file would fill the memory.
 MOST_CHARS: Final = 1 << 16
 
 
 def read_secret(variable: str) -> str:
-    """Return the value of the named variable. Raise SourceFailed when it is not set in this process."""
+    """Return the value of an environment variable. Raise SourceFailed if it is not set in this process."""
     value = os.environ.get(variable, "").strip()
     if not value:
         raise SourceFailed(
@@ -23,7 +23,7 @@ def read_secret(variable: str) -> str:
 
 
 def read_secret_file(path: str) -> str:
-    """Return the content of the named file. Raise SourceFailed, never with the content."""
+    """Return the content of a secret file. Raise SourceFailed, without the content, if it is unusable."""
     try:
         if not Path(path).is_file():
             raise FileNotFoundError(errno.ENOENT, "there is no such file")

@@ -1,7 +1,7 @@
-"""Source: where the texts of a collection come from, the options of each kind, and what its collection can read.
+"""Source: where a collection's texts come from, the options of each kind of source, and checks of both.
 
-A kind of source is one class of options, listed in KINDS, and the reader that its `open` makes. The client loads this
-module: readers are imported when they are opened.
+Each kind of source is a class of options, listed in KINDS, whose `open` returns a reader. The client imports
+this module, so reader modules are imported only when a source is opened.
 """
 
 import re
@@ -21,24 +21,25 @@ from vectormill.files.formats import InputName
 if TYPE_CHECKING:
     from vectormill.sources.reader import Reader, SourcePlace
 
-SQL: Final = "sql"  # a query on any database that SQLAlchemy reaches
-FILES: Final = "files"  # JSONL, CSV and Parquet, by name or glob
+SQL: Final = "sql"  # a query on any database that SQLAlchemy supports
+FILES: Final = "files"  # JSONL, CSV and Parquet files, by name or glob
 TREE: Final = "tree"  # text and Markdown files below a folder
-PUSH: Final = "push"  # what a client streams
-OWN_TEXTS: Final = "own_texts"  # those that the collection itself keeps
+PUSH: Final = "push"  # rows that a client streams
+OWN_TEXTS: Final = "own_texts"  # texts that the collection itself keeps
 
-# Protocols of files of the machine that reads them.
+# Protocols of files on the reading machine itself.
 LOCAL: Final = ("file", "local")
 
-# The column of a source's keys where it names none.
+# The default name of the key column.
 KEY_COLUMN: Final = "key"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source of a collection: `options` of its kind; `split` says how a document becomes rows, {} for not at all.
+    """A source of a collection: its kind, its options, and how documents are split ({} if they are not).
 
-    Both are what is stored and shown; secrets are never in them, only the names of what holds them.
+    `options` and `split` are stored and shown, so they never contain secrets, only the names of environment
+    variables or files that do.
     """
 
     kind: str
@@ -47,18 +48,18 @@ class Source:
 
     @property
     def key_column(self) -> str:
-        """Return the column of keys of a source of rows."""
+        """Return the name of the key column of a source that has columns."""
         return str(self.options.get("key", KEY_COLUMN))
 
     @property
     def is_own_query(self) -> bool:
-        """Return whether this is a query in Vectormill's own Postgres, where triggers can follow a table."""
+        """Return True for a query on Vectormill's own Postgres, where triggers can follow a table."""
         return self.kind == SQL and not self.options.get("url_env") and not self.options.get("url_file")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSource:
-    """The source of a collection as it is kept."""
+    """A source as it is saved for a collection."""
 
     collection: str
     source: Source
@@ -66,18 +67,18 @@ class SavedSource:
     updated_at: datetime
 
 
-# Parts of a URL: a presigned address or a shared-access signature opens what it names to whoever reads it. A "?" of a
-# glob has no "=" behind it.
+# Query strings of URLs: anybody who reads a presigned address or a shared-access signature can use it. A "?"
+# of a glob is not followed by "=".
 QUERY_OF_URL: Final = re.compile(r"(?<=\?)[^\s?'\"]*=[^\s'\"]*")
 
 
 def hide_queries(text: str) -> str:
-    """Replace the query strings of URLs in a text by an ellipsis."""
+    """Return the text with the query strings of its URLs replaced by an ellipsis."""
     return QUERY_OF_URL.sub("…", text) if "://" in text else text
 
 
 def hide_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without the query strings of file URLs: whoever has a key of scope read sees them."""
+    """Return the options without query strings of file URLs, since any key of scope read may see them."""
     files = options.get("files")
     hidden = {"files": [hide_queries(str(name)) for name in files]} if files else {}
     return {**options, **hidden}
@@ -88,31 +89,32 @@ Names = Annotated[tuple[Named, ...], Meta(max_length=256)]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of one kind of source, checked before anything is read."""
+    """Base class of the options of one kind of source, which are checked before anything is read."""
 
     kind: ClassVar[str]
-    # What a collection of pairs is told of a source without second texts; None where its rows may be pairs anyway.
+    # How the error message goes on if a collection needs pairs and the source names no second texts; None if
+    # rows may be pairs anyway.
     how_to_pair: ClassVar[str | None] = None
-    # Whether documents may become passages.
+    # True if documents of this kind of source may be split into passages.
     can_be_split: ClassVar[bool] = True
 
     def check(self) -> None:
-        """Raise InvalidOption for options that exclude each other, or hold what must not be kept."""
+        """Raise InvalidOption if options exclude each other or contain something that must not be stored."""
 
     def names_local_files(self) -> bool:
-        """Return whether files of the machine that reads are named."""
+        """Return True if the options name files of the machine that reads the source."""
         return False
 
     def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
-        """Return the reader. `patience_seconds` bounds statements of a database; 0 is for ever."""
+        """Return a reader. `patience_seconds` is the timeout of each database statement; 0 means none."""
         raise NotImplementedError
 
 
 class ColumnOptions(Options, frozen=True, kw_only=True):
-    """Columns by name, of a source of rows.
+    """Options that name the columns of a source of rows.
 
-    `text_pair` is the column of a second text, where items are pairs. `metadata` names columns; one alone that holds
-    JSON objects is named by `metadata_json` instead.
+    `text_pair` is the column of the second text if items are pairs. `metadata` names the columns that become
+    metadata; `metadata_json` names instead one column that holds JSON objects.
     """
 
     how_to_pair = ": name the column of the second ones (text_pair)"
@@ -125,12 +127,12 @@ class ColumnOptions(Options, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Return the columns that hold texts."""
+        """Return the names of the columns that hold texts."""
         return (self.text, self.text_pair) if self.text_pair else (self.text,)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns of key, texts and metadata, in the order in which `pick` wants them."""
+        """Return the names of the key, text and metadata columns, in the order that `pick` expects."""
         json_column = (self.metadata_json,) if self.metadata_json else ()
         return (self.key, *self.texts, *self.metadata, *json_column)
 
@@ -141,9 +143,9 @@ class ColumnOptions(Options, frozen=True, kw_only=True):
             )
 
     def pick(self, values: Sequence[Sequence[Any]], positions: Sequence[int]) -> "PickedColumns":
-        """Return what an Assembler takes: keys, texts, what makes the metadata, and second texts.
+        """Return the keys, texts, metadata and second texts of a batch, as an Assembler takes them.
 
-        `positions` are those of `columns` among the columns of a batch.
+        `positions` are the positions of `columns` among the columns of the batch.
         """
         key, content, *rest = positions
         pairs = values[rest.pop(0)] if self.text_pair else None
@@ -160,7 +162,7 @@ PickedColumns = tuple[Sequence[Any], Sequence[Any], Sequence[Any] | None, Sequen
 
 
 class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
-    """A query. Without `url_env` and `url_file` it is asked of our own Postgres."""
+    """Options of a SQL query. Without `url_env` and `url_file` it runs on Vectormill's own Postgres."""
 
     kind = SQL
 
@@ -180,7 +182,7 @@ class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
 
 
 class FileOptions(ColumnOptions, frozen=True, kw_only=True):
-    """Files by path, URL or glob; `format` is told by their names unless it is given."""
+    """Options of files, by path, URL or glob. `format` is inferred from the file names unless it is given."""
 
     kind = FILES
 
@@ -207,7 +209,11 @@ class FileOptions(ColumnOptions, frozen=True, kw_only=True):
 
 
 class TreeOptions(Options, frozen=True, kw_only=True):
-    """A folder and which of its files: `**` spans folders; a pattern without a slash fits a name in any of them."""
+    """Options of a folder and the patterns of its files.
+
+    In a pattern `**` matches any number of folders; a pattern without a slash matches file names in every
+    folder.
+    """
 
     kind = TREE
     how_to_pair = ", and a tree has one a file: name a source with text_pair"
@@ -226,7 +232,7 @@ class TreeOptions(Options, frozen=True, kw_only=True):
 
 
 class PushOptions(Options, frozen=True, kw_only=True):
-    """No options: a client sends the rows."""
+    """Options of a push; there are none, as the client sends the rows."""
 
     kind = PUSH
 
@@ -237,7 +243,7 @@ class PushOptions(Options, frozen=True, kw_only=True):
 
 
 class OwnTextOptions(Options, frozen=True, kw_only=True):
-    """No options: the collection keeps the texts, as passages where they were split."""
+    """Options of the collection's own texts; there are none. Texts were kept as passages if they were split."""
 
     kind = OWN_TEXTS
     can_be_split = False
@@ -274,7 +280,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_options(source: Source) -> Options:
-    """Return the options of the source's kind. Raise InvalidOption naming the field that does not fit."""
+    """Return the options of the source's kind. Raise InvalidOption, naming the field, if one does not fit."""
     if source.kind not in KINDS:
         raise InvalidOption(f"{source.kind!r} is no kind of source; there are {', '.join(KINDS)}.")
     options: Options = _convert(source.options, KINDS[source.kind], f"A source of kind {source.kind}")
@@ -283,7 +289,7 @@ def parse_options(source: Source) -> Options:
 
 
 def parse_split(source: Source) -> Split:
-    """Return how the source's documents are split into rows. Raise InvalidOption."""
+    """Return how the source's documents are split into rows. Raise InvalidOption if `split` does not fit."""
     split: Split = _convert(source.split, Split, "The split")
     if split.by != NONE and source.options.get("text_pair") is not None:
         raise InvalidOption("A pair is scored as a whole: leave out the split, or text_pair.")
@@ -307,9 +313,9 @@ def _convert(values: Mapping[str, Any], kind: type[Any], subject: str) -> Any:
 
 
 def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
-    """Raise InvalidOption if the source's rows are not what the collection's task reads: texts, or pairs of them.
+    """Raise InvalidOption if the source's rows (texts or pairs) do not suit the collection's task.
 
-    `spec` is None for a collection that is not there yet, of which nothing is known.
+    `spec` is None if the collection does not exist yet; then only the source itself is checked.
     """
     if spec is None:
         return
@@ -329,10 +335,13 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
 
 
 def needs_pairs(spec: EncodingSpec) -> bool:
-    """Return whether a text without a pair fails: with a model that embeds. A classifier reads single texts too."""
+    """Return True if every item must be a pair: the task is `score` and the model has no labels.
+
+    A classifier, which has labels, reads single texts too.
+    """
     return spec.task == JUDGE and not spec.labels
 
 
 def takes_pairs(source: Source, spec: EncodingSpec) -> bool:
-    """Return whether rows that are pushed may have a second text."""
+    """Return True if pushed rows may have a second text."""
     return TASKS[spec.task].reads_pairs and parse_split(source).by == NONE

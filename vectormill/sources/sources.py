@@ -1,4 +1,4 @@
-"""Sources as they are kept: one of a collection. How they are read: vectormill/sources."""
+"""Statements that save, find and delete sources in the database; a collection has at most one source."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ DELETE_SOURCE = text("""
 
 
 def save_source(connection: Connection, collection: str, source: Source) -> SavedSource:
-    """Save a source in place of the one that the collection had. Raise CollectionNotFound."""
+    """Save the source of a collection, replacing the one it had. Raise CollectionNotFound."""
     values = {
         "collection": collection,
         "kind": source.kind,
@@ -52,7 +52,7 @@ def save_source(connection: Connection, collection: str, source: Source) -> Save
 
 
 def find_source(connection: Connection, collection: str) -> SavedSource:
-    """Return the source of a collection. Raise CollectionNotFound and SourceNotFound."""
+    """Return the source of a collection. Raise CollectionNotFound or SourceNotFound."""
     row = connection.execute(FIND_SOURCE, {"collection": collection}).one_or_none()
     if row is None:
         raise _no_collection(collection)
@@ -64,13 +64,13 @@ def find_source(connection: Connection, collection: str) -> SavedSource:
 
 
 def find_source_of_run(connection: Connection, collection_id: int) -> Source | None:
-    """Return the source of a run's collection; None if it has none."""
+    """Return the source of a run's collection; None if the collection has none."""
     row = connection.execute(FIND_SOURCE_OF_RUN, {"collection_id": collection_id}).one()
     return None if row.kind is None else Source(row.kind, row.options, row.split)
 
 
 def delete_source(connection: Connection, collection: str) -> None:
-    """Delete the source; rows of the collection stay. Raise CollectionNotFound and SourceNotFound."""
+    """Delete the source of a collection but not its rows. Raise CollectionNotFound or SourceNotFound."""
     find_source(connection, collection)
     connection.execute(DELETE_SOURCE, {"collection": collection})
 

@@ -1,6 +1,6 @@
-"""SQL: the rows of a query, of any database that SQLAlchemy reaches, through a cursor on the server.
+"""SQL sources: read a query's rows through a server-side cursor, on any database of SQLAlchemy.
 
-The URL is read from the environment or a file when it is needed, and neither kept nor shown.
+The database URL is read from the environment or a file when it is needed, and is neither stored nor shown.
 """
 
 import logging
@@ -26,7 +26,8 @@ from vectormill.sources.source import SqlOptions
 
 APPLICATION_NAME: Final = "vectormill source"
 
-# The reading is one long statement on purpose: what the rest of the project counts as a forgotten transaction.
+# Reading a source is one long transaction on purpose, so the timeout of idle transactions, which ends
+# forgotten ones elsewhere, is switched off.
 READ_ON = (
     "SET LOCAL idle_in_transaction_session_timeout = 0",
     "SET LOCAL statement_timeout = {milliseconds}",
@@ -41,7 +42,10 @@ Fetch = Callable[[int], Sequence[Any]]
 
 
 class SqlReader(Reader):
-    """Read a query's rows. `patience_seconds` bounds each statement where the database is Postgres; 0 is for ever."""
+    """Read the rows of a query.
+
+    On Postgres, `patience_seconds` is the timeout of each statement; 0 means none.
+    """
 
     def __init__(self, options: SqlOptions, place: SourcePlace, patience_seconds: float = 0) -> None:
         super().__init__()
@@ -65,7 +69,10 @@ class SqlReader(Reader):
                 yield items
 
     def cancel(self) -> None:
-        """End the query on its server, from another thread; the reading fails then. Only Postgres can be told."""
+        """Cancel the query on the server, from another thread, so that reading fails.
+
+        Only Postgres supports this.
+        """
         with self._lock:
             self._is_cancelled = True
             if self._driver is not None:
@@ -75,7 +82,7 @@ class SqlReader(Reader):
                     logger.warning("A query that nobody waits for could not be cancelled: %s", error)
 
     def _hold(self, connection: Connection | None) -> None:
-        """Note the connection that `cancel` may speak to: never one that the pool has given to somebody else."""
+        """Remember the connection that `cancel` may use, so that it never touches one returned to the pool."""
         driver = None if connection is None else connection.connection.driver_connection
         with self._lock:
             self._driver = driver if isinstance(driver, psycopg.Connection) else None
@@ -83,7 +90,7 @@ class SqlReader(Reader):
                 raise SourceFailed("The query was cancelled before it started.")
 
     def count_rows(self) -> int | None:
-        """Return Postgres' estimate of the rows; None for other databases."""
+        """Return the Postgres planner's estimate of the number of rows; None for other databases."""
         with self._speaking() as connection:
             if connection.dialect.name != "postgresql":
                 return None
@@ -93,7 +100,7 @@ class SqlReader(Reader):
 
     @contextmanager
     def _speaking(self) -> Iterator[Connection]:
-        """Yield a connection for reading alone. Whatever is raised meanwhile becomes a SourceFailed without secrets."""
+        """Yield a read-only connection. Turn every exception into a SourceFailed that contains no secrets."""
         secrets: list[str] = []
         engine: Engine | None = None
         try:
@@ -108,13 +115,13 @@ class SqlReader(Reader):
                         for statement in READ_ON if is_postgres else ():
                             connection.execute(text(statement.format(milliseconds=self._patience_ms)))
                         yield connection
-                        transaction.rollback()  # whatever the query is, nothing of it stays
+                        transaction.rollback()  # leaves no trace, whatever the query did
                 finally:
                     self._hold(None)
         except SourceFailed:
             raise
-        except Exception as error:  # noqa: BLE001 - drivers of a dozen databases raise what they like
-            # Without its cause, which may quote the URL, and would be logged with this error.
+        except Exception as error:  # noqa: BLE001 - drivers of many databases raise all kinds of errors
+            # The cause is dropped, because it may quote the URL and would be logged with this error.
             raise choose_failure(error)(describe_failure(error, secrets)) from None
         finally:
             if engine is not None and engine is not self._place.engine:
@@ -141,10 +148,10 @@ class SqlReader(Reader):
 
 @contextmanager
 def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], Fetch]]:
-    """Yield the names of the query's columns, and what fetches more of its rows from a cursor on the server.
+    """Yield the column names of a query, and a function that fetches its next rows from a server-side cursor.
 
-    psycopg's own cursor, where it is the driver: to make rows of SQLAlchemy takes as long as to fetch them. No
-    parameters are given, so that a percent sign or a colon is what it is.
+    With psycopg its own cursor is used, because building SQLAlchemy's rows takes as long as fetching them. No
+    parameters are passed, so that a percent sign or a colon in the query has no special meaning.
     """
     if connection.dialect.driver == "psycopg":
         driver: Any = connection.connection.driver_connection
@@ -159,7 +166,10 @@ def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], F
 
 
 def find_columns(there: list[str], options: SqlOptions) -> list[int]:
-    """Find the columns of key, texts and metadata. Raise SourceFailed naming the columns that there are."""
+    """Return the positions of the key, text and metadata columns.
+
+    Raise SourceFailed, which lists the query's columns, if one is missing.
+    """
     for name in options.columns:
         if name not in there:
             raise SourceFailed(
@@ -169,18 +179,18 @@ def find_columns(there: list[str], options: SqlOptions) -> list[int]:
 
 
 def strip(query: str) -> str:
-    """Return the query as a cursor takes it, without a semicolon at its end."""
+    """Return the query without a trailing semicolon, which a cursor does not accept."""
     return query.strip().rstrip("; \n\t")
 
 
 def find_secrets(url: URL) -> list[str]:
-    """Return the secrets in the URL, plain and percent-encoded, which must not be shown."""
+    """Return the secrets in a database URL, plain and percent-encoded, so that messages can leave them out."""
     values = [url.password or "", *(str(value) for value in url.query.values())]
     return [form for value in values if value for form in (value, quote(value, safe=""), quote_plus(value))]
 
 
 def describe_failure(error: Exception, secrets: list[str]) -> str:
-    """Describe an error in the database's own words, without the secrets that open it."""
+    """Return the database's message for an error, with the secrets removed."""
     if isinstance(error, ModuleNotFoundError):
         return f"The driver of the database is not installed: there is no Python package {error.name!r}."
     origin = getattr(error, "orig", None) or error

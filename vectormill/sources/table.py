@@ -1,4 +1,4 @@
-"""The tables of sources: what a collection follows, what was pushed for it, and which keys of its table changed."""
+"""The tables of sources: each collection's source, parts of pushes, and changed keys of followed tables."""
 
 from sqlalchemy import (
     BigInteger,
@@ -25,7 +25,8 @@ sources = Table(
     metadata,
     Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
     Column("kind", Text, CheckConstraint(one_of("kind", SOURCE_KINDS), name="kind"), nullable=False),
-    # Never a secret: what opens a database is named, and read where the source is.
+    # Never contains a secret: database credentials are named here and read on the machine that reads the
+    # source.
     Column("options", JSONB, nullable=False, server_default=text("'{}'")),
     Column("split", JSONB, nullable=False, server_default=text("'{}'")),
     moment("created_at", is_now=True),
@@ -35,7 +36,7 @@ sources = Table(
 run_parts = Table(
     "run_parts",
     metadata,
-    # Rows that a client pushed, in their order: see pushes.py.
+    # Rows that a client pushed, in parts and in order; see pushes.py.
     Column("run_id", ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
     Column("seq", Integer, primary_key=True),
     Column("num_items", Integer, nullable=False),
@@ -45,9 +46,11 @@ run_parts = Table(
 source_changes = Table(
     "source_changes",
     metadata,
-    # Written by triggers on a user's own table: a key, and nothing else, in the transaction that changed it.
+    # Written by triggers on a user's own table, in the transaction that changed the row; only keys are
+    # stored.
     Column("id", BigInteger, Identity(always=True), primary_key=True),
-    # No foreign key: each of the user's transactions would lock the collection's row.
+    # There is no foreign key, because it would make each of the user's transactions lock the collection's
+    # row.
     Column("collection_id", BigInteger, nullable=False),
     Column("key", Text, nullable=False),
     moment("changed_at", is_now=True),
