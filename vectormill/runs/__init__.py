@@ -1,1 +1,1 @@
-"""Runs: long work on a collection, what it has read, and how that differs from a generation."""
+"""Runs: long work on a collection, and how the rows that a run has read differ from a generation."""

@@ -1,4 +1,4 @@
-"""Runs as the API takes and answers them, and as the client returns them."""
+"""Request and response bodies of runs, shared by API and client."""
 
 from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal, TypedDict
@@ -13,7 +13,7 @@ from vectormill.moments import Moment
 from vectormill.operation import Identifier, NextCursor, describe, one_of
 from vectormill.runs.run import DEFAULT_MAX_CHANGE_SHARE, REINDEX, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 
-# Options that a run's phases know by the same names.
+# Options that are passed to the phases of a run by the same names.
 LIMITS: Final = (
     "max_change_share", "least_recall", "least_cosine", "canary_sample", "most_failed_share", "sample",
 )  # fmt: skip
@@ -21,7 +21,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Sample = Annotated[int, Meta(ge=0, le=10_000)]
 
 
-class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # of its fields
+class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # a base made at run time
     """Options of a run; encoding options make it build a new generation.
 
     What is left out of these stays as in the live generation, or is the habit of the model if another one is named. If
@@ -65,12 +65,12 @@ class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # of it
                 raise ValueError("a text contains a NUL character or half of a UTF-16 surrogate pair")
 
     def to_options(self) -> dict[str, Any]:
-        """Return what is kept with the run; the others become its spec."""
+        """Return the options that are stored with the run; the other fields become its spec."""
         given = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
         return {"priority": self.priority} | ({"confirm": True} if self.confirm else {}) | given
 
     def of_spec(self) -> dict[str, Any]:
-        """Return what was said of the vectors."""
+        """Return the encoding options that were given in the request."""
         own = {*LIMITS, "confirm", "priority"}
         said = msgspec.structs.asdict(self)
         return {name: value for name, value in said.items() if name not in own and value is not None}
@@ -135,7 +135,7 @@ class RunPage(TypedDict):
 
 
 def describe_run(run: Run, job: Job | None = None) -> RunBody:
-    """Return the run as it is answered, with how far its job is."""
+    """Return the response body of a run, with the progress of its encoding job."""
     until = run.finished_at or run.now
     return describe(
         RunBody,

@@ -1,11 +1,13 @@
-"""Differences: what a run has read of its source, how that differs from a generation, and what is done about it.
+"""Differences between a source and a generation: stage the rows of a run's source, compare, and apply.
 
-What was read is staged in two unlogged tables of the run. `seen` has the key of every row, for what vanished. `changes`
-has the rows that are not as in the generation, by their position in the source, and behind them the keys that vanished.
-A crash of Postgres empties unlogged tables: a row that is always there tells, and whoever reads the stage looks for it
-in the same transaction. What is done about the differences goes batch by batch, each in a transaction, and every
-statement may be repeated: a run that was killed between two batches does the last one again. Nothing that a client
-wrote since the run began to read is touched.
+Rows are staged in two unlogged tables per run. `seen` has the key of every row, to find rows that vanished
+from the source. `changes` has the rows that differ from the generation, by position in the source, followed
+by the vanished keys.
+
+A crash of Postgres empties unlogged tables. A marker row, checked in each transaction that reads the stage,
+detects this. Differences are applied in batches, one transaction each, and every statement is idempotent, so
+that a run that was killed repeats its last batch. Rows that clients wrote after the run began to read are
+left alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,12 +36,12 @@ Driver = psycopg.Connection[Any]
 
 
 class StageLost(RunError):
-    """Postgres was restarted after a crash and what the run had read is gone; it reads again."""
+    """Postgres was restarted after a crash and the staged rows are gone; the run reads its source again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch of a source, with what is compared. `first` is the position of its first row, from 1."""
+    """A batch of rows of a source, with their hashes. `first` is the position of the first row, from 1."""
 
     first: int
     items: Sequence[Item]
@@ -50,7 +52,10 @@ class Rows:
 
 
 def pack_rows(first: int, items: Sequence[Item]) -> Rows:
-    """Hash the items of a batch, in the thread that reads: the hashes are most of what a row costs."""
+    """Compute the hashes of a batch of items.
+
+    This is called in the reading thread, because hashing is most of the cost of a row.
+    """
     return Rows(
         first,
         items,
@@ -63,7 +68,7 @@ def pack_rows(first: int, items: Sequence[Item]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class RunTables:
-    """The tables of one run beside one generation."""
+    """The names of a run's staging tables and of the tables of the generation that it is compared with."""
 
     run_id: UUID
     generation: Generation
@@ -80,7 +85,7 @@ class RunTables:
         }
 
     def _name_columns(self) -> dict[str, sql.Composable]:
-        """Return the columns of the generation's kind: of results, in three tables, and of kept texts."""
+        """Return the columns that depend on the generation's kind: result columns and kept-text columns."""
         kind, spec = choose_kind(self.generation.spec), self.generation.spec
         results = [column.name for column in kind.columns(spec)]
         comma = sql.SQL(", ")
@@ -101,7 +106,7 @@ class RunTables:
         return sql.SQL(statement).format(**self.names())
 
 
-# Made of a staged text and the place of a pair's mark in it: what is kept in each column of texts.
+# Expressions for the kept-text columns, from a staged text and the position of the pair separator in it.
 TEXT_VALUES: Final = {
     "text": """
         CASE WHEN %(keep_text)s::boolean
@@ -138,14 +143,14 @@ MAKE_CHANGES: Final = """
     ) WITH (autovacuum_enabled = off)
 """
 
-# Tells a stage from one that a crash of Postgres has emptied.
+# A marker row, which is missing if a crash of Postgres has emptied the table.
 MARK_STAGE: Final = "INSERT INTO {changes} (ordinal, kind, key) VALUES (0, 'marker', '')"
 
 IS_MARKED: Final = "SELECT 1 FROM {changes} WHERE ordinal = 0"
 
 
 def make_stage(connection: Connection, stage: RunTables) -> None:
-    """Make an empty stage, in place of one that is there."""
+    """Create empty staging tables, replacing any that exist."""
     driver = driver_of(connection)
     drop_stage(connection, stage.run_id)
     for statement in (MAKE_SEEN, MAKE_CHANGES, MARK_STAGE):
@@ -166,7 +171,10 @@ def has_table(connection: Connection, run_id: UUID, name: str) -> bool:
 
 
 def require_stage(connection: Connection, stage: RunTables) -> None:
-    """Raise StageLost if the stage is gone. Call it in the transaction that reads, or a crash may come between."""
+    """Raise StageLost if the stage is gone.
+
+    Call in the transaction that reads the stage, as Postgres may crash between two transactions.
+    """
     if not has_table(connection, stage.run_id, "changes"):
         raise StageLost
     if driver_of(connection).execute(stage.fill_in(IS_MARKED)).fetchone() is None:
@@ -184,7 +192,7 @@ LIST_LEFT_STAGES: Final = """
 
 
 def drop_left_stages(connection: Connection) -> int:
-    """Remove the stages of runs that have ended; return how many tables."""
+    """Drop the staging tables of runs that have ended or no longer exist; return the number of tables."""
     driver = driver_of(connection)
     names = [row[0] for row in driver.execute(LIST_LEFT_STAGES.replace("{{", "{").replace("}}", "}"))]
     for name in names:
@@ -192,19 +200,19 @@ def drop_left_stages(connection: Connection) -> int:
     return len(names)
 
 
-# A batch is looked up row by row: its keys are few beside those of the generation, which is not to be read whole for
-# each of them. The planner may believe otherwise of a small one.
+# A batch has few keys compared with the generation, so each key is looked up by index. The planner might read
+# a small generation whole instead.
 LOOK_UP_BY_INDEX: Final = """
     SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
            set_config('enable_seqscan', 'off', true)
 """
 
-# Rows that a crash of Postgres would lose are read again anyway.
+# Needs no durable commit: rows that a crash of Postgres would lose are read again anyway.
 COMMIT_AT_ONCE: Final = "SELECT set_config('synchronous_commit', 'off', true)"
 
-# Most rows are unchanged, and one look-up tells: that of the attributes, where they exist, else that of the vector's
-# row. What was written in a later place is newer than the source: as if it were unchanged. An equal row that is
-# carried from a later place raises that of the attributes.
+# Most rows are unchanged, which one look-up shows: in the attributes if the row has any, else in the results.
+# A row written in a later place is newer than the source and counts as unchanged. An equal row that is
+# carried over from a later place raises the place of its attributes.
 COMPARE_BATCH: Final = """
     WITH item AS MATERIALIZED (
         SELECT key, content_hash, metadata_hash, coalesce(own_place, %(seq)s::bigint) AS place,
@@ -244,7 +252,7 @@ COPY_CHANGES: Final = """
 def stage_rows(
     connection: Connection, stage: RunTables, rows: Rows, seq: int, *, keep_text: bool
 ) -> dict[str, int]:
-    """Stage a batch, and what of it differs from the generation; return how many rows by kind."""
+    """Stage a batch of rows and those that differ from the generation; return the number of rows by kind."""
     driver = driver_of(connection)
     driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(COMMIT_AT_ONCE)
@@ -289,7 +297,10 @@ LOAD_CHANGES: Final = """
 def load_changes(
     connection: Connection, stage: RunTables, seq: int, *, kinds: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, Item]]:
-    """Load rows behind a position that are to be encoded, each with its own. `seq` is the place of the run."""
+    """Return up to `limit` staged rows of these kinds after a position, each as (position, item).
+
+    An item has a place of its own only if it differs from `seq`, the place of the run.
+    """
     values = {"seq": seq, "after": after, "kinds": list(kinds), "limit": limit}
     rows: Iterator[Any] = driver_of(connection).execute(stage.fill_in(LOAD_CHANGES), values, binary=True)
     return [(row[0], Item(row[1], row[2], row[3], row[4])) for row in rows]
@@ -309,7 +320,7 @@ def count_rows(connection: Connection, stage: RunTables) -> int:
 
 FORGET_VANISHED: Final = "DELETE FROM {changes} WHERE ordinal > %(num_seen)s::bigint"
 
-# The whole of both tables once, whatever their sizes; the seq is looked at where the row is deleted.
+# Reads both tables once, whatever their sizes; the place of a row is compared when it is deleted.
 NOTE_VANISHED: Final = """
     WITH vanished AS (
         SELECT live.key FROM {table} AS live
@@ -326,10 +337,10 @@ NOTE_VANISHED: Final = """
 def note_vanished(
     connection: Connection, stage: RunTables, *, num_rows: int, num_known: int, num_seen: int, seq: int
 ) -> int:
-    """Stage the keys that the source no longer has; return how many.
+    """Stage the keys that the source no longer has; return their number.
 
-    `num_known` rows of the source are in the generation. If these are all of its rows, and none was deleted since,
-    none has vanished, and nothing needs to be compared.
+    `num_known` rows of the source are in the generation, which has `num_rows`. If these are equal and no item
+    was deleted since the run began to read, no row can have vanished, and the comparison is skipped.
     """
     driver = driver_of(connection)
     driver.execute(stage.fill_in(FORGET_VANISHED), {"num_seen": num_seen})
@@ -341,8 +352,8 @@ def note_vanished(
     return _number(connection, stage, NOTE_VANISHED, {"num_seen": num_seen})
 
 
-# One row for each text that is wanted and there, found in one pass over the generation, which has no index of texts:
-# few runs have new rows and many do not. The results are copied out first, so that two rows may change places.
+# Selects one donor row per wanted text, in a single pass over the generation, which has no index by text
+# because few runs have new rows. Results are copied before any is written, so that two rows can swap places.
 MAKE_MOVED: Final = """
     CREATE UNLOGGED TABLE {moved} WITH (autovacuum_enabled = off) AS
     WITH wanted AS (
@@ -361,7 +372,7 @@ MAKE_MOVED: Final = """
 
 
 def note_moved(connection: Connection, stage: RunTables) -> None:
-    """Copy results of texts that the generation has under another key to the rows that need them."""
+    """Copy the results of texts that the generation has under another key, for rows that need them."""
     if has_table(connection, stage.run_id, "moved"):
         return
     driver = driver_of(connection)
@@ -374,7 +385,7 @@ LIST_MOVED: Final = """
     SELECT ordinal FROM {moved} WHERE ordinal > %(after)s::bigint ORDER BY ordinal LIMIT %(limit)s::bigint
 """
 
-# Deletions of the collection are held meanwhile, so that no tombstone comes between: see tombstones.py.
+# The caller holds off deletions of the collection, so that no tombstone appears meanwhile: see deletions.py.
 WRITE_MOVED: Final = """
     INSERT INTO {table} AS live (key, content_hash, {results}, job_seq)
     SELECT moved.key, moved.content_hash, {moved_results}, moved.place
@@ -403,7 +414,10 @@ MARK_MOVED: Final = """
 def write_moved(
     connection: Connection, stage: RunTables, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int | None]:
-    """Write the copied results of the next rows behind a position; return how many, and the last one's position."""
+    """Write the copied results of up to `limit` rows after a position.
+
+    Return the number of rows marked as moved and the last row's position; None after the last row.
+    """
     driver = driver_of(connection)
     with driver.cursor() as cursor:
         hold_deletions(cursor, stage.generation.id)
@@ -424,7 +438,7 @@ LIST_METADATA_ONLY: Final = """
 """
 
 
-# An older job has given the row another text since it was compared: it is encoded with the others.
+# If an older job has changed the text of a row since it was compared, the row must be encoded after all.
 MARK_CHANGED: Final = """
     WITH marked AS (
         UPDATE {changes} AS change SET kind = 'c'
@@ -440,12 +454,13 @@ MARK_CHANGED: Final = """
 def write_metadata(
     connection: Connection, stage: RunTables, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int, int | None]:
-    """Give the next rows whose text is unchanged their metadata; return how many have another text by now.
+    """Write the metadata of up to `limit` rows after a position whose texts are unchanged.
 
-    Those are to be encoded. The second number is that of texts which Postgres refused to keep, and the last value the
-    position of the last row.
+    Return three values: how many rows have another text by now and must be encoded, how many texts Postgres
+    refused to keep, and the last row's position (None after the last row).
 
-    No commit overlaps it: an older one would write its result beside these attributes.
+    Nobody else can write rows of the collection meanwhile; otherwise an older job could write its result
+    beside these attributes.
     """
     driver = driver_of(connection)
     lock_deletions(connection, stage.generation.collection_id)
@@ -459,8 +474,8 @@ def write_metadata(
     return num_changed, num_refused, int(ordinals[-1])
 
 
-# The row with the result is locked and not changed: the attributes alone have the later place. So they stay where the
-# metadata is taken away: they tell an older job that it comes too late.
+# The row with the result is locked but not changed, so only the attributes have the later place. They are
+# kept even if the metadata is removed, because they stop an older job from overwriting the row.
 WRITE_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
         SELECT change.kind, change.key, live.content_hash, change.metadata, change.metadata_hash, change.text,
@@ -485,7 +500,7 @@ WRITE_ATTRIBUTES: Final = """
      WHERE kept.job_seq <= excluded.job_seq
 """
 
-# Counts rows that the statement before has locked.
+# Relies on the row locks of the statement before.
 CLEAR_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
         SELECT change.key, change.metadata_hash, change.place
@@ -503,7 +518,8 @@ def _write_attributes(
 ) -> int:
     """Write the attributes of these rows; return how many texts Postgres refused to keep.
 
-    A text that the full-text search cannot take (SQLSTATE 54000) is left out; its row keeps its vector and metadata.
+    A text that full-text search cannot index (SQLSTATE 54000) is left out, but its row keeps vector and
+    metadata.
     """
     driver = driver_of(connection)
     values = {"ordinals": list(ordinals), "keep_text": keep_text}
@@ -533,13 +549,13 @@ LIST_VANISHED: Final = """
 def list_vanished(
     connection: Connection, stage: RunTables, *, after: int, limit: int
 ) -> list[tuple[int, str]]:
-    """List staged keys that the source no longer has, behind a position, each with its own."""
+    """Return up to `limit` vanished keys after a position, each as (position, key)."""
     values = {"after": after, "limit": limit}
     rows = driver_of(connection).execute(stage.fill_in(LIST_VANISHED), values).fetchall()
     return [(row[0], row[1]) for row in rows]
 
 
-# A row that was carried failed in its own place: what is newer in the generation stays.
+# The failed row of a carried-over item has its own place, so that a newer row in the generation is kept.
 LIST_FAILED_KEYS: Final = text("""
     SELECT failed.item, failed.key,
            coalesce(payload.places[failed.item - chunks.first_item + 1], jobs.place, jobs.seq) AS place
@@ -554,7 +570,7 @@ LIST_FAILED_KEYS: Final = text("""
 def list_failed_keys(
     connection: Connection, job_id: object, *, after: int, limit: int
 ) -> list[tuple[int, str, int]]:
-    """List items without a result behind a position in the job: position, key, and place among the writers."""
+    """Return up to `limit` failed items of a job after a position, as (position, key, place of writing)."""
     rows = connection.execute(LIST_FAILED_KEYS, {"job_id": job_id, "after": after, "limit": limit})
     return [(row.item, row.key, row.place) for row in rows]
 

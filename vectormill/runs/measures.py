@@ -1,7 +1,7 @@
-"""Measures: what can be said of a generation's rows from Postgres alone, for checks and canaries.
+"""Measures of a generation that Postgres alone can compute, for checks and canaries.
 
-How much of the exact answer its index finds, and which rows are no vectors, no scores or no records. Each question is
-short transactions. What a sample of its texts gives when it is encoded again: `vectormill/runs/samples.py`.
+These are the recall of its vector index, and counts of broken vectors, scores and records. Each measurement
+uses short transactions. Encoding a sample of texts again is in `vectormill/runs/samples.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +16,23 @@ from vectormill.domain.task import RAW, SCORE, SIGMOID, SOFTMAX
 from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
-# An exact search reads every row, at some million rows a second: so many rows are read for a whole measurement.
+# An exact search reads every row, at some million rows per second; this bounds the rows read by all exact
+# searches of one measurement.
 EXACT_ROWS_BUDGET: Final = 20_000_000
 LEAST_QUERIES: Final = 10
 MOST_QUERIES: Final = 50
-# 8 KiB each: a transaction of so many blocks takes a fraction of a second.
+# A block has 8 KiB, so a transaction over this many blocks takes a fraction of a second.
 BLOCKS_PER_SCAN: Final = 4096
 MOST_NAMED_KEYS: Final = 20
-# Distances of float16 vectors that differ by less are the same rank, whoever comes first.
+# Float16 distances that differ by less than this count as equal, in whichever order rows are returned.
 SAME_DISTANCE: Final = 1e-5
-# The tolerance for a vector whose model promises length 1, in float16.
+# The tolerance for the norm of a float16 vector whose model normalizes to length 1.
 NORM_TOLERANCE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The size of a table. `num_rows` is an estimate of Postgres; 0 where it has never counted."""
+    """The size of a table. `num_rows` is an estimate by Postgres; 0 if the table was never analyzed."""
 
     num_blocks: int
     num_rows: float
@@ -39,7 +40,10 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The recall of an index: the share of the `limit` nearest rows to `num_queries` rows that it found, 0 to 1."""
+    """The recall of an index, from 0 to 1, measured with `num_queries` rows of the generation as queries.
+
+    `value` is the share of each query's `limit` nearest rows that the index found.
+    """
 
     value: float
     num_queries: int
@@ -52,10 +56,11 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Soundness:
-    """Rows that are no vectors. `broken_keys` are some that are NaN, infinite or zero; norms leave those out.
+    """Counts of broken vectors and of unexpected norms in a generation.
 
-    A model that normalizes promises a norm of 1: `num_odd_norms` are off it by more than NORM_TOLERANCE. Norms are None
-    where numbers are codes or bits, of which all are vectors, and only counted.
+    `broken_keys` are examples of vectors that are NaN, infinite or zero, which the norms leave out. If the
+    model normalizes, `num_odd_norms` vectors have a norm that is off 1 by more than NORM_TOLERANCE. For int8
+    codes and bits, which are always valid, rows are only counted and norms are None.
     """
 
     num_rows: int
@@ -70,7 +75,7 @@ class Soundness:
         return asdict(self)
 
     def list_problems(self) -> list[str]:
-        """Return a sentence about each thing that is wrong."""
+        """Return one sentence for each problem found."""
         problems = []
         if num_broken := self.num_not_finite + self.num_zero:
             problems.append(
@@ -87,9 +92,10 @@ class Soundness:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Rows of scores or of records that are none: `broken_keys` are some. In `num_empty` records nothing was found.
+    """Counts of invalid scores or records in a generation; `broken_keys` are examples.
 
-    `smallest` and `largest` are of scores that are numbers of their scale.
+    `num_empty` records are objects without any finding. `smallest` and `largest` are taken over the valid
+    scores.
     """
 
     kind: str
@@ -105,7 +111,7 @@ class Validity:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def list_problems(self) -> list[str]:
-        """Return a sentence about what is wrong."""
+        """Return a sentence if any score or record is invalid."""
         if not self.num_broken:
             return []
         what = "are no objects of types" if self.kind == RECORDS else "are no numbers, or not of their scale"
@@ -113,7 +119,7 @@ class Validity:
 
 
 def name_keys(keys: Sequence[str]) -> str:
-    """Return the first keys of a list, for a sentence."""
+    """Return the first keys of a list, joined for a message."""
     return ", ".join(map(repr, keys[:3]))
 
 
@@ -128,7 +134,7 @@ def count_blocks(connection: Connection, generation: Generation) -> TableSize:
     return TableSize(found.num_blocks, found.num_rows)
 
 
-# Operators of the vector types that an index can be made of.
+# The distance operators of the vector types that can have an index.
 DISTANCE_OPERATORS: Final = {FLOAT32: "<=>", FLOAT16: "<=>", BINARY: "<~>"}
 
 FIND_INDEX: Final = text("""
@@ -142,13 +148,13 @@ FIND_INDEX: Final = text("""
 
 
 def find_vector_index(connection: Connection, generation: Generation) -> str | None:
-    """Return the name of a valid index on the generation's vectors; None when there is none."""
+    """Return the name of a valid index on the generation's vectors; None if there is none."""
     table = f"vectormill.{generation.table_name}"
     name: str | None = connection.execute(FIND_INDEX, {"table": table}).scalar_one_or_none()
     return name
 
 
-# Rows of a few blocks: a sample of single rows would read them all. `share` is in percent.
+# Samples whole blocks, as a sample of single rows would read every block. `share` is in percent.
 SAMPLE_ROWS: Final = """
     SELECT key, CAST(embedding AS text) AS embedding
       FROM vectormill.{table} TABLESAMPLE SYSTEM (:share) ORDER BY random() LIMIT :limit
@@ -156,15 +162,16 @@ SAMPLE_ROWS: Final = """
 
 
 def sample_rows(connection: Connection, generation: Generation, size: int) -> list[tuple[str, str]]:
-    """Return key and embedding, as SQL writes it, of so many random rows, or of all when there are fewer.
+    """Return (key, embedding) of `size` random rows, or of all rows if there are fewer.
 
-    From blocks by chance, so that rows which lie together are met together; cheap whatever the table's size.
+    Embeddings are in their SQL text form. Random blocks are sampled, so rows stored together tend to be
+    sampled together; the cost does not depend on the table's size.
     """
     num_rows = count_blocks(connection, generation).num_rows
     share = 100.0 if num_rows < 50 * size else min(100.0, 1000.0 * size / num_rows)
     statement = text(SAMPLE_ROWS.format(table=generation.table_name))
     rows = connection.execute(statement, {"share": share, "limit": size}).all()
-    if len(rows) < size and share < 100.0:  # the rows that chance found are dead ones
+    if len(rows) < size and share < 100.0:  # the sampled blocks had mostly dead rows
         rows = connection.execute(statement, {"share": 100.0, "limit": size}).all()
     return [(row.key, row.embedding) for row in rows]
 
@@ -176,7 +183,8 @@ FIND_NEAREST: Final = """
      ORDER BY distance + 0
 """
 
-# Until the transaction ends. What an index is, is the planner's only other choice.
+# Planner settings until the transaction ends. The planner can choose only between the vector index and a full
+# scan.
 READ_EVERY_ROW: Final = text("SET LOCAL enable_indexscan = off")
 READ_THE_INDEX: Final = text("SET LOCAL enable_seqscan = off")
 
@@ -184,7 +192,10 @@ READ_THE_INDEX: Final = text("SET LOCAL enable_seqscan = off")
 def find_nearest(
     connection: Connection, generation: Generation, row: tuple[str, str], limit: int, *, is_exact: bool
 ) -> list[tuple[str, float]]:
-    """Return key and distance of the rows nearest to a sampled one, itself left out, as a search finds them."""
+    """Return (key, distance) of the `limit` rows nearest to a sampled row, without that row.
+
+    The statement is that of a search, and it reads every row if `is_exact`, else the index.
+    """
     kind = choose_vector_type(generation.spec, in_collection=True)
     column = f"bit({int(generation.spec.dimensions)})" if kind.name == BINARY else kind.column
     statement = FIND_NEAREST.format(
@@ -206,10 +217,11 @@ def measure_recall(
     limit: int = 10,
     max_queries: int = MOST_QUERIES,
 ) -> Recall | None:
-    """Return how much of the exact answer the index finds, with rows of the generation as queries.
+    """Measure the recall of a generation's vector index, with sampled rows of the generation as queries.
 
-    The row itself is left out of both answers. None when no index serves, as for int8 codes, scores and records, or
-    there are fewer rows than are asked for. `check` is called between transactions.
+    Each sampled row is left out of its own results. Return None if there is no usable index, as for int8
+    codes, scores and records, or if there are fewer rows than `limit`. `check` is called between
+    transactions.
     """
     if generation.kind != VECTORS or generation.spec.vector_type == INT8:
         return None
@@ -257,7 +269,7 @@ COUNT_ROWS: Final = """
 
 
 def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Soundness:
-    """Read every vector once, some thousand blocks to a transaction. `check` is called between them."""
+    """Read every vector once, BLOCKS_PER_SCAN blocks per transaction. Call `check` between transactions."""
     kind = choose_vector_type(generation.spec, in_collection=True).name
     has_norms = kind in (FLOAT16, FLOAT32)
     tolerance = NORM_TOLERANCE if generation.spec.normalize else float("inf")
@@ -279,7 +291,7 @@ def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], 
     )
 
 
-# NaN is above every number to Postgres, and not between any two.
+# NOT BETWEEN finds NaN too: Postgres sorts it above every number.
 SCAN_SCORES: Final = """
     SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken, 0 AS num_empty,
            min(score) FILTER (WHERE NOT is_broken) AS smallest, max(score) FILTER (WHERE NOT is_broken) AS largest,
@@ -298,7 +310,7 @@ SCAN_RECORDS: Final = """
              WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
 """
 
-# The range of a score, in float32, by its activation; without one it is a cosine.
+# The valid range of float32 scores by their activation; scores without an activation are cosines.
 _LARGEST_FLOAT: Final = 3.4e38
 SCALES: Final[Mapping[str, tuple[float, float]]] = {
     SOFTMAX: (0.0, 1.00001),
@@ -309,7 +321,10 @@ SCALES: Final[Mapping[str, tuple[float, float]]] = {
 
 
 def scan_validity(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Validity:
-    """Read every score or record of a generation once, as scan_vectors does with vectors."""
+    """Read every score or record once, BLOCKS_PER_SCAN blocks per transaction.
+
+    `check` is called between transactions.
+    """
     statement = SCAN_RECORDS
     values: dict[str, float] = {"limit": MOST_NAMED_KEYS}
     if generation.spec.result == SCORE:
@@ -338,7 +353,10 @@ def _scan(
     values: Mapping[str, Any],
     check: Callable[[], None],
 ) -> list[Row[Any]]:
-    """Return the statement's row for each range of blocks of a generation's table, a transaction each."""
+    """Execute the statement for each range of blocks of a generation's table, each in its own transaction.
+
+    Return the statement's row for each range.
+    """
     with engine.connect() as connection:
         num_blocks = count_blocks(connection, generation).num_blocks
     scans = []

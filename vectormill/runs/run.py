@@ -1,4 +1,4 @@
-"""Run: one piece of long work on a collection, carried out by an indexer. Its kinds, states, phases and counts."""
+"""Run: one piece of long work on a collection by an indexer, with its kinds, states, phases and counts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import WrongRunState
 from vectormill.domain.states import States
 
-REINDEX: Final = "reindex"  # follows the source, in the live generation or in a new one
+REINDEX: Final = "reindex"  # brings the live generation, or a new one, up to date with the source
 INDEX: Final = "index"  # builds, rebuilds or drops indexes
-CHECK: Final = "check"  # compares a sample with what the model gives, and the index with an exact search
+CHECK: Final = "check"  # encodes a sample again, and compares the index with exact search
 
 RUN_KINDS: Final = (REINDEX, INDEX, CHECK)
 
@@ -30,14 +30,14 @@ SKIPPED: Final = "skipped"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A state of runs. Statements are composed of the sets below, which are made from these properties."""
+    """A state of runs. The sets of states in SQL statements are derived from these properties."""
 
     name: str
     is_final: bool = False
-    is_begun: bool = True  # an indexer has had it
-    is_claimed: bool = False  # an indexer has it
-    is_wanted: bool = True  # nobody has cancelled it
-    is_good: bool = False  # the collection is in step with its source
+    is_begun: bool = True  # an indexer has claimed the run at some time
+    is_claimed: bool = False  # an indexer has the run now
+    is_wanted: bool = True  # no client has cancelled the run
+    is_good: bool = False  # the collection is up to date with its source
 
 
 _ROWS: Final = (
@@ -59,7 +59,7 @@ GOOD_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_good)
 FINISHED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_begun and state.is_wanted
 )
-# A schedule, and the tending of an index, try these kinds again.
+# Runs without success that were not cancelled: a schedule or the index maintainer tries again.
 MISSED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_wanted and not state.is_good
 )
@@ -81,7 +81,7 @@ INDEXING: Final = "indexing"
 CHECKING: Final = "checking"
 SWAPPING: Final = "swapping"
 
-# In the order in which a run goes through them; one that has nothing to do in a phase passes it.
+# The phases in their order; a phase that has nothing to do returns at once.
 RUN_PHASES: Final = (READING, COMPARING, ENCODING, DELETING, INDEXING, CHECKING, SWAPPING)
 
 PHASES_BY_KIND: Final[Mapping[str, tuple[str, ...]]] = {
@@ -90,18 +90,19 @@ PHASES_BY_KIND: Final[Mapping[str, tuple[str, ...]]] = {
     CHECK: (CHECKING,),
 }
 
-# The share of the rows that may be encoded again or deleted by a run that nobody has confirmed.
+# The largest share of the rows that a run may encode again or delete without being confirmed.
 DEFAULT_MAX_CHANGE_SHARE: Final = 0.3
-# By so much of the rows a source may have moved on since the reading that was confirmed.
+# The share of the rows by which a source may have changed further since the reading that was confirmed.
 CONFIRMED_MARGIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Count rows of the source by how they differ from the generation.
+    """Numbers of rows of the source, by how they differ from the generation.
 
-    `num_moved` are new keys, or passages at another place, whose vector was taken over from an equal text;
-    `num_deleted` rows that the source no longer has; `num_failed` those that could not be encoded.
+    `num_moved` counts new keys, or passages at another place, that took over the vector of an equal text;
+    `num_deleted` counts rows that the source no longer has; `num_failed` counts rows that could not be
+    encoded.
     """
 
     num_seen: int = 0
@@ -116,9 +117,10 @@ class RunCounts:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as it stands in the database at one moment.
+    """A run as read from the database.
 
-    `spec` is that asked for, None for the live generation's; `report` what a phase found, by phase.
+    `spec` is the requested spec, None for that of the live generation. `report` has the findings of each
+    phase.
     """
 
     id: UUID
@@ -149,7 +151,7 @@ class Run:
 
 
 def phase_after(kind: str, phase: str) -> str | None:
-    """Return the next phase of a run of this kind; None after its last one."""
+    """Return the phase that follows in a run of this kind; None after the last one."""
     phases = PHASES_BY_KIND[kind]
     position = phases.index(phase) + 1
     return phases[position] if position < len(phases) else None
@@ -161,7 +163,11 @@ def state_at_end(counts: RunCounts) -> str:
 
 
 def state_after_cancel(state: str) -> str:
-    """Return `cancelling` while an indexer holds the run, which ends it; else `cancelled`. Raise WrongRunState."""
+    """Return the state of a run in this state after a client cancels it. Raise WrongRunState.
+
+    A running run becomes `cancelling` until its indexer ends it; one that waits or is held becomes
+    `cancelled`.
+    """
     if state in (CANCELLING, CANCELLED):
         return state
     if state == RUNNING:
@@ -172,14 +178,17 @@ def state_after_cancel(state: str) -> str:
 
 
 def state_after_confirm(state: str) -> str:
-    """Return the state in which a held run waits for an indexer again. Raise WrongRunState."""
+    """Return the state of a held run after it is confirmed. Raise WrongRunState for any other run."""
     if state == HELD:
         return QUEUED
     raise WrongRunState(f"The run is {state}; only a held run can be confirmed.")
 
 
 def is_as_confirmed(num_rows: int, num_changed: int, num_vanished: int, confirmed: Mapping[str, int]) -> bool:
-    """Tell whether a fresh reading finds no more than was confirmed: of each kind its share, and a little more."""
+    """Return True if a new reading finds no larger changes than were confirmed.
+
+    Changed and vanished rows are compared separately, as shares of all rows plus CONFIRMED_MARGIN.
+    """
     num_then = max(1, confirmed["num_rows"])
     return all(
         number <= (confirmed[name] / num_then + CONFIRMED_MARGIN) * num_rows
@@ -188,9 +197,10 @@ def is_as_confirmed(num_rows: int, num_changed: int, num_vanished: int, confirme
 
 
 def refuse_change(num_rows: int, num_changed: int, num_vanished: int, max_share: float) -> str | None:
-    """Say why a run is held: it would encode again or delete a larger share of `num_rows` than `max_share`.
+    """Return why a run must be held, None if it may continue.
 
-    None when it may go on; a collection without rows has nothing to lose.
+    A run is held if it would encode again or delete a larger share of `num_rows` than `max_share`. A
+    collection without rows has nothing to lose.
     """
     if num_rows == 0 or num_changed + num_vanished <= max_share * num_rows:
         return None

@@ -1,7 +1,7 @@
-"""Runs: made, found, listed, cancelled and confirmed by clients; claimed and carried out by indexers, phase by phase.
+"""Runs in the database: clients create, find, list, cancel and confirm them, and indexers carry them out.
 
-One run of a collection is carried out at a time: a unique index says so, and what is queued waits. A run stays
-`running` when its indexer dies; whoever claims it after the lease goes on in its phase.
+A unique index allows one active run per collection; others stay queued. If its indexer dies, a run stays
+`running` until its lease expires, and the next indexer to claim it continues in the same phase.
 """
 
 from collections.abc import Mapping
@@ -56,8 +56,8 @@ FROM_RUNS = """
 
 FIND_RUN = text(f"SELECT {RUN_COLUMNS} {FROM_RUNS} WHERE runs.id = :run_id")
 
-# clock_timestamp() and not now(): runs that one transaction makes have an order, which pages are cut by. A due
-# time of a schedule has one run, whoever makes it.
+# Uses clock_timestamp() instead of now(), so that runs created in one transaction have an order for paging. A
+# due time of a schedule has at most one run.
 CREATE_RUN = text("""
     INSERT INTO vectormill.runs
         (id, collection_id, kind, state, spec, options, schedule_id, due_at, created_at, finished_at, error)
@@ -84,10 +84,10 @@ def create_run(
     due_at: datetime | None = None,
     error: str | None = None,
 ) -> Run | None:
-    """Make a run that an indexer claims after COMMIT; return None if its schedule has one of this due time.
+    """Create a run for indexers to claim after COMMIT; return None if its schedule's due time has a run.
 
-    `spec` is that asked for, None for the live generation's; an `error` is that of one made `skipped` or `failed`.
-    Raise CollectionNotFound.
+    `spec` is the requested spec, None for that of the live generation. `error` is given for a run that is
+    created `skipped` or `failed`. Raise CollectionNotFound.
     """
     values = {
         "id": uuid4(),
@@ -116,7 +116,7 @@ HAS_TEXTS = text("""
 
 
 def refuse_without_texts(connection: Connection, collection: str) -> None:
-    """Raise SourceNotFound for a collection that has neither a source nor texts of its own to encode again."""
+    """Raise SourceNotFound if the collection has neither a source nor kept texts to encode again."""
     if connection.execute(HAS_TEXTS, {"name": collection}).scalar_one_or_none() is False:
         raise SourceNotFound(
             f"Collection {collection!r} has no source, and keeps no texts; set one with `vectormill sources set`."
@@ -124,7 +124,7 @@ def refuse_without_texts(connection: Connection, collection: str) -> None:
 
 
 def find_run(connection: Connection, run_id: UUID) -> Run:
-    """Return the run as it stands now. Raise RunNotFound."""
+    """Return a run in its current state. Raise RunNotFound."""
     row = connection.execute(FIND_RUN, {"run_id": run_id}).one_or_none()
     if row is None:
         raise RunNotFound
@@ -132,14 +132,15 @@ def find_run(connection: Connection, run_id: UUID) -> Run:
 
 
 def read_run(row: Row[Any]) -> Run:
-    """Return the run in a row of RUN_COLUMNS."""
+    """Convert a row of RUN_COLUMNS to a Run."""
     values = dict(row._mapping)
     counts = RunCounts(**{name: values.pop(name) for name in COUNT_NAMES})
     spec = values.pop("spec")
     return Run(**values, spec=None if spec is None else EncodingSpec.from_json(spec), counts=counts)
 
 
-# A page is what was made before a moment; without one it is the newest page. Each has an index in this order.
+# Return the runs created before a moment; the first page uses a moment in the far future. Both statements
+# have an index in this order.
 LIST_RUNS = text(f"""
     SELECT {RUN_COLUMNS} {FROM_RUNS}
      WHERE runs.created_at < CAST(:before AS timestamptz)
@@ -154,17 +155,17 @@ LIST_RUNS_OF_COLLECTION = text(f"""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# The last moment that both Python and Postgres can name.
+# The last day that both Python and Postgres can represent.
 _LAST = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 def position_of(run: Run) -> int:
-    """Return where a page that ends with this run is cut: microseconds since 1970."""
+    """Return the page cursor of a run: the time of its creation in microseconds since 1970."""
     return (run.created_at - _EPOCH) // _MICROSECOND
 
 
 def moment_of(position: int | None) -> datetime:
-    """Return the moment at which a page is cut; the last there is for None, or for a later one."""
+    """Return the time of a page cursor; the largest possible one for None or a cursor beyond it."""
     last = (_LAST - _EPOCH) // _MICROSECOND
     return _EPOCH + timedelta(microseconds=last if position is None else min(position, last))
 
@@ -172,9 +173,9 @@ def moment_of(position: int | None) -> datetime:
 def list_runs(
     connection: Connection, *, collection: str | None = None, before: int | None = None, limit: int
 ) -> list[Run]:
-    """List runs, newest first, of one collection or of all; `before` is position_of the last one that is known.
+    """List runs of one collection or of all, newest first.
 
-    Raise CollectionNotFound.
+    `before` is the position_of the last run of the previous page. Raise CollectionNotFound.
     """
     values: dict[str, Any] = {"before": moment_of(before), "limit": limit}
     if collection is None:
@@ -197,10 +198,10 @@ CANCEL_RUN = text("""
 
 
 def cancel_run(connection: Connection, run_id: UUID) -> Run:
-    """Stop a run; what it has written until then stays. Cancelling twice is the same as once.
+    """Cancel a run; what it has already written stays. Cancelling twice has no further effect.
 
-    An indexer that holds it hears of it within a heartbeat, and cancels the job that encodes for it. Raises
-    RunNotFound, and WrongRunState for a run that has ended otherwise.
+    The indexer that holds the run notices at its next heartbeat and cancels the run's encoding job. Raise
+    RunNotFound, or WrongRunState if the run has already ended otherwise.
     """
     run = _lock(connection, run_id)
     state = state_after_cancel(run.state)
@@ -210,7 +211,8 @@ def cancel_run(connection: Connection, run_id: UUID) -> Run:
     return find_run(connection, run_id)
 
 
-# The source is read again: it may have changed since, and what was confirmed are shares and no rows.
+# A confirmed run reads its source again, because that may have changed; shares of rows were confirmed, not
+# the rows themselves.
 CONFIRM_RUN = text("""
     UPDATE vectormill.runs
        SET state = :state, error = NULL, available_at = now(), updated_at = now(), attempt = 0,
@@ -220,9 +222,9 @@ CONFIRM_RUN = text("""
 
 
 def confirm_run(connection: Connection, run_id: UUID) -> Run:
-    """Let a held run read again and change as much as it was held for; more is held again.
+    """Queue a held run again, and allow it to change as large a share of rows as it was held for.
 
-    Raise RunNotFound, and WrongRunState unless it is held.
+    A larger change is held again. Raise RunNotFound, or WrongRunState unless the run is held.
     """
     run = _lock(connection, run_id)
     connection.execute(CONFIRM_RUN, {"run_id": run_id, "state": state_after_confirm(run.state)})
@@ -230,13 +232,13 @@ def confirm_run(connection: Connection, run_id: UUID) -> Run:
 
 
 def _lock(connection: Connection, run_id: UUID) -> Run:
-    """Lock the run until the transaction ends, and return it. Raise RunNotFound."""
+    """Lock a run until the transaction ends, and return it. Raise RunNotFound."""
     connection.execute(LOCK_RUN, {"run_id": run_id})
     return find_run(connection, run_id)
 
 
 def cancel_encoding(connection: Connection, run: Run) -> None:
-    """Cancel the job that encodes for a run, if it has one that has not ended."""
+    """Cancel a run's encoding job if there is one that has not ended."""
     if run.job_id is None:
         return
     discard_upload(connection, run.job_id)
@@ -247,8 +249,8 @@ def cancel_encoding(connection: Connection, run: Run) -> None:
         return
 
 
-# For each schedule, and for runs without one, the newest run stays, and the newest that succeeded: what a collection
-# and a schedule say of themselves is read from these.
+# Keeps the newest run and the newest successful run of each kind, collection and schedule (or none), because
+# the status of collections and schedules is read from these.
 PRUNE_RUNS = text(f"""
     DELETE FROM vectormill.runs
      WHERE id IN (
@@ -267,12 +269,15 @@ PRUNE_RUNS = text(f"""
 
 
 def prune_runs(connection: Connection, retention_seconds: float, limit: int) -> int:
-    """Remove up to so many runs that ended that long ago and have a successor; return how many."""
+    """Delete at most `limit` runs that ended `retention_seconds` ago; return their number.
+
+    The newest run and the newest successful run of each kind and schedule are kept.
+    """
     return connection.execute(PRUNE_RUNS, {"seconds": retention_seconds, "limit": limit}).rowcount
 
 
-# The status tells why a run was handed back. It stays running, so that no other of its collection comes
-# between.
+# The error column records why a run was handed back. The run stays `running`, so that no other run of its
+# collection starts in between.
 RUNS: Final = Work(
     table="vectormill.runs",
     row="run",
@@ -281,8 +286,9 @@ RUNS: Final = Work(
     last_error="error",
 )
 
-# A queued run waits while another of its collection is carried out, or waits longer. One that follows a rollback goes
-# first: a swap in between would make rows that it carries older than the generation into which it carries them.
+# A queued run waits while another run of its collection is active or was queued earlier. A run that follows a
+# rollback goes first: after a swap in between, the rows that it carries over would be older than the
+# generation they are written to.
 CLAIM_RUN = RUNS.compose_claim(
     f"""
         SELECT run.id
@@ -309,15 +315,15 @@ FIRST_PHASES: Final = to_jsonb({kind: phases[0] for kind, phases in PHASES_BY_KI
 
 
 def claim_run(connection: Connection, owner: str, lease_seconds: float) -> tuple[Lease, Run] | None:
-    """Claim the oldest run that can be carried out now; None if there is none.
+    """Claim the oldest run that can be carried out now; return None if there is none.
 
-    Takes a transaction of its own, which may be rolled back.
+    The connection must have a transaction to itself, because it may be rolled back.
     """
     try:
         claimed = claim(
             connection, RUNS, CLAIM_RUN, owner=owner, lease_seconds=lease_seconds, first_phases=FIRST_PHASES
         )
-    except IntegrityError:  # another run of the collection was claimed at this moment
+    except IntegrityError:  # another run of the collection was claimed at the same time
         connection.rollback()
         return None
     for lease, _ in claimed:
@@ -325,7 +331,7 @@ def claim_run(connection: Connection, owner: str, lease_seconds: float) -> tuple
     return None
 
 
-# `attempt` counts claims since the run last came to another phase.
+# `attempt` counts the claims of a run in its current phase.
 SAVE_RUN = RUNS.compose_keeping(
     *(f"{name} = :{name}" for name in COUNT_NAMES),
     "attempt = CASE WHEN phase IS DISTINCT FROM CAST(:phase AS text) THEN 1 ELSE attempt END",
@@ -346,13 +352,16 @@ def save_run(
     job_id: UUID | None = None,
     generation_id: int | None = None,
 ) -> None:
-    """Record how far the run is; None leaves a value as it is. Raise LeaseLost."""
+    """Record a run's phase, counts and ids; None leaves an id unchanged. Raise LeaseLost."""
     values = {"seq": seq, "job_id": job_id, "generation_id": generation_id, **asdict(counts)}
     lease.keep(connection, SAVE_RUN, phase=phase, **values)
 
 
 def hold_run(connection: Connection, lease: Lease) -> None:
-    """Lock the run until the transaction ends: nobody cancels or claims it. Raise LeaseLost and RunCancelled."""
+    """Lock a run until the transaction ends, so that it is neither cancelled nor claimed.
+
+    Raise LeaseLost if another indexer has it, or RunCancelled.
+    """
     if lease.keep(connection) == CANCELLING:
         raise RunCancelled
 
@@ -363,7 +372,7 @@ REPORT_RUN = RUNS.compose_keeping(
 
 
 def report_run(connection: Connection, lease: Lease, phase: str, found: Mapping[str, Any]) -> None:
-    """Record what a phase found, in place of what it had found before. Raise LeaseLost."""
+    """Record the findings of a phase, replacing earlier ones of the same phase. Raise LeaseLost."""
     lease.keep(connection, REPORT_RUN, phase=phase, found=to_jsonb(dict(found)))
 
 
@@ -371,11 +380,11 @@ FORGET_ATTEMPTS = RUNS.compose_keeping("attempt = 1")
 
 
 def forget_attempts(connection: Connection, lease: Lease) -> None:
-    """Count the present attempt as the first, because the run has advanced in it. Raise LeaseLost."""
+    """Reset a run's attempts to 1, because the present attempt has made progress. Raise LeaseLost."""
     lease.keep(connection, FORGET_ATTEMPTS)
 
 
-# A cancelled run ends cancelled, whatever else its indexer says of it.
+# A run that is being cancelled ends as `cancelled`, whatever state its indexer reports.
 END_RUN = RUNS.compose_release("""
     state = CASE WHEN state = 'cancelling' THEN 'cancelled' ELSE :state END,
     error = CAST(:error AS text),
@@ -384,11 +393,11 @@ END_RUN = RUNS.compose_release("""
 
 
 def end_run(connection: Connection, lease: Lease, state: str, error: str | None = None) -> None:
-    """End the run in this state, or hold it. Raise LeaseLost."""
+    """Release a run in its final state, or as `held`. Raise LeaseLost."""
     lease.release(connection, END_RUN, state=state, error=error)
 
 
 def abandon_run(connection: Connection, lease: Lease, state: str, reason: str | None = None) -> None:
-    """End the run in this state, and cancel the job that encodes for it. Raise LeaseLost."""
+    """Release a run in its final state, and cancel its encoding job. Raise LeaseLost."""
     end_run(connection, lease, state, reason)
     cancel_encoding(connection, find_run(connection, lease.key))

@@ -1,7 +1,7 @@
-"""Samples: texts of a generation encoded again, and what comes of it compared with what it holds.
+"""Samples: encode some texts of a generation again and compare the results with the stored ones.
 
-The texts are those that the collection keeps; where it keeps none, those that jobs still have. They are encoded by the
-workers, as a job of their own that is removed afterwards: an indexer loads no model.
+The texts are those that the collection keeps or, if it keeps none, those still in the payloads of jobs.
+Workers encode them as a temporary job that is deleted afterwards, because an indexer loads no model.
 """
 
 import json
@@ -45,12 +45,12 @@ def sample_kept_texts(connection: Connection, generation: Generation, size: int)
     attributes = attributes_name(generation.id)
     statement = text(SAMPLE_KEPT_TEXTS.format(table=table, attributes=attributes, content=content))
     rows = connection.execute(statement, {"share": 10.0, "limit": size}).all()
-    if len(rows) < size:  # a tenth of the blocks is enough of any large table
+    if len(rows) < size:  # a tenth of the blocks suffices unless the table is small
         rows = connection.execute(statement, {"share": 100.0, "limit": size}).all()
     return [Item(row.key, bytes(row.content)) for row in rows]
 
 
-# Texts of jobs that wrote into the generation and are still there.
+# Reads texts from the chunks of the last hundred jobs that wrote to the generation and still exist.
 SAMPLE_PAYLOADS: Final = text("""
     SELECT payload.items
       FROM (SELECT chunk.id FROM vectormill.chunks AS chunk
@@ -63,7 +63,7 @@ SAMPLE_PAYLOADS: Final = text("""
 
 
 def sample_chunks(connection: Connection, generation: Generation, num_chunks: int) -> Iterator[Items]:
-    """Yield the items of random chunks whose results the generation got."""
+    """Yield the items of random completed chunks whose results were written to the generation."""
     values = {"generation_id": generation.id, "limit": num_chunks}
     for payload in connection.execute(SAMPLE_PAYLOADS, values).scalars():
         yield decode_payload(payload)
@@ -79,7 +79,7 @@ READ_ROWS: Final = """
 def read_rows(
     connection: Connection, generation: Generation, items: Sequence[Item]
 ) -> tuple[list[Item], Results]:
-    """Read the items that the generation holds with this very text, and their results as they are kept."""
+    """Return the items whose text is still the one in the generation, and their stored results."""
     kind, spec = choose_kind(generation.spec), generation.spec
     driver = connection.connection.driver_connection
     assert driver is not None
@@ -90,19 +90,19 @@ def read_rows(
         ((ordinals, wire),) = cursor.execute(statement, values).fetchall()
     if ordinals is None:
         return [], kind.missing(0, spec)
-    # As they came, which is as they were gathered.
+    # The ordinals were aggregated in the order of the results.
     return [items[ordinal - 1] for ordinal in ordinals], kind.read(wire, spec)
 
 
-# One text, model and options on another device, or in another batch, agree to above 0.999 in 16 bit. Codes are
-# coarser, and of bits some flip whose value is nearly 0.
+# The least cosine of vectors. Encoding a text again on another device or in another batch agrees to above
+# 0.999 in 16 bit; int8 codes are coarser, and some bits flip whose values are nearly 0.
 LEAST_AGREEMENT: Final = 0.99
 LEAST_AGREEMENT_OF_BITS: Final = 0.95
-# 1 less the largest difference of a label's number, of those above 1 in shares of it: a model in 16 bit has its numbers
-# to some thousandths, whatever the batch, and one in int8 to a hundredth.
+# The least agreement of scores: 1 minus the largest difference of a label's score, relative for scores above
+# 1. A 16-bit model reproduces scores to some thousandths in any batch, and an int8 model to a hundredth.
 LEAST_AGREEMENT_OF_SCORES: Final = 0.98
 POLL_SECONDS: Final = 0.2
-# Workers that load their model first take minutes.
+# A worker may have to load its model first, which takes minutes.
 PATIENCE_SECONDS: Final = 600.0
 MOST_NAMED_KEYS: Final = 20
 CHUNKS_PER_SAMPLE: Final = 40
@@ -110,10 +110,11 @@ CHUNKS_PER_SAMPLE: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Cosines between what a generation holds and what its texts give now; of bits the share that is equal, of scores 1
-    less the largest difference, of records 1 where they are equal and 0 where not.
+    """How well stored results of a generation agree with those that its texts give now.
 
-    `least` is what is good. `reason` says where the texts came from, or why there are none: then `num_compared` is 0.
+    The measure is the cosine of vectors, the share of equal bits, 1 minus the largest relative difference of
+    scores, and 1 or 0 for records that are equal or not. `least` is the threshold of good agreement. `reason`
+    says where the texts came from or, if `num_compared` is 0, why nothing was compared.
     """
 
     num_compared: int
@@ -140,7 +141,7 @@ class Agreement:
 
 
 def sample_texts(connection: Connection, generation: Generation, size: int) -> tuple[list[Item], str]:
-    """Return up to `size` random items whose texts are known, and where the texts are from."""
+    """Return up to `size` random items whose texts are known, and a description of where these are from."""
     if kept := sample_kept_texts(connection, generation, size):
         return kept, "texts that the collection keeps"
     items: list[Item] = []
@@ -159,7 +160,10 @@ def sample_texts(connection: Connection, generation: Generation, size: int) -> t
 def compare_sample(
     engine: Engine, settings: Settings, generation: Generation, size: int, *, check: Callable[[], None]
 ) -> Agreement:
-    """Encode a sample again and compare. `check` is called meanwhile. Raise EncodingTimeout."""
+    """Encode a sample of texts again and compare it with the stored results.
+
+    `check` is called while waiting. Raise EncodingTimeout if no worker encodes the sample in time.
+    """
     with engine.connect() as connection:
         items, reason = sample_texts(connection, generation, size)
         held, rows = read_rows(connection, generation, items)
@@ -173,7 +177,7 @@ def compare_sample(
     keys = [item.key for item, is_there in zip(held, present, strict=True) if is_there]
     if not keys:
         return Agreement(0, None, None, 0, [], "none of the sampled texts could be encoded again")
-    differs = ~(agreement >= least)  # NaN too
+    differs = ~(agreement >= least)  # true for NaN too
     differing = [key for key, is_other in zip(keys, differs.tolist(), strict=True) if is_other]
     return Agreement(
         len(keys),
@@ -189,7 +193,7 @@ def compare_sample(
 def compare_results(
     generation: Generation, kept: Results, now: Results, ranges: Ranges | None
 ) -> tuple[npt.NDArray[np.floating[Any]], float]:
-    """Return the agreement [n] of kept results with those that the texts give now, and the least that is good."""
+    """Return the agreement [n] of stored results with new ones, and its threshold for these results."""
     if generation.kind == RECORDS:
         pairs = zip(kept.tolist(), now.tolist(), strict=True)
         return np.array([float(are_alike(*map(json.loads, pair))) for pair in pairs]), 1.0
@@ -206,7 +210,7 @@ def compare_results(
 
 
 def are_alike(first: Any, second: Any) -> bool:
-    """Return whether records are equal, apart from confidences, which depend a little on the batch."""
+    """Return True if two records are equal up to small differences of confidences, which vary by batch."""
     if isinstance(first, float) and isinstance(second, float):
         return math.isclose(first, second, abs_tol=1 - LEAST_AGREEMENT_OF_SCORES)
     if isinstance(first, dict) and isinstance(second, dict):
@@ -231,9 +235,10 @@ def encode_again(
     check: Callable[[], None],
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[Results, npt.NDArray[np.bool_]]:
-    """Return results in the order of the items, and whether each could be encoded.
+    """Encode items as a temporary job; return results in their order, and which of them succeeded.
 
-    Results are float32 [n, dimensions], or the records as a collection keeps them. Raise EncodingTimeout.
+    Results are float32 [n, dimensions] or [n, labels], or records in the form that a collection keeps. Raise
+    EncodingTimeout.
     """
     spec = generation.spec
     if generation.kind == VECTORS:
@@ -272,6 +277,6 @@ def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_s
                 "is running."
             )
         check()
-        time.sleep(POLL_SECONDS)  # between two looks at the job; nothing tells an indexer of its end
+        time.sleep(POLL_SECONDS)  # polls, because an indexer is not notified when a job ends
         with engine.connect() as connection:
             job = find_job(connection, job.id)

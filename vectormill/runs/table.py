@@ -23,16 +23,17 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Uuid, primary_key=True),
-    # A number of the sequence jobs.seq, drawn when the run begins to read: what was written later is newer than it.
+    # A number of the sequence jobs.seq, drawn when the run begins to read; writes with a larger number are
+    # newer.
     Column("seq", BigInteger),
     Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
     Column("kind", Text, CheckConstraint(one_of("kind", RUN_KINDS), name="kind"), nullable=False),
     Column("state", Text, CheckConstraint(one_of("state", RUN_STATES), name="state"), nullable=False),
     Column("phase", Text, CheckConstraint(one_of("phase", RUN_PHASES), name="phase")),
-    # The generation that it writes, and the job that encodes for it.
+    # The generation that the run writes, and its encoding job.
     Column("generation_id", ForeignKey(generations.c.id, ondelete="SET NULL")),
     Column("job_id", Uuid),
-    # Asked for; null is that of the live generation.
+    # The requested spec; null means that of the live generation.
     Column("spec", JSONB),
     Column("options", JSONB, nullable=False, server_default=text("'{}'")),
     count("num_seen"),
@@ -56,9 +57,9 @@ runs = Table(
     moment("updated_at", is_now=True),
     moment("started_at"),
     moment("finished_at"),
-    # Exactly one run for a due time, whoever looks at the clock and however often.
+    # At most one run per due time, however many schedulers look and however often.
     UniqueConstraint("schedule_id", "due_at"),
-    # A collection is worked on by one run at a time.
+    # At most one active run per collection.
     Index(
         "uq_runs_running",
         "collection_id",

@@ -1,1 +1,1 @@
-"""Schedules: when collections are re-indexed. The table, its SQL, the types and the bodies of the HTTP interface."""
+"""Schedules: when collections are re-indexed, with their table, SQL, types and HTTP bodies."""

@@ -1,4 +1,4 @@
-"""Schedules and the runs of their history, as the API takes and answers them and the client sends and returns them."""
+"""Request and response bodies of schedules and of the runs in their history, shared by API and client."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -116,7 +116,7 @@ class ScheduledRunPage(TypedDict):
 
 
 def describe_schedule(schedule: Schedule) -> ScheduleBody:
-    """Return the schedule as it is answered."""
+    """Return the response body of a schedule."""
     due_at = None if schedule.paused_at is not None else schedule.next_due_at
     return describe(
         ScheduleBody,
@@ -129,8 +129,8 @@ def describe_schedule(schedule: Schedule) -> ScheduleBody:
 
 
 def in_zone(moment: datetime | None, timezone: str) -> str | None:
-    """Return the moment as a clock of the zone shows it (ISO 8601); None where this machine does not know the zone."""
-    # The client imports this module, and cronsim is installed with the server alone.
+    """Return a time in ISO 8601 as local time of the zone; None if this machine does not know the zone."""
+    # Imported here because the client imports this module, and cronsim comes with the server only.
     from vectormill.schedules.cron import find_timezone
 
     if moment is None:
@@ -142,5 +142,5 @@ def in_zone(moment: datetime | None, timezone: str) -> str | None:
 
 
 def describe_scheduled_run(run: Run) -> ScheduledRunBody:
-    """Return a run of a history as it is answered."""
+    """Return the response body of a run in a schedule's history."""
     return describe(ScheduledRunBody, run, counts=asdict(run.counts))

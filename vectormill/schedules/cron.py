@@ -1,12 +1,13 @@
-"""Cron: when an expression of five fields falls due in a time zone. Knows no schedule and no clock.
+"""Cron: compute when an expression of five fields is due in a time zone, without a clock of its own.
 
-Fields are read by cronsim, which follows Debian's cron. Where clocks change, two kinds of expressions are told apart,
-as cron(8) does (https://manpages.debian.org/bookworm/cron/cron.8.en.html, "Notes"):
+cronsim parses the fields as Debian's cron does. Two kinds of expressions are told apart where clocks change,
+as in cron(8) (https://manpages.debian.org/bookworm/cron/cron.8.en.html, "Notes"):
 
-- *At a time*: neither the minute nor the hour begins with `*` ("0 2 * * *"). What a gap has skipped is due in the
-  first minute after the gap, once however many times lay in it. What a repeat brings twice is due the first time only.
-- *By the clock* ("*/15 * * * *", "30 * * * *", "0 */2 * * *"): due whenever the clock on the wall shows it. A time in
-  a gap is not made up for, and one in a repeat is due twice; so an hourly run stays hourly.
+- *At a time*: neither the minute nor the hour begins with `*` ("0 2 * * *"). Times skipped by a gap are due once, in
+  the first minute after the gap, however many there were. A time that a repeated hour shows twice is due the first
+  time only.
+- *By the clock* ("*/15 * * * *", "30 * * * *", "0 */2 * * *"): due whenever a local clock shows the time. A time in a
+  gap is not made up for, and one in a repeated hour is due twice, so that an hourly run stays hourly.
 """
 
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -35,7 +36,7 @@ _DAY: Final = timedelta(days=1)
 
 
 def check_cron(cron: str) -> str:
-    """Return the expression in plain fields with one space between them, nicknames spelled out. Raise InvalidOption."""
+    """Return the expression as five fields with single spaces, nicknames expanded. Raise InvalidOption."""
     written = NICKNAMES.get(cron.strip().lower(), cron)
     fields = written.split()
     said = f"The cron expression {cron[:MAX_CRON_CHARS]!r} cannot be used: "
@@ -48,7 +49,7 @@ def check_cron(cron: str) -> str:
         )
     expression = " ".join(fields)
     try:
-        next(CronSim(expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - any moment of any clock on a wall
+        next(CronSim(expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - any local time will do
     except StopIteration:
         raise InvalidOption(f"{said}it does not fall due within 50 years.") from None
     except (CronSimError, ValueError, AssertionError) as error:
@@ -61,11 +62,11 @@ def check_cron(cron: str) -> str:
 
 
 def find_timezone(name: str) -> ZoneInfo:
-    """Return the zone of the tz database. Raise InvalidOption for a name that it does not have."""
+    """Return a time zone of the tz database. Raise InvalidOption if the name is unknown."""
     try:
         if len(name) <= MAX_TIMEZONE_CHARS and name.isascii() and name.isprintable():
             return ZoneInfo(name)
-    except (OSError, ValueError, LookupError):  # a folder of the database; a path out of it; an unknown name
+    except (OSError, ValueError, LookupError):  # a folder of the database, a path outside, an unknown name
         pass
     raise InvalidOption(
         f"There is no time zone {name[:MAX_TIMEZONE_CHARS]!r}; use a name of the tz database, such as "
@@ -74,18 +75,18 @@ def find_timezone(name: str) -> ZoneInfo:
 
 
 def next_due(cron: str, timezone: str, after: datetime) -> datetime:
-    """Return the first time later than `after` at which the expression is due, in UTC; `after` is of any zone.
+    """Return the first due time of the expression after `after`, in UTC; `after` may be in any zone.
 
-    Raise InvalidOption when the expression or the zone cannot be used.
+    Raise InvalidOption if the expression or the zone is invalid.
     """
     return _next(check_cron(cron), find_timezone(timezone), after)
 
 
 def newest_due(cron: str, timezone: str, first: datetime, now: datetime) -> datetime:
-    """Return the last due time that is not after `now`, in UTC; `first` is a due time, however long ago.
+    """Return the last due time that is not after `now`, in UTC. `first` is any earlier due time.
 
-    Looks back in windows that double, so that three missed years of an expression that is due every minute cost no more
-    than one missed day.
+    The search goes back in windows that double, so that three missed years of an expression that is due every
+    minute cost no more than one missed day.
     """
     expression, zone = check_cron(cron), find_timezone(timezone)
     window = _MINUTE
@@ -102,7 +103,7 @@ def newest_due(cron: str, timezone: str, first: datetime, now: datetime) -> date
 
 def _next(expression: str, zone: ZoneInfo, after: datetime) -> datetime:
     start = after.astimezone(UTC).replace(microsecond=0)
-    # As Debian's cron decides: from the first characters of the fields for minute and hour.
+    # Debian's cron decides by the first characters of the minute and hour fields.
     minute, hour = expression.split()[:2]
     if minute.startswith("*") or hour.startswith("*"):
         return _next_by_the_clock(expression, zone, start)
@@ -111,21 +112,22 @@ def _next(expression: str, zone: ZoneInfo, after: datetime) -> datetime:
 
 def _next_at_a_time(expression: str, zone: tzinfo, start: datetime) -> datetime:
     for due in CronSim(expression, start.astimezone(zone)):
-        # Asked within the second round of a repeat, cronsim goes on from the first.
+        # Within the second pass of a repeated hour, cronsim goes on from the first pass.
         if due.astimezone(UTC) > start:
             return due.astimezone(UTC)
     raise InvalidOption(f"The cron expression {expression!r} does not fall due within 50 years.")
 
 
 def _next_by_the_clock(expression: str, zone: ZoneInfo, start: datetime) -> datetime:
-    """Return the next due time, one offset from UTC after the other: between two changes it is plain arithmetic.
+    """Return the next due time of an expression by the clock.
 
-    cronsim 2.8 itself goes in steps of whole hours, and on Lord Howe Island, whose clocks change by half an hour,
-    misses what is due after a change.
+    Between two changes of the UTC offset this is plain arithmetic, done one offset at a time. cronsim 2.8
+    steps by whole hours and misses times after a change on Lord Howe Island, whose clocks change by half an
+    hour.
     """
     offset = _offset(zone, start)
     while True:
-        # A clock without changes: what it shows is written as if it were UTC.
+        # With a fixed offset, local time is computed as if it were UTC.
         due = _next_at_a_time(expression, UTC, start + offset) - offset
         change = _find_change(zone, start + _SECOND, due, offset)
         if change is None:
@@ -134,7 +136,10 @@ def _next_by_the_clock(expression: str, zone: ZoneInfo, start: datetime) -> date
 
 
 def _find_change(zone: ZoneInfo, start: datetime, end: datetime, offset: timedelta) -> datetime | None:
-    """Return the first second from `start` to `end` with another offset. No offset lasts less than a day."""
+    """Return the first second from `start` to `end` with another UTC offset; None if there is none.
+
+    The search assumes that every offset lasts at least a day.
+    """
     before = start
     if _offset(zone, before) != offset:
         return before
@@ -158,5 +163,5 @@ def _bisect_change(zone: ZoneInfo, before: datetime, after: datetime, offset: ti
 
 def _offset(zone: ZoneInfo, moment: datetime) -> timedelta:
     offset = moment.astimezone(zone).utcoffset()
-    assert offset is not None  # every ZoneInfo has one
+    assert offset is not None  # a ZoneInfo always has an offset
     return offset

@@ -16,7 +16,7 @@ from vectormill.schedules.bodies import (
 ALL: Final = "/v1/schedules"
 ONE: Final = "/v1/schedules/{name}"
 
-# Not repeated: the second attempt would meet the schedule of the first.
+# Creating a schedule is not retried, because the second attempt would conflict with the result of the first.
 CREATE: Final = Operation(
     "POST", ALL, WRITE, ScheduleBody, ScheduleRequest, status=201, location=ONE, is_repeatable=False,
     example={"collection": "docs", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "overlap": "skip"},

@@ -1,4 +1,4 @@
-"""Schedule: when a collection is re-indexed, and what becomes of a due time while a run is still going on."""
+"""Schedule: when a collection is re-indexed, and what happens at a due time if a run is still active."""
 
 import re
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from typing import Any, Final, Literal
 
 from vectormill.domain.errors import InvalidOption
 
-SKIP: Final = "skip"  # the due time passes; the history says why
-QUEUE: Final = "queue"  # its run waits until the other has ended
+SKIP: Final = "skip"  # a run in state `skipped` records the reason
+QUEUE: Final = "queue"  # the new run waits until the other one has ended
 
 Overlap = Literal["skip", "queue"]
 OVERLAPS: Final[tuple[Overlap, ...]] = (SKIP, QUEUE)
 
-# Nobody writes a longer expression, and the digits of a number are bounded with it.
+# No real expression is longer, and the limit also bounds the digits of its numbers.
 MAX_CRON_CHARS: Final = 200
 MAX_TIMEZONE_CHARS: Final = 64
 
@@ -23,7 +23,7 @@ SCHEDULE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class NewSchedule:
-    """A schedule to be made. `options` are those of the runs that it makes."""
+    """A schedule to be created. `options` are those of its runs."""
 
     name: str
     collection: str
@@ -35,10 +35,10 @@ class NewSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule as it stands in the database at the moment `now`, with what its runs came to.
+    """A schedule as read from the database at the time `now`, with a summary of its runs.
 
-    A run that completed, even if single rows of it failed, is a success; `num_failures` and `num_skipped` count since
-    the last one. `last_error` is the reason of the newest failure or skip since then.
+    A completed run counts as a success even if single rows failed. `num_failures` and `num_skipped` count
+    runs since the last success, and `last_error` is the newest reason of a failure or skip since then.
     """
 
     id: int
@@ -62,7 +62,7 @@ class Schedule:
 
     @property
     def lag_seconds(self) -> float:
-        """Return the seconds since the due time without a run: more than a few mean that no scheduler looks."""
+        """Return the seconds since a due time without a run; more than a few mean that no scheduler runs."""
         if self.paused_at is not None or self.next_due_at is None:
             return 0.0
         return max((self.now - self.next_due_at).total_seconds(), 0.0)
@@ -70,7 +70,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCounts:
-    """The number of schedules by state: paused ones are neither failing nor overdue."""
+    """Numbers of schedules by state; paused schedules count neither as failing nor as overdue."""
 
     num_schedules: int
     num_paused: int
@@ -79,7 +79,7 @@ class ScheduleCounts:
 
 
 def check_schedule_name(name: str) -> str:
-    """Return the name if a schedule may have it. Raise InvalidOption with the rule."""
+    """Return the name of a schedule if it is valid. Raise InvalidOption, stating the rule, if not."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise InvalidOption(
             f"The schedule name {name[:80]!r} cannot be used: it has letters, digits, '.', '_' and '-', at most 63, "
@@ -89,7 +89,7 @@ def check_schedule_name(name: str) -> str:
 
 
 def check_overlap(overlap: str) -> str:
-    """Return the overlap if it is one of OVERLAPS. Raise InvalidOption."""
+    """Return the overlap policy if it is one of OVERLAPS. Raise InvalidOption if not."""
     if overlap not in OVERLAPS:
         raise InvalidOption(f"The overlap {overlap[:80]!r} is none of {' and '.join(OVERLAPS)}.")
     return overlap

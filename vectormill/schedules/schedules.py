@@ -1,8 +1,8 @@
-"""Schedules: made, changed, paused, looked at; and their due times become runs, exactly one for each.
+"""Schedules in the database: create, change, pause and find them, and create exactly one run per due time.
 
-The clock is the database's. A due time's run and the schedule's next due time are one transaction, and the run is
-unique by (schedule_id, due_at); so two schedulers at once, or one that died after any statement, make no second run and
-lose none.
+All times are by the database's clock. A due time's run and the schedule's next due time are written in one
+transaction, and runs are unique by (schedule_id, due_at). So concurrent schedulers, or one that dies after
+any statement, neither create a second run nor lose one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ from vectormill.schedules.schedule import (
 )
 from vectormill.sources.source import PUSH
 
-# The counts read the runs of one schedule since its last success, by the index of (schedule_id, due_at).
+# The counts read the runs of one schedule since its last success, through the index of (schedule_id, due_at).
 SCHEDULES_WITH_RUNS = f"""
     SELECT schedules.id, schedules.name, collections.name AS collection, schedules.cron, schedules.timezone,
            schedules.overlap, schedules.options, schedules.next_due_at, schedules.paused_at, schedules.created_at,
@@ -78,7 +78,7 @@ LIST_SCHEDULES = text(f"""{SCHEDULES_WITH_RUNS}
 
 
 def find_schedule(connection: Connection, name: str) -> Schedule:
-    """Return a schedule with what its runs came to. Raise ScheduleNotFound."""
+    """Return a schedule with a summary of its runs. Raise ScheduleNotFound."""
     row = connection.execute(FIND_SCHEDULE, {"name": name}).one_or_none()
     if row is None:
         raise _not_found(name)
@@ -88,12 +88,12 @@ def find_schedule(connection: Connection, name: str) -> Schedule:
 def list_schedules(
     connection: Connection, *, collection: str | None = None, after: int | None = None, limit: int = 200
 ) -> Sequence[Schedule]:
-    """List schedules, the oldest first; `after` is the id of the last one that is known already."""
+    """List schedules, oldest first; `after` is the id of the last schedule of the previous page."""
     values = {"collection": collection, "after": after, "limit": limit}
     return [_schedule(row) for row in connection.execute(LIST_SCHEDULES, values)]
 
 
-# Locks the collection against deletion until the schedule is there.
+# Locks the collection, so that it cannot be deleted before the schedule is created.
 FIND_COLLECTION_AND_SOURCE = text("""
     SELECT collections.id, sources.kind, now() AS now
       FROM vectormill.collections
@@ -111,9 +111,9 @@ INSERT_SCHEDULE = text("""
 
 
 def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
-    """Create a schedule, which is first due after now on the database's clock.
+    """Create a schedule, which is first due after the database's current time.
 
-    Raise InvalidOption, CollectionNotFound, SourceNotFound, and Conflict when the name is taken.
+    Raise InvalidOption, CollectionNotFound, SourceNotFound, or Conflict if the name is taken.
     """
     check_schedule_name(new.name)
     cron = check_cron(new.cron)
@@ -167,8 +167,9 @@ def change_schedule(
     overlap: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Schedule:
-    """Change a schedule; None leaves a field. A new expression or zone counts from now. Raise
-    ScheduleNotFound, InvalidOption.
+    """Change a schedule; fields that are None stay as they are.
+
+    A new expression or time zone applies from now on. Raise ScheduleNotFound or InvalidOption.
     """
     row = lock_schedule(connection, name)
     values: dict[str, Any] = {
@@ -193,7 +194,7 @@ PAUSE_SCHEDULE = text("""
 
 
 def pause_schedule(connection: Connection, name: str) -> Schedule:
-    """Pause a schedule: no due time makes a run until it is resumed; a run goes on.
+    """Pause a schedule: due times create no run until it is resumed; a run that is active continues.
 
     Raise ScheduleNotFound.
     """
@@ -208,12 +209,12 @@ RESUME_SCHEDULE = text("""
 
 
 def resume_schedule(connection: Connection, name: str) -> Schedule:
-    """Resume a schedule, which is due again after now: what was missed in the pause stays missed.
+    """Resume a schedule, which is next due after now: due times missed during the pause stay missed.
 
     Raise ScheduleNotFound.
     """
     row = lock_schedule(connection, name)
-    # One that was not paused may be due this very moment, and that time is not to be lost.
+    # A schedule that is not paused keeps its due time, which may be this very moment and must not be lost.
     if row.paused_at is not None:
         values = {"id": row.id, "next_due_at": next_due(row.cron, row.timezone, row.now)}
         connection.execute(RESUME_SCHEDULE, values)
@@ -222,7 +223,7 @@ def resume_schedule(connection: Connection, name: str) -> Schedule:
 
 FIND_SCHEDULE_ID = text("SELECT id FROM vectormill.schedules WHERE name = :name")
 
-# A schedule's runs are found by the index of (schedule_id, due_at) and sorted.
+# The runs of a schedule are found through the index of (schedule_id, due_at), and then sorted.
 LIST_RUNS_OF_SCHEDULE = text(f"""
     SELECT {RUN_COLUMNS} {FROM_RUNS}
      WHERE runs.schedule_id = CAST(:schedule_id AS bigint)
@@ -235,9 +236,9 @@ LIST_RUNS_OF_SCHEDULE = text(f"""
 def list_scheduled_runs(
     connection: Connection, name: str, *, before: int | None = None, limit: int = 50
 ) -> Sequence[Run]:
-    """List the runs of a schedule, newest first, with those that were skipped.
+    """List the runs of a schedule, skipped ones included, newest first.
 
-    `before` is position_of the last one that is known. Raise ScheduleNotFound.
+    `before` is the position_of the last run of the previous page. Raise ScheduleNotFound.
     """
     schedule_id = connection.execute(FIND_SCHEDULE_ID, {"name": name}).scalar_one_or_none()
     if schedule_id is None:
@@ -250,13 +251,16 @@ DELETE_SCHEDULE = text("DELETE FROM vectormill.schedules WHERE name = :name RETU
 
 
 def delete_schedule(connection: Connection, name: str) -> None:
-    """Delete a schedule; its runs stay, without it. Raise ScheduleNotFound."""
+    """Delete a schedule but not its runs, which then belong to no schedule. Raise ScheduleNotFound."""
     if connection.execute(DELETE_SCHEDULE, {"name": name}).one_or_none() is None:
         raise _not_found(name)
 
 
 def lock_schedule(connection: Connection, name: str) -> Row[Any]:
-    """Lock a schedule until the transaction ends; return its row and the database's time. Raise ScheduleNotFound."""
+    """Lock a schedule until the transaction ends; return its row, with the database's current time.
+
+    Raise ScheduleNotFound.
+    """
     row = connection.execute(LOCK_SCHEDULE, {"name": name}).one_or_none()
     if row is None:
         raise _not_found(name)
@@ -271,7 +275,8 @@ def _schedule(row: Row[Any]) -> Schedule:
     return Schedule(**row._mapping)
 
 
-# Failing is one whose newest run that ended by itself failed. Overdue is one that no scheduler has looked at.
+# A schedule is failing if its newest run that was neither skipped nor cancelled failed, and overdue if no
+# scheduler has handled its due time for a minute.
 COUNT_SCHEDULES = text(f"""
     SELECT CAST(count(*) AS integer) AS num_schedules,
            CAST(count(*) FILTER (WHERE paused_at IS NOT NULL) AS integer) AS num_paused,
@@ -287,11 +292,11 @@ COUNT_SCHEDULES = text(f"""
 
 
 def count_schedules(connection: Connection) -> ScheduleCounts:
-    """Count the schedules, and those that need somebody."""
+    """Count all schedules, and those that are paused, failing or overdue."""
     return ScheduleCounts(**connection.execute(COUNT_SCHEDULES).one()._mapping)
 
 
-# A schedule whose due times cannot be computed here is looked at again so much later.
+# The delay after which a schedule is tried again whose due times cannot be computed on this machine.
 UNREADABLE_PAUSE: Final = timedelta(hours=1)
 
 LIST_DUE_SCHEDULES = text("""
@@ -301,7 +306,7 @@ LIST_DUE_SCHEDULES = text("""
 
 
 def list_due_schedules(connection: Connection) -> Sequence[int]:
-    """List the ids of schedules that are due, the longest due first."""
+    """Return the ids of up to a hundred due schedules, the longest overdue first."""
     return list(connection.execute(LIST_DUE_SCHEDULES).scalars())
 
 
@@ -316,8 +321,9 @@ class Firing:
     reason: str | None = None
 
 
-# Looked at again under its lock: whoever was first has moved the due time on. SKIP LOCKED also passes a schedule over
-# whose collection is being deleted, which would wait for this schedule while this waits for the collection.
+# Checks again, under the lock, that the schedule is due, because another scheduler may have handled it. SKIP
+# LOCKED also skips a schedule whose collection is being deleted: that deletion waits for the schedule's lock,
+# so waiting for the collection would be a deadlock.
 LOCK_DUE_SCHEDULE = text("""
     SELECT schedules.id, schedules.name, schedules.collection_id, collections.name AS collection, schedules.cron,
            schedules.timezone, schedules.overlap, schedules.options, schedules.next_due_at, now() AS now
@@ -328,7 +334,7 @@ LOCK_DUE_SCHEDULE = text("""
        FOR KEY SHARE OF collections SKIP LOCKED
 """)
 
-# Runs of any origin: a run that a client started reads the same source.
+# Finds open runs of any origin, since a run that a client started reads the same source.
 FIND_OPEN_RUN = text(f"""
     SELECT id, state, created_at
       FROM vectormill.runs
@@ -348,10 +354,10 @@ MOVE_DUE_TIME = text("""
 
 
 def fire_schedule(connection: Connection, schedule_id: int) -> Firing | None:
-    """Make the run of a schedule that is due, in the caller's transaction; None if another scheduler did or does.
+    """Create the run of a due schedule, in the caller's transaction.
 
-    Of several due times that nobody was there for the newest makes a run, and the others none: each would read the
-    same source.
+    Return None if another scheduler has handled it or is doing so. If several due times were missed, only the
+    newest gets a run, because all would read the same source.
     """
     row = connection.execute(LOCK_DUE_SCHEDULE, {"id": schedule_id}).one_or_none()
     if row is None:
@@ -369,7 +375,7 @@ def fire_schedule(connection: Connection, schedule_id: int) -> Firing | None:
 
 
 def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
-    """Return the state of the new run, and the reason when it is not to be carried out."""
+    """Return the state of the new run, and the reason if it is not to be carried out."""
     if row.overlap == SKIP:
         other = connection.execute(FIND_OPEN_RUN, {"collection_id": row.collection_id}).one_or_none()
         if other is None:
@@ -381,16 +387,16 @@ def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
     other = connection.execute(FIND_QUEUED_RUN, {"schedule_id": row.id}).one_or_none()
     if other is None:
         return QUEUED, None
-    # Or a run that hangs for a day would leave a queue of runs that all read the same source.
+    # Otherwise a run that hangs for a day would leave a queue of runs that all read the same source.
     return SKIPPED, (
         f"Run {other.id}, of {describe_moment(other.created_at)}, had not begun; it reads the source as it is then."
     )
 
 
 def run_schedule_now(connection: Connection, name: str) -> UUID:
-    """Make a run beside the due times; it waits for one that is carried out. Raise ScheduleNotFound."""
+    """Create a run of a schedule immediately; it is queued behind an active run. Raise ScheduleNotFound."""
     run = _create_run(connection, lock_schedule(connection, name), None, QUEUED, None)
-    assert run is not None  # without a due time it collides with none
+    assert run is not None  # there is no due time, so no conflict is possible
     return run.id
 
 

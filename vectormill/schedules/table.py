@@ -15,7 +15,7 @@ schedules = Table(
     Column("cron", Text, nullable=False),
     Column("timezone", Text, nullable=False),
     Column("overlap", Text, CheckConstraint(one_of("overlap", OVERLAPS), name="overlap"), nullable=False),
-    # The options of the runs that it makes.
+    # The options of the schedule's runs.
     Column("options", JSONB, nullable=False, server_default=text("'{}'")),
     moment("next_due_at"),
     moment("paused_at"),
