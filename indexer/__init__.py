@@ -1,1 +1,1 @@
-"""The indexer: carries out runs, which keep collections in step with their sources. Needs Postgres only; no torch."""
+"""The indexer: carries out runs, which bring collections up to date with their sources; needs no torch."""

@@ -1,6 +1,6 @@
-"""BatchKeeper: carries out request batches. Lines become jobs, ended jobs become files, overdue batches are ended.
+"""Request batches in the indexer: make jobs of their lines, make files of ended jobs, expire overdue ones.
 
-A few run at a time, each in a thread of its own; leases and fences let any number of indexers do it.
+A few batches are processed at a time, each in a thread. Leases and fences allow any number of indexers.
 """
 
 import logging
@@ -20,17 +20,17 @@ from vectormill.work.loop import Loop, handing_back
 
 logger = logging.getLogger(__name__)
 
-# A small batch must not wait behind a large one.
+# At least two, so that a small batch does not wait behind a large one.
 BATCHES_AT_ONCE: Final = 2
 _PAUSE_SECONDS: Final = 0.5
 
 
 class BatchKeeper(Loop):
-    """Carry out batches from the beginning of the block to its end, on threads and connections of its own."""
+    """Carry out request batches in threads, with connections of its own, while the `with` block runs."""
 
     def __init__(self, database_url: str, settings: Settings, registry: Registry, owner: str) -> None:
         super().__init__("request batches", pause_seconds=_PAUSE_SECONDS, num_threads=BATCHES_AT_ONCE)
-        # One connection for each thread: it reads and writes in turn.
+        # Each thread needs one connection, because it reads and writes in turn.
         self._engine = make_engine(
             database_url, application_name="vectormill batches", pool_size=BATCHES_AT_ONCE, max_overflow=0
         )
@@ -48,7 +48,7 @@ class BatchKeeper(Loop):
 def keep_next(
     engine: Engine, settings: Settings, registry: Registry, owner: str, stopping: threading.Event
 ) -> bool:
-    """Do the next step of some batch; return False if no batch has one."""
+    """Carry out the next step of any request batch; return False if there is none."""
     with engine.begin() as connection:
         has_expired = expire_next(connection)
     with engine.begin() as connection:
@@ -70,7 +70,10 @@ def keep_next(
 
 
 def process_batch(held: HeldBatch) -> None:
-    """Do one step of a claimed batch, or give it up. Raises an error of the database that could not be recorded."""
+    """Carry out one step of a claimed request batch, or fail it after too many attempts.
+
+    Raise a database error only if it could not be recorded.
+    """
     logger.info("Batch %s is %s.", held.batch.name, held.batch.state)
     with handing_back(held.engine, held.lease):
         if held.lease.attempt > held.settings.max_attempts:
@@ -82,7 +85,7 @@ def process_batch(held: HeldBatch) -> None:
 
 
 def give_up(held: HeldBatch) -> None:
-    """Fail a batch that was claimed so often and did not come through. Raise LeaseLost."""
+    """Fail a request batch that was claimed too often without being completed. Raise LeaseLost."""
     reason = f"{held.lease.describe_attempts()} VECTORMILL_MAX_ATTEMPTS is {held.settings.max_attempts}."
     with held.engine.begin() as connection:
         fail_batch(connection, held.lease, [BatchFault("not_processed", reason)], held.batch.num_lines)

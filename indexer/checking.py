@@ -1,9 +1,9 @@
-"""Checking: what a generation holds against what it ought to. A check looks at the live one, a canary at a new one.
+"""Checking: compare a generation's content with what it should be, as a check (live) or a canary (new one).
 
-Both look whether every row has a vector with a direction, a score or records, whether texts that are encoded again come
-out as they are kept, and what of an exact search the index finds. A check looks besides whether anything lies about
-that belongs to nobody, and changes nothing but its report. A canary looks besides whether every row of the source and
-every put of the meantime is there, and decides whether the generation may become the live one.
+Both look for broken vectors, scores and records, encode a sample of texts again, and measure the recall of
+the index. A check also looks for orphaned rows and tables, and changes nothing but the run's report. A canary
+also verifies that all rows of the source and all later puts are present, and decides whether the generation
+may go live.
 """
 
 import time
@@ -36,15 +36,15 @@ from vectormill.runs.samples import compare_sample
 
 LEAST_RECALL: Final = 0.95
 DEFAULT_SAMPLE: Final = 200
-# Hashed at once: of long texts some tens of megabytes.
+# The number of texts hashed at once; long ones take up some tens of megabytes.
 HASHED_TEXTS: Final = 1000
 
-# Of a canary, in 16 bit, also of a text that was encoded in another batch or on another device.
+# The least cosine of a canary: 16-bit results agree at least this well in another batch or on another device.
 LEAST_COSINE: Final = 0.999
 CANARY_SAMPLE: Final = 64
-# The share of the source's rows that may fail for a reason that is not their own text's.
+# The largest share of the source's rows that may fail for other reasons than their own text.
 MOST_FAILED_SHARE: Final = 0.01
-# Twins of puts that came last; a worker of the new model may load it first.
+# How long to wait for twins of the last puts; a worker may have to load the new model first.
 TWINS_PATIENCE_SECONDS: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2
 
@@ -53,7 +53,7 @@ Wait = Callable[[float], object]
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings of a check: figures by name, and a sentence for each problem and for each thing left unchecked."""
+    """Findings of a check: figures by name, and a sentence for each problem and each omitted check."""
 
     found: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -88,8 +88,9 @@ def look_at_index(
 def look_at_texts(
     context: RunContext, generation: Generation, findings: Findings, size: int, least: float | None = None
 ) -> None:
-    """Encode so many texts again. `least` is the least similarity of float vectors, where it is to be another than
-    what is good. Raise EncodingTimeout.
+    """Encode `size` kept texts again and compare the results.
+
+    `least` replaces the usual threshold for the cosine of float vectors. Raise EncodingTimeout.
     """
     if size <= 0:
         findings.unchecked.append("Texts encoded again: none were asked for.")
@@ -112,10 +113,10 @@ def look_at_texts(
 
 
 def check_collection(context: RunContext) -> None:
-    """Look at the live generation; what was found is in the report, with `problems` as sentences, and what was not
-    looked at in `unchecked`.
+    """Check the live generation and write the findings to the run's report.
 
-    Options of the run: `sample`, the texts that are encoded again, 0 for none.
+    `problems` and `unchecked` are sentences about faults and omitted checks. The run's option `sample` is the
+    number of texts to encode again, 0 for none.
     """
     with context.engine.connect() as connection:
         generation = find_generation(connection, context.run.collection)
@@ -183,10 +184,11 @@ def look_at_hashes(context: RunContext, generation: Generation, findings: Findin
 
 
 def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
-    """Look at the generation that the run has built; does nothing for one that is live.
+    """Run the canary on the generation that the run has built; do nothing if it is already live.
 
-    Options of the run: `least_recall`, `least_cosine`, `canary_sample` (texts that are encoded again, 0 for none) and
-    `most_failed_share`. Raise CanaryFailed with every reason; what was measured is in the report either way.
+    Options of the run: `least_recall`, `least_cosine`, `canary_sample` (number of texts to encode again, 0
+    for none) and `most_failed_share`. Raise CanaryFailed with all reasons; the report has the measurements in
+    any case.
     """
     with context.engine.connect() as connection:
         building = find_generation_by_id(connection, context.run.generation_id or 0)
@@ -197,7 +199,7 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
     await_twins(context, building, wait)
     context.check()
     look_at_coverage(context, building, live, findings)
-    if not findings.problems:  # else the rest would only measure what is there
+    if not findings.problems:  # with rows missing, the other measurements would mean little
         look_at_results(context, building, findings)
         context.check()
         look_at_index(context, building, findings, _option(context, "least_recall", LEAST_RECALL))
@@ -217,9 +219,10 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
 
 
 def await_twins(context: RunContext, building: Generation, wait: Wait) -> None:
-    """Wait until every put that was acknowledged before is in the new generation too. Raise CanaryFailed.
+    """Wait until all puts acknowledged so far are in the new generation too.
 
-    Later puts are not waited for: under sustained puts there is always one.
+    Raise CanaryFailed after a timeout. Later puts are not awaited, because under sustained puts there would
+    always be one.
     """
     follow_live_jobs(context.engine, building)
     until = time.monotonic() + TWINS_PATIENCE_SECONDS

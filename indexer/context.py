@@ -1,4 +1,4 @@
-"""The context of a claimed run: what its phases share, the counts that it has come to, and the generation it writes."""
+"""The context of a claimed run: dependencies that its phases share, its counts, and its target generation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ from vectormill.work.work import Lease
 class RunContext:
     """Objects that the phases of a claimed run share.
 
-    `check` is to be called between transactions, every few seconds at the least: it renews nothing itself, and raises
-    LeaseLost when another indexer may hold the run, RunCancelled when a client wants it to end. `report` keeps what a
-    phase found, under the phase's name, where status shows it. `hold` locks the run until its transaction ends, and
-    raises as `check` does, from what the database says at that moment.
+    Call `check` between transactions, at least every few seconds. It renews nothing, and raises LeaseLost if
+    another indexer may have the run, RunCancelled if a client has cancelled it, or Stopping. `report` stores
+    the findings of a phase under its name, for the status of the run. `hold` locks the run until its
+    transaction ends, and raises LeaseLost or RunCancelled by the database's current state.
     """
 
     run: Run
@@ -39,10 +39,10 @@ class RunContext:
 
 
 class ClaimProgress:
-    """The counts of one claim. What a transaction adds counts from its COMMIT on, so a batch that failed counts never.
+    """The phase and counts of one claim of a run, for use by one thread.
 
-    Used by one thread. `save` is the first thing in each transaction, since it locks the run: whoever lost the lease
-    writes nothing.
+    Call `save` in each transaction: it locks the run, so that an indexer that has lost its lease writes
+    nothing. Set `counts` only after the COMMIT, so that a batch that was rolled back is not counted.
     """
 
     def __init__(self, lease: Lease, run: Run) -> None:
@@ -60,7 +60,10 @@ class ClaimProgress:
         job_id: UUID | None = None,
         generation_id: int | None = None,
     ) -> None:
-        """Record the counts, which become those of this object when the caller has committed. Raise LeaseLost."""
+        """Record the counts and ids in the caller's transaction; None leaves an id as it is.
+
+        The caller assigns `counts` to this object after its COMMIT. Raise LeaseLost.
+        """
         save_run(
             connection,
             self.lease,
@@ -72,7 +75,7 @@ class ClaimProgress:
         )
 
     def add(self, **numbers: int) -> RunCounts:
-        """Return the counts with these on top; nothing is recorded yet."""
+        """Return the counts plus these numbers, without recording them."""
         return replace(
             self.counts, **{name: getattr(self.counts, name) + number for name, number in numbers.items()}
         )
@@ -80,7 +83,7 @@ class ClaimProgress:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The generation that a run writes. `spec` is what the run asked for, in the vector space of the generation."""
+    """The generation that a run writes. `spec` is the run's own if it has one, in the same vector space."""
 
     generation: Generation
     spec: EncodingSpec
@@ -93,8 +96,10 @@ class Target:
 
 
 def find_target(connection: Connection, run: Run) -> Target:
-    """Return the target that the run began to write; its generation stays written until the transaction ends.
-    Raise Conflict.
+    """Return the target that the run began to write; its generation stays writable until the transaction
+    ends.
+
+    Raise Conflict if the generation is no longer live or being built.
     """
     assert run.generation_id is not None, "the run has chosen when it began to read"
     return make_target(connection, run, find_written(connection, run.generation_id))
@@ -106,5 +111,5 @@ def make_target(connection: Connection, run: Run, generation: Generation) -> Tar
 
 
 def live_stage(connection: Connection, run: Run) -> RunTables:
-    """Return the run's stage beside the live generation, whichever it writes."""
+    """Return the run's stage beside the live generation, even if the run writes another one."""
     return RunTables(run.id, find_generation(connection, run.collection))

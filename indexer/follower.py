@@ -1,7 +1,7 @@
-"""Follows tables: keys whose rows changed are read again from the source, and encoded or deleted within seconds.
+"""The follower reads rows of followed tables that changed again, and encodes or deletes them within seconds.
 
-A change is removed in the transaction that makes its effect durable, so one that is killed loses none and does none
-twice. Any number may follow; the nightly run stays as the truth.
+A change is deleted in the transaction that makes its effect durable, so that none is lost or applied twice if
+a follower is killed. Any number of followers may run. Scheduled re-indexing remains the authority.
 """
 
 import logging
@@ -47,13 +47,13 @@ from vectormill.work.loop import Loop
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS: Final = 1.0
-# Keys of one job: it is to be encoded within a second or two.
+# The most keys of one job, so that it is encoded within a second or two.
 MAX_KEYS: Final = 512
-# Changes that are looked at for them; one key may have changed often.
+# The most changes that are read for these keys, as one key may have changed many times.
 MAX_CHANGES: Final = 10_000
-# The next job waits for so long for the one before.
+# How long the next job waits for the previous one to end.
 PATIENCE_SECONDS: Final = 60.0
-# A table that cannot be read is left alone for so long, doubling.
+# The pause after a failure; it doubles with each further one, up to a limit.
 FIRST_BACKOFF_SECONDS: Final = 2.0
 LAST_BACKOFF_SECONDS: Final = 60.0
 READ_SECONDS: Final = 30.0
@@ -62,14 +62,14 @@ _STOP_SECONDS: Final = 5.0
 
 @dataclass(slots=True)
 class _Backoff:
-    """The pause of a collection after a failure, in seconds, and the moment at which it ends."""
+    """The backoff of a collection after a failure: its length in seconds, and the time at which it ends."""
 
     seconds: float
     until: float
 
 
 class Follower(Loop):
-    """Follow tables on a thread and connections of its own from the beginning of the block to its end."""
+    """Follow tables in a thread, with connections of its own, while the `with` block runs."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Follower(Loop):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("followed tables", pause_seconds=PAUSE_SECONDS, stop_seconds=_STOP_SECONDS)
-        # One holds the place of the follower, one reads, one writes.
+        # One connection holds the follower's lock, one reads, and one writes.
         self._engine = make_engine(
             database_url, application_name="vectormill follower", pool_size=1, max_overflow=2
         )
@@ -92,7 +92,7 @@ class Follower(Loop):
         self._engine.dispose()
 
     def step(self) -> bool:
-        """Do one round over all collections of which something has changed; return True if there is more to do."""
+        """Process pending changes of each collection once; return True if more may be pending."""
         with self._engine.connect() as connection:
             failed = list_failed_jobs(connection)
             changed = list_changed_collections(connection)
@@ -124,9 +124,9 @@ class Follower(Loop):
 
 
 def follow_collection(engine: Engine, settings: Settings, registry: Registry, collection_id: int) -> bool:
-    """Bring some changed keys of a collection up to date; whether there may be more to do at once.
+    """Apply some pending changes of a collection; return True if more may be pending.
 
-    Raise SourceFailed, and what a submission raises; the changes wait then.
+    Raise SourceFailed, or an error of the job's submission; the changes then stay pending.
     """
     with engine.connect() as holding, holding.begin():
         if not try_to_follow(holding, collection_id):
@@ -149,7 +149,10 @@ def follow_collection(engine: Engine, settings: Settings, registry: Registry, co
 
 
 def _forget(engine: Engine, collection_id: int) -> bool:
-    """Forget the changes of a collection that follows nothing: triggers that only their owner can drop go on noting."""
+    """Delete the changes of a collection that follows no table.
+
+    They come from triggers that are still there because only the table's owner can drop them.
+    """
     with engine.begin() as connection:
         num_changes = forget_changes(connection, collection_id)
     logger.info("Removed %d changes that no collection follows any more.", num_changes)
@@ -157,11 +160,14 @@ def _forget(engine: Engine, collection_id: int) -> bool:
 
 
 def _note_all(engine: Engine, collection: FollowedCollection, changes: Changes) -> bool:
-    """Note every key of the collection after its table was emptied; the rounds that follow look each one up."""
+    """Record every key of the collection as changed, because its table was truncated.
+
+    Later rounds look up each key.
+    """
     with engine.begin() as connection:
         remove_changes(connection, changes.ids)
         note_every_key(connection, collection.name)
-        # Taken with it, and not yet dealt with.
+        # These changes were removed too, but have not been processed yet.
         note_keys(connection, collection.id, changes.keys)
     return True
 
@@ -183,7 +189,7 @@ def _apply(
     def settle(connection: Connection) -> None:
         remove_changes(connection, changes.ids)
         there = {item.key for item in items}
-        # A document that is one passage has a row `key#0` too.
+        # A document of a single passage has a row `key#0` too.
         had = list_passages(connection, collection.name, changes.keys) if is_split else set(changes.keys)
         if had - there:
             delete_items(connection, collection.name, had - there)
@@ -204,7 +210,7 @@ def _submit(
     items: list[Item],
     settle: Callable[[Connection], None],
 ) -> None:
-    # It goes when it has ended, as the job of a put does: there may be one a second.
+    # The job is deleted when it has ended, as is that of a put, because there may be one per second.
     new_job = NewJob(
         spec,
         collection,
@@ -224,7 +230,7 @@ ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} 
 def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[Item]:
     """Return the rows or passages that the source has under these keys now. Raise SourceFailed.
 
-    The keys are a literal without a type, which takes that of the column: so its index is used, whatever it holds.
+    The keys are an untyped literal, which takes the type of the column, so that an index on it is used.
     """
     options = source.options
     query = ROWS_OF_KEYS.format(
@@ -238,6 +244,6 @@ def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[I
 
 
 def write_array(values: Sequence[str]) -> str:
-    """Write texts as a Postgres array literal."""
+    """Return the texts as a literal of a Postgres array."""
     quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
     return "{" + ",".join(f'"{value}"' for value in quoted) + "}"

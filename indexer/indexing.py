@@ -1,7 +1,8 @@
-"""The phase indexing: brings the indexes of a generation to what its collection wants. Each step can be taken again.
+"""The phase indexing builds and drops indexes as the collection's settings require. Each step is idempotent.
 
-On a live generation everything is built and dropped concurrently, so that neither searches nor writers wait. On one
-that is building a plain build is faster, and goes on concurrently when a writer has to wait for it.
+On a live generation, indexes are built and dropped concurrently, so that neither searches nor writers wait.
+On a generation that is being built a plain build is faster; it is restarted as a concurrent one if a writer
+has to wait.
 """
 
 import logging
@@ -46,19 +47,19 @@ from vectormill.search.filters import (
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 2.0
-# So long a writer waits for a plain build before that goes on concurrently.
+# How long a writer waits for a plain build before that is replaced by a concurrent one.
 PATIENCE_SECONDS: Final = 3.0
-# An index of a live generation that served a search within this time is not dropped for a load.
+# A live generation's index that served a search within this time is not dropped before a bulk write.
 IN_USE_SECONDS: Final = 600.0
 
 
 class WriterWaits(Exception):
-    """Somebody waits for a lock that the build holds."""
+    """A writer waits for a lock that the index build holds."""
 
 
 @dataclass(slots=True)
 class PhaseProgress:
-    """The progress of the phase, written at most so often."""
+    """The progress of the phase, reported at most once per REPORT_SECONDS during a build."""
 
     context: RunContext
     found: dict[str, Any] = field(default_factory=dict)
@@ -86,15 +87,15 @@ class PhaseProgress:
 
 
 def index(context: RunContext) -> None:
-    """Bring the indexes of the generation that the run writes, or of the live one, to what is wanted."""
+    """Build and drop indexes of the generation that the run writes, or else of the live one."""
     build_indexes(context, load_generation(context))
 
 
 def build_indexes(context: RunContext, generation: Generation) -> None:
-    """Build what is wanted and not there, and drop what is there and not wanted.
+    """Build indexes that are wanted and missing, and drop those that exist and are not wanted.
 
-    A run of kind `index` may ask for more by its options: `rebuild`, `drop`, m, ef_construction, workers, memory_bytes.
-    Raise RunCancelled and LeaseLost as `context.check` does, and psycopg.Error.
+    The options of a run of kind `index` may ask for more: `rebuild`, `drop`, m, ef_construction, workers,
+    memory_bytes. Raise RunCancelled or LeaseLost, as `context.check` does, or psycopg.Error.
     """
     progress = PhaseProgress(context)
     options = context.run.options if context.run.kind == INDEX else {}
@@ -108,7 +109,7 @@ def build_indexes(context: RunContext, generation: Generation) -> None:
 
 
 def remove_leftovers(context: RunContext, generation: Generation) -> None:
-    """End builds that lost their run, and drop the invalid indexes that such builds leave."""
+    """End index builds whose run has moved to another indexer, and drop their invalid indexes."""
     num_ended = end_former_builds(context.engine, generation.id)
     if num_ended:
         logger.warning("Ended %d builds of indexes whose run went on elsewhere.", num_ended)
@@ -132,7 +133,8 @@ def build_vector_index(progress: PhaseProgress, generation: Generation, options:
     present = [index for index in load_indexes(context, generation) if index.is_vector_index]
     ours = [index for index in present if index.is_ours]
     if not plan.is_wanted:
-        # Between the sizes at which one is built and dropped there is room: a collection that shrinks keeps its index.
+        # Under policy `auto`, an existing index is kept even if the collection is now too small for a new
+        # one.
         is_possible = find_operator_class(outlook.vector_type, generation.spec.dimensions)[0] is not None
         if ours and not (outlook.wishes.policy == AUTO and is_possible):
             drop_vector_indexes(progress, generation, plan.reasons[0])
@@ -168,7 +170,7 @@ def build_vector_index(progress: PhaseProgress, generation: Generation, options:
 def find_reason(
     serving: list[FoundIndex], outlook: Outlook, options: Mapping[str, Any], most_worn: float
 ) -> str | None:
-    """Return why an index is to be built now; None when one serves as it is."""
+    """Return why the vector index must be built now; None if an existing one will do."""
     if not serving:
         return "There is none."
     if options.get("rebuild"):
@@ -190,7 +192,10 @@ def find_reason(
 def build_hnsw(
     progress: PhaseProgress, generation: Generation, name: str, plan: IndexPlan
 ) -> tuple[float, list[str]]:
-    """Return seconds, and what Postgres noticed. Without workers where the server has no shared memory for them."""
+    """Build an HNSW index; return the seconds it took, and notices of Postgres.
+
+    If the server lacks shared memory for parallel workers, build again without them.
+    """
     assert plan.operator_class is not None
     definition = sql.SQL("USING hnsw (embedding {}) WITH (m = {}, ef_construction = {})").format(
         sql.Identifier(plan.operator_class), sql.Literal(plan.m), sql.Literal(plan.ef_construction)
@@ -220,7 +225,11 @@ def build(
     definition: sql.Composable,
     settings: Mapping[str, str],
 ) -> tuple[float, list[str]]:
-    """Return seconds, and what Postgres noticed."""
+    """Build an index; return the seconds it took, and notices of Postgres.
+
+    The build is concurrent if the generation is live or, on a second try, if a plain build keeps writers
+    waiting.
+    """
     context, started_at = progress.context, time.monotonic()
     try:
         try:
@@ -270,17 +279,17 @@ def _build_once(
 
 
 def _leave_nothing(context: RunContext, generation: Generation) -> None:
-    """Drop what a failed or cancelled build left. What cannot be dropped now, the next attempt drops."""
+    """Drop invalid indexes left by a failed or cancelled build. The next attempt drops those that remain."""
     try:
         for index in load_indexes(context, generation):
             if index.is_ours and not index.is_valid:
                 drop_index(context.engine, generation.id, index.name, is_live=True, watch=lambda: None)
-    except Exception as error:  # noqa: BLE001 - what ended the build is what is to be told
+    except Exception as error:  # noqa: BLE001 - the error that ended the build matters more
         logger.warning("An unfinished index stays until the next attempt: %s", error)
 
 
 def drop_vector_indexes(progress: PhaseProgress, generation: Generation, because: str) -> None:
-    """Drop Vectormill's own vector indexes; one that somebody made by hand stays."""
+    """Drop the vector indexes that Vectormill built; those made by hand stay."""
     context = progress.context
     for index in load_indexes(context, generation):
         if index.is_vector_index and index.is_ours:
@@ -291,11 +300,11 @@ def drop_vector_indexes(progress: PhaseProgress, generation: Generation, because
 
 
 def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
-    """Drop the vector index before so many changes are written that to build it anew is cheaper; the reason, or
-    None.
+    """Drop the vector index before so many changes that rebuilding it is cheaper.
 
-    On a live generation only under policy `auto`, and while no search uses the index: searches would read every row.
-    `build_indexes` builds it again, and should the run end before, the scheduler's index maintainer has it built.
+    Return the reason, None if the index stays. On a live generation this is done only under policy `auto` and
+    if no search uses the index, because without it searches read every row. `build_indexes` builds it again.
+    If the run ends before that, the scheduler's index maintainer starts a build.
     """
     if not num_changes:
         return None
@@ -323,12 +332,12 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
 
 
 def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> None:
-    """Build the indexes on fields that filters name, and on the words of kept texts."""
+    """Build the indexes for metadata filters and for full-text search of kept texts."""
     context, table = progress.context, attributes_name(generation.id)
     with context.engine.begin() as connection:
         kept = find_wishes(connection, generation.id)
     wanted = {name_filter_index(generation.id, field): define_filter_index(field) for field in kept.filters}
-    if kept.keep_text and generation.kind == VECTORS:  # whose search alone looks for words
+    if kept.keep_text and generation.kind == VECTORS:  # only vectors are searched by text
         wanted[name_text_index(generation.id)] = define_text_index()
     present = [index for index in load_indexes(context, generation) if index.table == table and index.is_ours]
     for index in present:
@@ -339,7 +348,7 @@ def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> 
     for name in missing:
         build(progress, generation, name, table, wanted[name], {})
     if missing:
-        # How often which value of a field comes, Postgres learns of its expression only now.
+        # Postgres collects statistics of an indexed expression only once the index exists.
         with context.engine.begin() as connection:
             analyze_table(connection, table)
 

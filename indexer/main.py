@@ -1,7 +1,7 @@
-"""The indexer process: claims runs and carries out a few at a time, each in a thread. Any number may run.
+"""The indexer process claims runs and carries out a few at a time, each in a thread. Any number may run.
 
-A thread beside them follows tables, and two bring request batches on. It needs Postgres alone, and outlives its
-outages: a run whose indexer was away for longer than its lease is another's.
+A further thread follows tables, and two carry out request batches. The indexer needs only Postgres and
+survives its outages: if it is away for longer than a run's lease, another indexer takes over the run.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class HeldRun:
-    """A claimed run, and what its heartbeat has heard of it."""
+    """A claimed run with its lease, and the state that the last heartbeat found."""
 
     def __init__(self, lease: Lease, run: Run, is_stopping: Callable[[], bool]) -> None:
         self.lease = lease
@@ -46,14 +46,14 @@ class HeldRun:
         self._loss: LeaseLost | None = None
 
     def renew(self, connection: Connection) -> None:
-        """Renew the lease, and hear whether a client has cancelled the run."""
+        """Renew the lease, and note its loss or a client's cancellation for `check`."""
         try:
             self._state = self.lease.renew(connection)
         except LeaseLost as error:
             self._loss = error
 
     def check(self) -> None:
-        """Raise LeaseLost, Stopping or RunCancelled if the run is not to go on here."""
+        """Raise LeaseLost, Stopping or RunCancelled if this process must not continue the run."""
         if self._loss is not None:
             raise self._loss
         if self._is_stopping():
@@ -63,7 +63,7 @@ class HeldRun:
 
 
 class Claims:
-    """Claim runs and carry them out in threads, at most `most` at a time. Safe for threads."""
+    """Claim runs and carry them out in threads, at most `most` at a time. Thread-safe."""
 
     def __init__(self, engine: Engine, heart: Engine, owner: str, most: int, lease_seconds: float) -> None:
         self._engine = engine
@@ -78,7 +78,7 @@ class Claims:
         self._has_room = threading.Event()
 
     def claim(self, tools: Tools) -> bool:
-        """Claim a run and begin it in a thread of its own; return False when there is none, or no room."""
+        """Claim a run and start it in a thread; return False if there is none or all threads are busy."""
         with self._lock:
             if len(self._held) >= self._most or self.is_stopping.is_set():
                 return False
@@ -96,7 +96,7 @@ class Claims:
         return True
 
     def wait_for_room(self, seconds: float) -> None:
-        """Wait until a run has ended, after which another of its collection may begin, or for so long."""
+        """Wait until a run has ended, so that another of its collection may start, or `seconds` have passed."""
         if self._has_room.wait(seconds):
             self._has_room.clear()
 
@@ -113,7 +113,11 @@ class Claims:
             self._has_room.set()
 
     def renew(self) -> None:
-        """Renew the leases of all runs. Raises an error of the database: leases go on until their time is over."""
+        """Renew the leases of all runs that this process holds.
+
+        Raise an error of the database if Postgres cannot be reached; leases then stay valid until they
+        expire.
+        """
         with self._lock:
             held = list(self._held.values())
         with self._heart.begin() as connection:
@@ -121,7 +125,7 @@ class Claims:
                 each.renew(connection)
 
     def stop(self) -> None:
-        """Tell every run to end where it is, and wait for that."""
+        """Tell all runs to stop where they are, and wait for their threads."""
         self.is_stopping.set()
         with self._lock:
             threads = list(self._threads.values())
@@ -129,14 +133,15 @@ class Claims:
             thread.join()
 
 
-# One look at an index of the runs that are open. Nothing is listened to, so a pooler may be between.
+# A poll is one look-up in an index of open runs. LISTEN is not used, so that a connection pooler may be in
+# between.
 _POLL_SECONDS: Final = 0.25
 _TIDY_SECONDS: Final = 60.0
 _OUTAGE_SECONDS: Final = 1.0
 
 
 def run(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT."""
+    """Run the indexer until SIGTERM or SIGINT."""
     if settings.database_url is None:
         raise ConfigurationError(
             "The indexer needs VECTORMILL_DATABASE_URL; `vectormill up` brings its own Postgres."
@@ -152,9 +157,10 @@ def serve(
     stop: threading.Event,
     open_source: Callable[[RunContext], Reader],
 ) -> None:
-    """Carry out runs until `stop`; then hand back what it has."""
+    """Carry out runs until `stop` is set, then hand back those in progress."""
     most = settings.indexer_runs
-    # Two for each run: its own, and that of a job which it uploads or a source here which it reads; and one to claim.
+    # Each run uses up to two connections: its own, and one for a job that it uploads or a source in this
+    # Postgres that it reads. One more is for claiming.
     engine = make_engine(
         database_url, application_name="vectormill indexer", pool_size=most + 1, max_overflow=most
     )
@@ -187,7 +193,7 @@ def serve(
 def _serve_connected(
     engine: Engine, claims: Claims, tools: Tools, settings: Settings, stop: threading.Event
 ) -> None:
-    """Claim what there is, until Postgres cannot be reached or the process is told to stop."""
+    """Claim runs until Postgres cannot be reached or `stop` is set."""
     tidy_at = 0.0
     while not stop.is_set():
         if time.monotonic() >= tidy_at:
@@ -204,7 +210,10 @@ def _tidy(engine: Engine) -> None:
 
 
 def _beat(claims: Claims, heart: Engine, seconds: float, stop: threading.Event) -> None:
-    """Renew the leases of all runs, and the indexer's own heartbeat. Runs are handed back at once after `stop`."""
+    """Send the heartbeat: renew the leases of all runs, and record that this indexer is alive.
+
+    Once `stop` is set, this ends at once, since all runs are being handed back.
+    """
     is_over = False
     while not is_over:
         try:

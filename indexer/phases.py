@@ -1,7 +1,7 @@
-"""Phases: what a claimed run goes through, in order, until it has ended, is held, or is handed back.
+"""Phases of a claimed run, carried out in order until the run has ended, is held, or is handed back.
 
-Each phase may be repeated from its beginning, and what it wrote stays: so whoever takes a run over goes on in the phase
-in which it was left, and an error that passes is answered by doing the phase again.
+Each phase is idempotent. So an indexer that takes over a run repeats the phase in which it was left, and a
+transient error is handled by repeating the phase.
 """
 
 import logging
@@ -60,7 +60,7 @@ _OUTAGE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of every run of an indexer. `open_source` gives the reader of a run's source."""
+    """The dependencies of all runs of an indexer. `open_source` returns the reader of a run's source."""
 
     engine: Engine
     settings: Settings
@@ -77,13 +77,13 @@ def read(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:
 
 
 def write(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:
-    """Write what differs; a large change is written without the vector index, which is built anew afterwards."""
+    """Write all differences. Before a large change the vector index is dropped; it is rebuilt afterwards."""
     drop_before_bulk(context, progress.counts.num_new + progress.counts.num_changed)
     encode(context, progress, tools.wait)
 
 
 def check(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:
-    """Check a generation that was built; or all that a run of kind check looks at."""
+    """Check a generation that the run has built or, for a run of kind `check`, the live generation."""
     if context.run.kind == REINDEX:
         check_generation(context, tools.wait)
     elif context.run.kind == CHECK:
@@ -102,9 +102,10 @@ PHASES: Final[Mapping[str, Callable[[RunContext, ClaimProgress, Tools], None]]] 
 
 
 def carry_out(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -> None:
-    """Carry a claimed run out as far as it comes; `check` raises LeaseLost, RunCancelled or Stopping.
+    """Carry out a claimed run to its end, or until it is held or handed back.
 
-    Raises nothing but an error of the database that could not even be recorded: the run's lease ends then.
+    `check` raises LeaseLost, RunCancelled or Stopping. Nothing is raised except a database error that could
+    not be recorded; then the run waits until its lease expires.
     """
 
     def abandon(state: str, reason: str | None = None) -> None:
@@ -139,7 +140,7 @@ def carry_out(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -
 
 
 def describe_attempts(lease: Lease, run: Run) -> str:
-    """Say why a run that was claimed so often is given up."""
+    """Return the error of a run that fails because it was claimed too often."""
     last = f" The last error was: {run.error}" if run.error else ""
     return f"{lease.describe_attempts()} It was in phase {run.phase} (VECTORMILL_MAX_ATTEMPTS).{last}"
 
@@ -147,18 +148,16 @@ def describe_attempts(lease: Lease, run: Run) -> str:
 def _go_through(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -> None:
     progress = ClaimProgress(lease, run)
     phase: str | None = progress.phase
-    num_outages = (
-        0  # of this phase, after it had begun: Postgres was there, and was lost by what the phase does
-    )
+    num_outages = 0  # in this phase after it had begun, which the phase itself may have caused
     while phase is not None:
         check()
         progress.phase = phase
         has_begun = False
         try:
             context = _make_context(lease, tools, check)
-            progress.counts = context.run.counts  # a COMMIT whose answer was lost may have added to them
+            progress.counts = context.run.counts  # a COMMIT whose answer was lost may have changed them
             has_begun = True
-            with span(phase):  # jobs that it submits are of this trace
+            with span(phase):  # traces of jobs that the phase submits belong to this span
                 PHASES[phase](context, progress, tools)
             phase, num_outages = phase_after(context.run.kind, phase), 0
             if phase is not None:
@@ -179,7 +178,7 @@ def _go_through(lease: Lease, run: Run, tools: Tools, check: Callable[[], None])
 
 
 def _make_context(lease: Lease, tools: Tools, check: Callable[[], None]) -> RunContext:
-    """Return a context with the run as the phase before has left it."""
+    """Return a context with the run as the previous phase has left it."""
 
     def report(phase: str, found: Mapping[str, Any]) -> None:
         with tools.engine.begin() as connection:

@@ -1,12 +1,13 @@
-"""Reindexing: a run makes its collection what its source is: read, compare, encode what differs, delete what is gone.
+"""Reindexing: bring a collection up to date with its source by reading, comparing, encoding and deleting.
 
-The source is read once from its beginning, batch by batch into the stage, each compared with the generation. A thread
-reads and hashes ahead of the database, so that both have something to do. Nothing of the collection is changed
-meanwhile: a reading that was broken off begins again.
+The source is read once from the beginning. Each batch is compared with the generation and staged, while a
+thread reads and hashes the next ones. Nothing in the collection changes during this phase, so a reading that
+was interrupted starts again.
 
-What needs no encoding is written first. New and changed texts are a job like any other, whose id is the run's before
-anything of it is uploaded, and whose place among the writers is that of the run. So an indexer that takes over finds
-the job: it waits for one that is complete, and removes an upload that broke off.
+Changes that need no encoding are written first. New and changed texts become an ordinary job, whose id is
+saved with the run before its upload begins and whose place in the order of writers is that of the run. So an
+indexer that takes over the run finds the job: it waits for one that is complete, and removes an upload that
+was interrupted.
 """
 
 import queue
@@ -64,21 +65,21 @@ from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import OWN_TEXTS, Source
 from vectormill.sources.sources import find_source_of_run
 
-# Batches that wait for the database: each is in memory once more.
+# The number of batches that wait for the database; each takes up memory.
 _AHEAD: Final = 2
-# So often a cancelled run is noticed while the source is silent.
+# The interval at which cancellation is checked while the source returns nothing.
 _LOOK_SECONDS: Final = 0.5
 
 
 class _Ahead:
-    """Read a source ahead in a thread of its own; `take` returns what came, and raises what ended it."""
+    """Read a source ahead in a thread; `take` returns its batches and raises the thread's error."""
 
     def __init__(self, source: Reader) -> None:
         self._source = source
         self._queue: queue.Queue[Rows | BaseException | None] = queue.Queue(_AHEAD)
         self._is_over = threading.Event()
         self._keys = KeyLedger()
-        # Of nobody who waits: a source may be silent for minutes after we have given up.
+        # A daemon thread, because a source may block for minutes after the run has failed.
         threading.Thread(target=self._read, name="source", daemon=True).start()
 
     def _read(self) -> None:
@@ -106,7 +107,10 @@ class _Ahead:
                 continue
 
     def take(self, context: RunContext) -> Rows | None:
-        """Return the next batch, None behind the last one; raises what the source raised, or what `check` does."""
+        """Return the next batch, or None after the last one.
+
+        Raise the error that ended the reading, or whatever `context.check` raises.
+        """
         while True:
             context.check()
             try:
@@ -118,7 +122,7 @@ class _Ahead:
             return what
 
     def refuse_duplicates(self) -> None:
-        """Raise SourceFailed: which of two texts is meant nobody knows."""
+        """Raise SourceFailed if two rows have the same key, since either of their texts could be meant."""
         duplicate = self._keys.find_duplicate()
         if duplicate is not None:
             first, second = duplicate
@@ -128,7 +132,7 @@ class _Ahead:
             )
 
     def close(self) -> None:
-        """End the reading, also on the server where the source can tell it: nobody waits for a query that hangs."""
+        """Stop the reading, and cancel the query of a source whose server supports that."""
         self._is_over.set()
         self._source.cancel()
         self._keys.close()
@@ -137,7 +141,7 @@ class _Ahead:
 def read_source(
     context: RunContext, progress: ClaimProgress, source: Reader, target: Target, seq: int
 ) -> None:
-    """Read all of the source. Raise SourceFailed when it did not come to its end."""
+    """Read and stage the whole source. Raise SourceFailed if the reading fails."""
     ahead = _Ahead(source)
     try:
         while (rows := ahead.take(context)) is not None:
@@ -150,7 +154,7 @@ def read_source(
                     num_changed=kinds[CHANGED],
                     num_metadata_only=kinds[METADATA_ONLY],
                 )
-                progress.save(connection, counts)  # last: it rolls all back if the lease was lost
+                progress.save(connection, counts)  # last, because a lost lease rolls back all of it
             progress.counts = counts
         ahead.refuse_duplicates()
     finally:
@@ -158,9 +162,10 @@ def read_source(
 
 
 def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target, int]:
-    """Return an empty stage, and the run's place among the writers: client writes from here on are newer.
+    """Return the target with an empty stage, and the run's place in the order of writers.
 
-    No deletion is under way meanwhile, so that the run reads no row that was deleted in an earlier place.
+    Client writes from here on are newer than the run. Deletions are held off meanwhile, so that the run reads
+    no row that was deleted in an earlier place.
     """
     generation = open_target_generation(context.engine, context.run.collection, context.run.spec)
     with context.engine.begin() as connection:
@@ -175,17 +180,20 @@ def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target,
 
 
 def describe_reading(source: Reader) -> dict[str, Any]:
-    """Return the faults of single rows, and whether rows that the source lacks are gone."""
+    """Return the report of a reading: faults of rows, and whether rows missing from the source are gone."""
     complaints = source.complaints.to_json() if source.complaints else {}
     return {**complaints, "tells_what_vanished": source.tells_what_vanished}
 
 
-# Behind every place: only jobs that have not ended.
+# A place behind all others, so that only jobs that have not ended get twins.
 _OPEN_JOBS_ONLY: Final = 2**63 - 1
 
 
 def open_run_source(context: RunContext) -> Reader:
-    """Open the collection's source, or the texts that it keeps. Raise SourceNotFound and InvalidOption."""
+    """Return a reader of the collection's source, or of the texts that it keeps.
+
+    Raise SourceNotFound or InvalidOption.
+    """
     run = context.run
     if "carry_from" in run.options:
         return open_carried(context)
@@ -204,9 +212,10 @@ def open_run_source(context: RunContext) -> Reader:
 
 
 def open_carried(context: RunContext) -> CarriedTextReader:
-    """Follow a rollback: jobs that still write the retired generation get twins first, then its newer rows are read.
+    """Return a reader of the retired generation's newer rows, to carry them over after a rollback.
 
-    In this order a job that ends meanwhile is missed by neither. Where texts are missing, ended jobs get twins too.
+    Jobs that still write to the retired generation first get twins. In this order a job that ends meanwhile
+    is covered either way. If missing texts are allowed, ended jobs get twins too.
     """
     run, engine = context.run, context.engine
     retired_id, since_seq = int(run.options["carry_from"]), int(run.options["carry_since"])
@@ -225,11 +234,11 @@ _MOVED_PER_BATCH: Final = 2000
 
 
 class RunHeld(RunError):
-    """The run would change more of the collection than it may unasked; it waits to be confirmed."""
+    """The run would change more of the collection than allowed without confirmation, so it is held."""
 
 
 def compare(context: RunContext, progress: ClaimProgress) -> None:
-    """Raise RunHeld before anything was changed."""
+    """Find vanished rows, then take over known vectors. Raise RunHeld before anything is changed."""
     look_for_vanished(context, progress)
     take_over_vectors(context, progress)
 
@@ -268,16 +277,16 @@ def look_for_vanished(context: RunContext, progress: ClaimProgress) -> None:
 
 
 def tells_what_vanished(run: Run) -> bool:
-    """Return whether a row that the source lacks is to be deleted.
+    """Return True if rows missing from the source are to be deleted.
 
-    It is not where a client has pushed only some rows, or where the source cannot know.
+    They are kept if a client pushed only some rows, or if the source cannot tell.
     """
     is_complete = bool(run.options.get("is_complete", True))
     return is_complete and bool(run.report.get(READING, {}).get("tells_what_vanished", True))
 
 
 def guard(run: Run, change: Mapping[str, int]) -> str | None:
-    """Return the sentence for which the run is held, None when it may go on."""
+    """Return the reason why the run is held; None if it may continue."""
     confirmed = run.options.get("confirmed")
     if run.options.get("confirm") or (confirmed and is_as_confirmed(**change, confirmed=confirmed)):
         return None
@@ -285,9 +294,9 @@ def guard(run: Run, change: Mapping[str, int]) -> str | None:
 
 
 def measure_build(connection: Connection, run: Run) -> dict[str, int]:
-    """Measure how many rows a new generation would lack because the source has lost them meanwhile.
+    """Count the rows that a new generation would lack because the source no longer has them.
 
-    That it encodes all others is what was asked for, and counts as no change.
+    Encoding all other rows again was requested, so they do not count as changes.
     """
     num_rows = count_rows(connection, live_stage(connection, run))
     num_vanished = max(0, num_rows - run.counts.num_seen)
@@ -300,7 +309,7 @@ def max_change_share(options: Any) -> float:
 
 
 def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
-    """Give a renamed row, and a passage that only moved, the vector that their text has in the generation."""
+    """Copy vectors to renamed rows and moved passages whose text the generation has under another key."""
     run = context.run
     if run.counts.num_new + run.counts.num_changed == 0:
         return
@@ -328,13 +337,13 @@ def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
         progress.counts = counts
 
 
-# Texts in memory at a time, and rows of one transaction.
+# The number of texts held in memory at a time, and of rows per transaction.
 _TEXTS_PER_BATCH: Final = 200
 _ROWS_PER_BATCH: Final = 2000
-# Beside the phases, in the run's report.
+# A section of the run's report beside those of the phases.
 KEPT_TEXTS: Final = "kept_texts"
 
-# Sleeps so many seconds, or less when the indexer is to stop.
+# Sleeps for a number of seconds, or less if the indexer is to stop.
 Wait = Callable[[float], object]
 
 
@@ -343,12 +352,15 @@ class EncodingEnded(RunError):
 
 
 def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
-    """Write what differs: metadata at once, new and changed texts by a job. `wait` sleeps between two looks at it."""
+    """Write all differences: changed metadata directly, and new and changed texts by a job.
+
+    `wait` sleeps between two polls of the job.
+    """
     run = context.run
     job_id = find_own_job(context, progress, run.job_id)
     num_refused = update_metadata(
         context, progress
-    )  # first: it finds rows that older jobs have given another text
+    )  # first, because it finds rows whose text older jobs have changed
     if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
         job_id = submit(context, progress)
     if job_id is not None:
@@ -359,7 +371,7 @@ def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
 
 
 def find_own_job(context: RunContext, progress: ClaimProgress, job_id: UUID | None) -> UUID | None:
-    """Return the run's job if it was submitted whole; what is left of a broken upload is removed at once."""
+    """Return the id of the run's job if it was fully submitted. Remove an upload that was interrupted."""
     if job_id is None:
         return None
     with context.engine.begin() as connection:
@@ -369,14 +381,14 @@ def find_own_job(context: RunContext, progress: ClaimProgress, job_id: UUID | No
             job = find_job(connection, job_id)
         except JobNotFound:
             return None
-        # A job of an earlier reading has another place among the writers, and other texts.
+        # A job of an earlier reading has another place in the order of writers, and other texts.
         return job.id if job.state != UPLOADING and job.seq == context.run.seq else None
 
 
 def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
-    """Submit everything that is staged and has no vector yet as one job; return None if that is nothing.
+    """Submit all staged texts that still need encoding as one job; return its id, None if there are none.
 
-    The run is held while anything is written: an indexer that lost it leaves no job in the run's place.
+    Each transaction locks the run, so that an indexer that has lost the run leaves no job in its name.
     """
     run = context.run
     assert run.seq is not None
@@ -420,7 +432,7 @@ def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
 
 
 def update_metadata(context: RunContext, progress: ClaimProgress) -> int:
-    """Give rows whose text is unchanged their metadata, without touching the table that has the vectors.
+    """Write the metadata of rows whose text is unchanged, without touching the table of vectors.
 
     Return how many texts Postgres refused to keep.
     """
@@ -450,9 +462,10 @@ def update_metadata(context: RunContext, progress: ClaimProgress) -> int:
 
 
 def await_job(context: RunContext, progress: ClaimProgress, job_id: UUID, wait: Wait) -> Job:
-    """Wait until the job has ended, whatever came of its items. Raise EncodingEnded when somebody else ended it.
+    """Wait until the job has ended, even with failed items, and return it.
 
-    Once some items are encoded the run's earlier attempts no longer count: a long job outlives many indexers.
+    Raise EncodingEnded if it was cancelled or deleted. Once some chunks are encoded, the run's attempts are
+    reset, because a long job may outlive many indexers.
     """
     num_open: int | None = None
     has_advanced = False
@@ -477,13 +490,13 @@ def await_job(context: RunContext, progress: ClaimProgress, job_id: UUID, wait: 
 
 
 def _pause_of(job: Job) -> float:
-    """Return a short pause for a job that may be over in a moment, a long one for a job that takes hours."""
+    """Return the seconds between two polls of a job, from 0.05 to 2, in proportion to its remaining time."""
     eta = job.eta_seconds
     return 0.1 if eta is None else min(2.0, max(0.05, 0.1 * eta))
 
 
 def delete_failed(context: RunContext, progress: ClaimProgress, job: Job) -> None:
-    """Delete the rows whose text could not be encoded: the vector of their former text would be found for it."""
+    """Delete rows whose new text could not be encoded; searches would find them by their previous text."""
     run = context.run
     after, num_deleted, num_failed = -1, 0, 0
     while True:
@@ -517,7 +530,7 @@ _DELETED_PER_BATCH: Final = 1000
 
 
 def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
-    """Delete rows that the source no longer has; a row that a client put since the run began stays."""
+    """Delete rows that the source no longer has, except those that a client put since the run began."""
     run = context.run
     assert run.seq is not None
     after = run.counts.num_seen

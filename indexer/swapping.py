@@ -1,7 +1,7 @@
-"""Swapping: a generation that has passed its canary becomes the live one, in one transaction that holds nobody up.
+"""Swapping: make a generation that passed its canary live, in one transaction that does not block others.
 
-Before its COMMIT everything is as it was, after it everything is new; whoever takes a killed run over finds one or the
-other.
+Before its COMMIT nothing has changed, and after it everything has, so an indexer that takes over a killed run
+finds one state or the other.
 """
 
 import logging
@@ -27,11 +27,11 @@ from vectormill.runs.run import SWAPPING
 
 logger = logging.getLogger(__name__)
 
-# So long users' queries on the view, and clients' puts whose twins are behind, may keep the swap from its moment.
+# How long users' queries on the view, or lagging twins of clients' puts, may delay the swap.
 PATIENCE_SECONDS: Final = 600.0
-# So long it is tried at first without holding anything back, and then as long with it; each time twice as long.
+# The length of the first turns, without and then with jobs held back; it doubles after each such pair.
 FIRST_TURN_SECONDS: Final = 5.0
-# Jobs are held back for at most this long after the last try: an indexer that was killed lets go.
+# Jobs are held back for at most this long after the last try, so that they go on if an indexer is killed.
 HELD_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.5
 
@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 
 
 def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monotonic) -> None:
-    """Make the run's generation live, unless it is so already. Raise SwapRefused, LocksHeld and Conflict."""
+    """Make the run's generation live, unless it already is. Raise SwapRefused, LocksHeld or Conflict."""
     generation_id = context.run.generation_id
     if generation_id is None:
         return
@@ -56,7 +56,7 @@ def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monot
         wait(seconds)
 
     def exchange(connection: Connection) -> Swap | None:
-        context.hold(connection)  # first: a run that was cancelled or lost must change nothing
+        context.hold(connection)  # first, because a run that was cancelled or lost must change nothing
         return swap_generations(connection, generation_id)
 
     until = clock() + PATIENCE_SECONDS
@@ -80,11 +80,11 @@ def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monot
 
 
 class _Turns:
-    """Alternate between the live generation's jobs and their twins, for which those jobs are held back.
+    """Take turns between the live generation's jobs and, with these jobs held back, their twins.
 
-    Under a steady stream of jobs there is always one that has ended before its twin. While they are held back no
-    further one ends, and the twins catch up. Their turn comes only when some have ended during the last one: jobs do
-    not wait for a model that has no worker.
+    Under a steady stream of jobs there is always one that has ended before its twin. While jobs are held back
+    no further one ends, and the twins catch up. The twins get a turn only if some caught up during the last
+    one, so that jobs do not wait for a model that has no worker.
     """
 
     def __init__(self, context: RunContext, building: Generation, clock: Clock) -> None:
@@ -97,7 +97,7 @@ class _Turns:
         self._lagging = self._list_lagging()
 
     def take(self) -> None:
-        """Begin the next turn if this one is over; in one of the twins, hold the jobs back for a moment more."""
+        """Begin the next turn if this one is over. In a turn of the twins, hold jobs back a bit longer."""
         if self._clock() >= self._ends_at:
             lagging = self._list_lagging()
             is_advancing = bool(self._lagging - lagging)
