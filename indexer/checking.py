@@ -1,4 +1,4 @@
-"""Checking: compare a generation's content with what it should be, as a check (live) or a canary (new one).
+"""Checking: verify the content of a generation, by a check of the live one or the canary of a new one.
 
 Both look for broken vectors, scores and records, encode a sample of texts again, and measure the recall of
 the index. A check also looks for orphaned rows and tables, and changes nothing but the run's report. A canary
@@ -88,7 +88,7 @@ def look_at_index(
 def look_at_texts(
     context: RunContext, generation: Generation, findings: Findings, size: int, least: float | None = None
 ) -> None:
-    """Encode `size` kept texts again and compare the results.
+    """Encode up to `size` texts of the generation again and compare the results with the stored ones.
 
     `least` replaces the usual threshold for the cosine of float vectors. Raise EncodingTimeout.
     """

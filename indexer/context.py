@@ -96,10 +96,9 @@ class Target:
 
 
 def find_target(connection: Connection, run: Run) -> Target:
-    """Return the target that the run began to write; its generation stays writable until the transaction
-    ends.
+    """Return the target that the run began to write. Raise Conflict if its generation was retired or removed.
 
-    Raise Conflict if the generation is no longer live or being built.
+    The generation stays live, or in building, until the transaction ends.
     """
     assert run.generation_id is not None, "the run has chosen when it began to read"
     return make_target(connection, run, find_written(connection, run.generation_id))

@@ -1,4 +1,4 @@
-"""The follower reads rows of followed tables that changed again, and encodes or deletes them within seconds.
+"""The follower rereads the changed rows of followed tables, and encodes or deletes them within seconds.
 
 A change is deleted in the transaction that makes its effect durable, so that none is lost or applied twice if
 a follower is killed. Any number of followers may run. Scheduled re-indexing remains the authority.

@@ -96,7 +96,7 @@ class Claims:
         return True
 
     def wait_for_room(self, seconds: float) -> None:
-        """Wait until a run has ended, so that another of its collection may start, or `seconds` have passed."""
+        """Wait until a run has ended, so that another may start, or `seconds` have passed."""
         if self._has_room.wait(seconds):
             self._has_room.clear()
 

@@ -141,7 +141,7 @@ class _Ahead:
 def read_source(
     context: RunContext, progress: ClaimProgress, source: Reader, target: Target, seq: int
 ) -> None:
-    """Read and stage the whole source. Raise SourceFailed if the reading fails."""
+    """Read and stage the whole source. Raise SourceFailed if this fails or two rows have the same key."""
     ahead = _Ahead(source)
     try:
         while (rows := ahead.take(context)) is not None:
@@ -190,9 +190,10 @@ _OPEN_JOBS_ONLY: Final = 2**63 - 1
 
 
 def open_run_source(context: RunContext) -> Reader:
-    """Return a reader of the collection's source, or of the texts that it keeps.
+    """Return a reader of the collection's source, or of its kept texts if it has no source.
 
-    Raise SourceNotFound or InvalidOption.
+    After a rollback, return a reader of the retired generation's newer rows (see `open_carried`). Raise
+    SourceNotFound or InvalidOption.
     """
     run = context.run
     if "carry_from" in run.options:
@@ -294,9 +295,10 @@ def guard(run: Run, change: Mapping[str, int]) -> str | None:
 
 
 def measure_build(connection: Connection, run: Run) -> dict[str, int]:
-    """Count the rows that a new generation would lack because the source no longer has them.
+    """Return the changes by which a build of a new generation is held, as `guard` takes them.
 
-    Encoding all other rows again was requested, so they do not count as changes.
+    `num_vanished` counts rows of the live generation that the new one would lack because the source no longer has
+    them. Encoding all other rows again was requested, so `num_changed` is 0.
     """
     num_rows = count_rows(connection, live_stage(connection, run))
     num_vanished = max(0, num_rows - run.counts.num_seen)
@@ -371,7 +373,10 @@ def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
 
 
 def find_own_job(context: RunContext, progress: ClaimProgress, job_id: UUID | None) -> UUID | None:
-    """Return the id of the run's job if it was fully submitted. Remove an upload that was interrupted."""
+    """Return the id of the run's job if it was fully submitted, else None.
+
+    An upload of the job that was interrupted is deleted.
+    """
     if job_id is None:
         return None
     with context.engine.begin() as connection:

@@ -52,7 +52,7 @@ class Rows:
 
 
 def pack_rows(first: int, items: Sequence[Item]) -> Rows:
-    """Compute the hashes of a batch of items.
+    """Return a batch of items with their hashes.
 
     This is called in the reading thread, because hashing is most of the cost of a row.
     """

@@ -163,7 +163,7 @@ def state_at_end(counts: RunCounts) -> str:
 
 
 def state_after_cancel(state: str) -> str:
-    """Return the state of a run in this state after a client cancels it. Raise WrongRunState.
+    """Return the new state of a run that a client cancels. Raise WrongRunState if it has ended otherwise.
 
     A running run becomes `cancelling` until its indexer ends it; one that waits or is held becomes
     `cancelled`.
@@ -178,7 +178,7 @@ def state_after_cancel(state: str) -> str:
 
 
 def state_after_confirm(state: str) -> str:
-    """Return the state of a held run after it is confirmed. Raise WrongRunState for any other run."""
+    """Return the new state of a held run that a client confirms. Raise WrongRunState for any other run."""
     if state == HELD:
         return QUEUED
     raise WrongRunState(f"The run is {state}; only a held run can be confirmed.")

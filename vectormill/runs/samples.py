@@ -110,7 +110,7 @@ CHUNKS_PER_SAMPLE: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How well stored results of a generation agree with those that its texts give now.
+    """The agreement of a generation's stored results with those that its texts give now.
 
     The measure is the cosine of vectors, the share of equal bits, 1 minus the largest relative difference of
     scores, and 1 or 0 for records that are equal or not. `least` is the threshold of good agreement. `reason`

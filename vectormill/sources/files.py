@@ -28,9 +28,10 @@ from vectormill.webhooks.targets import refuse_address
 
 
 def check_local(path: Path, root: Path | None) -> Path:
-    """Return the path, relative to the root if it is not absolute.
+    """Return the full path of a local file; a relative path starts at the root.
 
-    Raise SourceFailed if it does not lie below the root once links are resolved.
+    Raise SourceFailed if the file is not below the root once links are resolved, or if a path is relative and no
+    root is set.
     """
     if root is None:
         if not path.is_absolute():
@@ -236,7 +237,7 @@ def read_stamp(store: Any, path: str) -> dict[str, Any]:
 
 
 def open_bytes(store: Any, path: str) -> BinaryIO:
-    """Open a file for reading; a local one without fsspec, whose opener leaves it open behind a text reader."""
+    """Open a file for reading; a local one without fsspec, which leaves it open behind a text reader."""
     if not isinstance(store, LocalFileSystem):
         return cast("BinaryIO", store.open(path, "rb"))
     if not Path(path).is_file():
@@ -288,7 +289,7 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
 
 
 def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: int) -> None:
-    """Raise SourceFailed if a row has another number of cells than `width`. The first row begins at `line`."""
+    """Raise SourceFailed if a row does not have `width` cells. The first row begins at line `line`."""
     for number, row in enumerate(batch):
         if row and len(row) != width:
             at = line + count_lines(batch[:number])
@@ -344,7 +345,7 @@ def no_column(path: str, name: str, names: Sequence[str]) -> SourceFailed:
 
 
 def show(names: Sequence[str]) -> str:
-    """List column names for a message. Only count those that look like content of the file instead of names."""
+    """List column names for a message. Names that look like content of the file are only counted."""
     known = [repr(name) for name in names if COLUMN.fullmatch(name)][:20]
     if len(known) < len(names):
         known.append(f"{len(names) - len(known)} more")
@@ -429,7 +430,7 @@ class TreeReader(Reader):
         self._place = place
 
     def read(self) -> Iterator[list[Item]]:
-        """Yield the documents. Raise SourceFailed if no file matches, because the folder may not be mounted."""
+        """Yield the documents. Raise SourceFailed if no file matches: the folder may not be mounted."""
         tree = TextTree(self._find_folder())
         assembler = Assembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)
         keys: list[str] = []

@@ -105,8 +105,8 @@ def try_to_follow(connection: Connection, collection_id: int) -> bool:
 class Changes:
     """Some recorded changes of one collection.
 
-    `ids` are the ids of all of them; `keys` are their distinct keys without WHOLE_TABLE, whose presence
-    `is_whole` tells.
+    `ids` are the ids of all of them, and `keys` their distinct keys without WHOLE_TABLE. `is_whole` is True if
+    WHOLE_TABLE is among the keys.
     """
 
     ids: Sequence[int]
@@ -338,7 +338,7 @@ def unfollow_table(connection: Connection, collection: str) -> Sequence[Followed
 
 
 def remove_triggers(connection: Connection, collection_id: int) -> Sequence[FollowedTable]:
-    """Drop the triggers of a collection, which may be deleted in the same transaction; return their tables."""
+    """Drop the triggers of a collection, which may be deleted in the same transaction; return its tables."""
     found = list_followed_tables(connection, collection_id)
     for table in found:
         drops = [
@@ -436,7 +436,7 @@ def find_key_table(
 ) -> FollowedTable:
     """Return the table and column that hold the query's keys.
 
-    They are as named, or as Postgres reports them for the query. Raise InvalidOption.
+    Names that are None are found by having Postgres plan the query. Raise InvalidOption.
     """
     origin, number, relations = _read_query(connection, source)
     key = source.key_column
@@ -507,7 +507,7 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
 
 
 def _ask(connection: Connection, query: str) -> PGresult:
-    """Execute the user's query by the extended protocol, which takes a single statement. Raise InvalidOption."""
+    """Execute a user's query by the extended protocol, which allows one statement. Raise InvalidOption."""
     result = _driver_of(connection).pgconn.exec_params(query.encode(), [])
     if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         words = (result.error_message or b"").decode("utf-8", "replace").strip()

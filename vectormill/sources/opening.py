@@ -1,4 +1,4 @@
-"""Opening a source: return a reader for a source of any kind, and check a source by reading its first rows."""
+"""Opening a source: make a reader for any kind of source, and check a source by its first rows."""
 
 from collections.abc import Iterator
 from contextlib import closing

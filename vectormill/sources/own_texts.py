@@ -120,7 +120,7 @@ class CarriedTextReader(KeptTextReader):
 
 
 def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
-    """Return a page with only the rows of these numbers, for a page that was read without results."""
+    """Return a page with only the rows at these positions; the page must have been read without results."""
     return replace(
         page,
         keys=[page.keys[number] for number in numbers],

@@ -52,7 +52,7 @@ class PassageReader(Reader):
         self._documents.cancel()
 
     def _cut_all(self, documents: list[Item], plain: Cut, markdown: Cut) -> list[list[tuple[int, str]]]:
-        """Split documents into passages, in order. A document that is not text stays whole and fails alone."""
+        """Split documents into passages, in order. One that is not text stays whole and fails alone."""
         cuts: list[list[tuple[int, str]]] = [[] for _ in documents]
         texts = [decode(document.text) for document in documents]
         for cut, is_wanted in ((plain, False), (markdown, True)):

@@ -99,7 +99,7 @@ class Complaints:
 
 
 class Reader:
-    """Base class of readers, which read a source once from the beginning. `complaints` is filled meanwhile."""
+    """Base class of readers, which read a source once from the beginning and fill `complaints`."""
 
     # True if a row that was not read no longer exists in the source.
     tells_what_vanished: bool = True

@@ -1,4 +1,4 @@
-"""Environment settings of sources: the root folder of local files, and secrets that options refer to by name."""
+"""Environment settings of sources: the root folder of local files, and secrets that options name."""
 
 import errno
 import os

@@ -243,7 +243,7 @@ class PushOptions(Options, frozen=True, kw_only=True):
 
 
 class OwnTextOptions(Options, frozen=True, kw_only=True):
-    """Options of the collection's own texts; there are none. Texts were kept as passages if they were split."""
+    """Options of the collection's own texts; there are none. Kept texts are passages already if split."""
 
     kind = OWN_TEXTS
     can_be_split = False
@@ -267,8 +267,9 @@ TOKENS: Final = "tokens"
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options for splitting a document into passages.
 
-    `paragraphs`: whole paragraphs of `min_chars` to `max_chars` characters; a longer one is cut between sentences.
-    `tokens`: as much as fits `tokens` of the model's own, of which `overlap` are shared with the passage before.
+    By `paragraphs`, a passage is one or more whole paragraphs of `min_chars` to `max_chars` characters; a longer
+    paragraph is cut between sentences. By `tokens`, a passage has up to `tokens` tokens of the model's tokenizer
+    and shares `overlap` of them with the previous passage.
     """
 
     by: Literal["none", "paragraphs", "tokens"] = "none"
@@ -315,7 +316,7 @@ def _convert(values: Mapping[str, Any], kind: type[Any], subject: str) -> Any:
 def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
     """Raise InvalidOption if the source's rows (texts or pairs) do not suit the collection's task.
 
-    `spec` is None if the collection does not exist yet; then only the source itself is checked.
+    `spec` is None if the collection does not exist yet; then every source is accepted.
     """
     if spec is None:
         return

@@ -82,7 +82,7 @@ class SqlReader(Reader):
                     logger.warning("A query that nobody waits for could not be cancelled: %s", error)
 
     def _hold(self, connection: Connection | None) -> None:
-        """Remember the connection that `cancel` may use, so that it never touches one returned to the pool."""
+        """Remember the connection that `cancel` may use, so that it never uses one returned to the pool."""
         driver = None if connection is None else connection.connection.driver_connection
         with self._lock:
             self._driver = driver if isinstance(driver, psycopg.Connection) else None
@@ -184,7 +184,7 @@ def strip(query: str) -> str:
 
 
 def find_secrets(url: URL) -> list[str]:
-    """Return the secrets in a database URL, plain and percent-encoded, so that messages can leave them out."""
+    """Return the secrets in a database URL, plain and percent-encoded, for removal from messages."""
     values = [url.password or "", *(str(value) for value in url.query.values())]
     return [form for value in values if value for form in (value, quote(value, safe=""), quote_plus(value))]
 
