@@ -164,8 +164,8 @@ def read_source(
 def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target, int]:
     """Return the target with an empty stage, and the run's place in the order of writers.
 
-    Client writes from here on are newer than the run. Deletions are held off meanwhile, so that the run reads
-    no row that was deleted in an earlier place.
+    The place is drawn from the sequence jobs.seq; client writes from here on are newer than the run.
+    Deletions are held off meanwhile, so that the run reads no row that was deleted in an earlier place.
     """
     generation = open_target_generation(context.engine, context.run.collection, context.run.spec)
     with context.engine.begin() as connection:

@@ -570,7 +570,10 @@ LIST_FAILED_KEYS: Final = text("""
 def list_failed_keys(
     connection: Connection, job_id: object, *, after: int, limit: int
 ) -> list[tuple[int, str, int]]:
-    """Return up to `limit` failed items of a job after a position, as (position, key, place of writing)."""
+    """Return up to `limit` failed items of a job after a position, each as (position, key, place).
+
+    The place is the item's own place in the order of writers, else that of the job.
+    """
     rows = connection.execute(LIST_FAILED_KEYS, {"job_id": job_id, "after": after, "limit": limit})
     return [(row.item, row.key, row.place) for row in rows]
 

@@ -1,7 +1,7 @@
 """Readers of the texts that a collection itself keeps, for a new generation or after a rollback.
 
-Kept texts are already passages and are not split again. Each row keeps its place in the order of writers,
-because copying a row to another generation does not make it newer.
+Kept texts are those of rows, so they are not split again. Each row keeps its place in the order of writers (a
+number of the sequence jobs.seq), because copying a row to another generation does not make it newer.
 """
 
 from collections.abc import Iterator, Sequence

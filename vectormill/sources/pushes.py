@@ -39,7 +39,7 @@ BEGIN_RUN = text("""
      WHERE collections.name = :collection
 """)
 
-# Locks the run until the part is committed, so that the push is not failed as silent meanwhile.
+# Locks the run until the part is committed, so that nobody cancels it, or fails it as silent, meanwhile.
 GIVE_SIGN_OF_LIFE = text("""
     UPDATE vectormill.runs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
 """)
@@ -111,8 +111,8 @@ class PushPart:
 class PushWriter:
     """Write the rows of one push, as a context manager.
 
-    Leaving the block without `finish` fails the run and deletes its parts. Not thread-safe. `options` are
-    those of the run; rows that the push lacks are deleted only if `is_complete` is set there.
+    Leaving the block without `finish` fails the run and deletes its parts. Not thread-safe. `options` are those of
+    the run; rows that the push lacks are deleted unless the option `is_complete` is false.
     """
 
     def __init__(

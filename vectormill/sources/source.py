@@ -1,4 +1,4 @@
-"""Source: where a collection's texts come from, the options of each kind of source, and checks of both.
+"""Source: where a collection's texts come from, with the options of each kind of source and their checks.
 
 Each kind of source is a class of options, listed in KINDS, whose `open` returns a reader. The client imports
 this module, so reader modules are imported only when a source is opened.

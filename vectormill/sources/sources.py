@@ -1,4 +1,4 @@
-"""Statements that save, find and delete sources in the database; a collection has at most one source."""
+"""Sources in the database: save, find and delete the source of a collection, which has at most one."""
 
 from typing import Any
 
