@@ -1,1 +1,1 @@
-"""Request batches: files of requests that become jobs, and files of answers. Tables, SQL, types, bodies, lines."""
+"""Request batches: a file of requests becomes a job, and its results a file of answers."""

@@ -1,7 +1,7 @@
 """Answers: the lines of a batch's output file and error file, made from the results of its job's items.
 
-The bytes follow from the stored results alone, so that a file is the same whenever it is made. An output file is made
-while it is read. Results are read a few chunks at a time.
+The bytes depend on the stored results alone, so a file has the same content whenever it is made. An output
+file is made while it is read. Results are read a few chunks at a time.
 """
 
 import base64
@@ -30,16 +30,18 @@ from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.scores import rank_scores
 from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
 
-# As two statements at once, chunks and payloads; a few chunks a page, as results are exported.
+# Results are large, so a page has only a few chunks.
 _CHUNKS_PER_PAGE: Final = 2
 REFUSALS_PER_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBlock:
-    """Items from position `first_item` on: their results [n, width], whether each has one [n], their tokens [n].
+    """Consecutive items of a job with their results, from position `first_item` on.
 
-    `failures` are by place in the block; an item without a result that is not among them was never tried.
+    `rows` [n, width] are the results, `present` [n] tells which items have one, `tokens` [n] are the items'
+    token counts. `failures` are keyed by the item's index in the block; an item with neither a result nor a
+    failure was never tried.
     """
 
     first_item: int
@@ -52,7 +54,7 @@ class AnswerBlock:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A line of a batch that became no item, with the reason."""
+    """A line of a batch's file that became no item, with the reason why it was refused."""
 
     line: int
     custom_id: str | None
@@ -78,7 +80,7 @@ LIST_FAILURES = text("""
 
 
 def read_answers(engine: Engine, job_id: UUID) -> Iterator[AnswerBlock]:
-    """Yield all items of an ended job, in order. Raises JobNotFound, also when the job is removed meanwhile."""
+    """Yield all items of an ended job, in order. Raise JobNotFound, also if the job is deleted meanwhile."""
     with engine.connect() as connection:
         job = find_job(connection, job_id)
     position = 0
@@ -119,7 +121,7 @@ def _make_block(
         )
     else:
         rows, present = read_block(vectors, kind, num_items, job.spec.dimensions)
-    # None where no item of the chunk was encoded.
+    # item_tokens is None if no item of the chunk was encoded.
     tokens = np.zeros(num_items, np.int32) if item_tokens is None else np.frombuffer(item_tokens, dtype="<i4")
     failures = {}
     if not present.all():
@@ -138,7 +140,7 @@ INSERT_REFUSAL = text("""
 
 
 def add_refusals(connection: Connection, batch_id: UUID, refusals: Sequence[Refusal]) -> None:
-    """Store refused lines, in a transaction that has renewed the batch's lease."""
+    """Store refused lines. The transaction must have renewed the batch's lease already."""
     if refusals:
         values: list[dict[str, Any]] = [{"batch_id": batch_id, **asdict(refusal)} for refusal in refusals]
         connection.execute(INSERT_REFUSAL, values)
@@ -151,7 +153,7 @@ LIST_REFUSALS = text("""
 
 
 def read_refusals(engine: Engine, batch_id: UUID) -> Iterator[Refusal]:
-    """Yield the refused lines of a batch in their order."""
+    """Yield the refused lines of a batch, in the order of the file."""
     after = 0
     while True:
         values = {"batch_id": batch_id, "after": after, "limit": REFUSALS_PER_PAGE}
@@ -163,11 +165,11 @@ def read_refusals(engine: Engine, batch_id: UUID) -> Iterator[Refusal]:
         after = page[-1].line
 
 
-# Decimals are written in strips of so many bytes.
+# Rows are converted to decimals in strips of at most this many bytes.
 STRIP_BYTES: Final = 256 << 10
 BAD_REQUEST: Final = 400
 SERVER_ERROR: Final = 500
-# Codes of failures that are no fault of what was sent.
+# Codes of item errors for which the server is to blame, not the request.
 OUR_FAULTS: Final = frozenset({"out_of_memory", "crashed_worker", "encoding_failed", "not_stored"})
 NOT_TRIED: Final = {
     EXPIRED: ("batch_expired", "This request could not be answered before the completion window expired."),
@@ -177,7 +179,10 @@ NOT_TRIED: Final = {
 
 @dataclass(slots=True)
 class AnsweredLine:
-    """A line with the results of its items so far. `rows` has one for each item that has a result."""
+    """A line of the file with the results of its items so far.
+
+    `rows` has an entry for each item with a result.
+    """
 
     line: int
     custom_id: str
@@ -195,7 +200,7 @@ class AnsweredLine:
 
 
 class _Strips:
-    """Write the rows of a block as decimals, a strip of rows at a time."""
+    """A converter of a block's rows to decimals, which converts one strip of rows at a time."""
 
     def __init__(self, rows: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> None:
         self._rows = rows
@@ -205,7 +210,7 @@ class _Strips:
         self._written: npt.NDArray[np.uint8] | None = None
 
     def write(self, place: int) -> bytes:
-        """Return the row as a JSON list."""
+        """Return a row as a JSON list; `place` is its index in the block."""
         if not self._start <= place < self._start + self._length:
             self._start = place
             strip = slice(place, place + self._length)
@@ -217,7 +222,10 @@ class _Strips:
 
 
 def join_lines(blocks: Iterable[AnswerBlock], endpoint: str) -> Iterator[AnsweredLine]:
-    """Group the items of all blocks by line. A line may continue in the next block."""
+    """Yield each line of the file with the results of all its items.
+
+    The items of a line may span several blocks.
+    """
     current: AnsweredLine | None = None
     for block in blocks:
         strips = _Strips(block.rows, block.present)
@@ -252,7 +260,10 @@ def _add_item(line: AnsweredLine, block: AnswerBlock, place: int, strips: _Strip
 
 
 class AnswerWriter:
-    """Write the lines of one batch. `end_state` decides what is said of lines that were never tried."""
+    """A writer of a batch's output and error lines.
+
+    `end_state` decides the error of lines that were never tried.
+    """
 
     def __init__(self, batch: RequestBatch, spec: EncodingSpec, end_state: str) -> None:
         self._id = batch.id
@@ -265,7 +276,7 @@ class AnswerWriter:
         }[batch.endpoint]
 
     def write_answer(self, line: AnsweredLine) -> bytes:
-        """Return a line of the output file."""
+        """Return the output file's line for an answered request."""
         return (
             b'{"id":"%b","custom_id":%b,"response":{"status_code":200,"request_id":"%b","body":'
             % (
@@ -278,7 +289,7 @@ class AnswerWriter:
         )
 
     def write_failure(self, line: AnsweredLine) -> bytes:
-        """Return a line of the error file, for a line without an answer."""
+        """Return the error file's line for a request that has no answer."""
         if line.failure is not None:
             status = SERVER_ERROR if line.failure.code in OUR_FAULTS else BAD_REQUEST
             return self._write_error(
@@ -294,7 +305,7 @@ class AnswerWriter:
         return msgspec.json.encode(told) + b"\n"
 
     def write_refusal(self, refusal: Refusal) -> bytes:
-        """Return a line of the error file, for a line that became no item."""
+        """Return the error file's line for a line that was refused."""
         message = f"Line {refusal.line}: {refusal.message}"
         return self._write_error(
             refusal.line, refusal.custom_id, BAD_REQUEST, refusal.code, message, refusal.param
@@ -358,12 +369,18 @@ PIECE_BYTES: Final = 256 << 10
 
 
 def read_content(engine: Engine, file: RequestFile) -> Generator[bytes, None, None]:
-    """Yield the content of any file in pieces. Raises RequestFileNotFound, also when it is removed meanwhile."""
+    """Yield the content of any file in pieces, whether it is stored or made from results.
+
+    Raise RequestFileNotFound, also if the file is removed meanwhile.
+    """
     return read_file(engine, file) if file.batch_id is None else read_output(engine, file)
 
 
 def read_output(engine: Engine, file: RequestFile) -> Generator[bytes, None, None]:
-    """Yield the content of an output file: the answers of all lines that have one, in the order of the input."""
+    """Yield the content of an output file in pieces: all answered lines, in the order of the input.
+
+    Raise RequestFileNotFound, also if the job is removed meanwhile.
+    """
     assert file.batch_id is not None
     try:
         with engine.connect() as connection:

@@ -1,7 +1,7 @@
-"""Request batches in the database: made, found, listed and cancelled by clients, claimed and ended by indexers.
+"""Request batches in the database: clients create, find, list and cancel them; indexers claim and end them.
 
-A request that is repeated makes no second batch. A batch stays in its state when its indexer dies; whoever claims it
-after the lease does that step again from its beginning.
+A repeated request creates no second batch. A batch keeps its state when its indexer dies: the indexer that
+claims it after the lease has expired repeats the step from its beginning.
 """
 
 import contextlib
@@ -50,12 +50,12 @@ from vectormill.work.work import Lease, Work, claim
 BATCHES: Final = Work(
     table="vectormill.request_batches",
     row="batch",
-    # A batch in progress waits for the end of its job, and is claimed after that.
+    # A batch in progress waits until its job has ended; claiming it then begins the finalizing.
     begins={IN_PROGRESS: FINALIZING},
     working=States((VALIDATING, FINALIZING, CANCELLING)),
 )
 
-# The job of a batch that has ended may be gone.
+# LEFT JOIN, because the job of an ended batch may have been deleted.
 _BATCH: Final = """
     SELECT batch.id, batch.seq, batch.state, batch.endpoint, batch.input_file_id, batch.completion_window,
            batch.metadata, batch.output_lifetime_seconds, batch.model, batch.job_id, batch.num_lines,
@@ -72,7 +72,7 @@ FIND_BATCH = text(f"{_BATCH} WHERE batch.id = :batch_id")
 LIST_BATCHES = text(f"{_BATCH} WHERE batch.seq < :before_seq ORDER BY batch.seq DESC LIMIT :limit")
 _MAX_SEQ: Final = 2**63 - 1
 
-# Whoever asks for the same waits here, so that the second of two finds what the first has made.
+# Equal requests take this lock in turn, so that the second finds the batch that the first has created.
 TAKE_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(:content, 17))")
 
 FIND_REPEATED = text(f"""
@@ -84,14 +84,14 @@ FIND_REPEATED = text(f"""
      ORDER BY seq DESC LIMIT 1
 """)
 
-# A bare key: see FIND_BY_IDEMPOTENCY_KEY of vectormill/jobs/submission.py.
+# The bare key is explained at FIND_BY_IDEMPOTENCY_KEY in vectormill/jobs/submission.py.
 FIND_BY_KEY = text("""
     SELECT id, content_hash FROM vectormill.request_batches
      WHERE idempotency_key = :key OR (idempotency_key = :bare_key AND created_at > now() - interval '1 day')
      ORDER BY idempotency_key = :key DESC LIMIT 1
 """)
 
-# Locked until COMMIT, so that nobody deletes it before the batch is there, which keeps it.
+# The lock lasts until COMMIT, so that nobody deletes the file before the batch that needs it exists.
 SHARE_FILE = text("""
     SELECT purpose FROM vectormill.request_files
      WHERE id = :file_id AND state = 'processed' AND (expires_at IS NULL OR expires_at > now())
@@ -109,11 +109,12 @@ INSERT_BATCH = text("""
 
 
 def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
-    """Create a batch and return it, or return the batch of an earlier request of which this is a repetition.
+    """Create a batch and return it, or return the earlier batch if this request is a repetition.
 
-    An Idempotency-Key decides whether it is one. Without a key it is a repetition when everything asked for is equal,
-    and the earlier batch has not ended, or was made in the last ten minutes and completed. Raises IdempotencyMismatch,
-    RequestFileNotFound and InvalidOption.
+    If the request has an Idempotency-Key, it is a repetition if an earlier request had the same key. Without
+    a key, it is one if all fields are equal and the earlier batch has neither ended nor been cancelled, or
+    has completed and was created in the last ten minutes. Raise IdempotencyMismatch, RequestFileNotFound and
+    InvalidOption.
     """
     window_seconds = parse_window(new.completion_window)
     content = describe_content(new)
@@ -142,7 +143,7 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
 
 
 def describe_content(new: NewRequestBatch) -> str:
-    """Return a text that is equal for two requests if one repeats the other."""
+    """Return a text that is equal for two requests if all their fields but the Idempotency-Key are equal."""
     metadata = sorted((new.metadata or {}).items())
     return to_jsonb(
         [
@@ -185,7 +186,7 @@ def _share_input(connection: Connection, file_id: UUID) -> None:
 
 
 def find_batch(connection: Connection, batch_id: UUID) -> RequestBatch:
-    """Find a batch by its id. Raises RequestBatchNotFound."""
+    """Return the batch with this id. Raise RequestBatchNotFound."""
     row = connection.execute(FIND_BATCH, {"batch_id": batch_id}).one_or_none()
     if row is None:
         raise RequestBatchNotFound
@@ -193,7 +194,10 @@ def find_batch(connection: Connection, batch_id: UUID) -> RequestBatch:
 
 
 def list_batches(connection: Connection, *, after: UUID | None, limit: int) -> list[RequestBatch]:
-    """List the newest batches behind the one with the id `after`. Raises RequestBatchNotFound when that one is gone."""
+    """List up to `limit` batches, newest first, that are older than the batch `after`.
+
+    Raise RequestBatchNotFound if the batch `after` does not exist.
+    """
     before_seq = _MAX_SEQ if after is None else find_batch(connection, after).seq
     rows = connection.execute(LIST_BATCHES, {"before_seq": before_seq, "limit": limit})
     return [RequestBatch(**row._mapping) for row in rows]
@@ -201,7 +205,7 @@ def list_batches(connection: Connection, *, after: UUID | None, limit: int) -> l
 
 LOCK_BATCH = text("SELECT 1 FROM vectormill.request_batches WHERE id = :batch_id FOR NO KEY UPDATE")
 
-# An indexer that is validating the batch loses its lease with this.
+# This revokes the lease of an indexer that is validating the batch.
 MARK_CANCELLING = BATCHES.compose_revocation(
     "state = 'cancelling', cancelling_at = now(), available_at = now(), attempt = 0, updated_at = now()",
     where="id = :batch_id",
@@ -209,22 +213,23 @@ MARK_CANCELLING = BATCHES.compose_revocation(
 
 
 def cancel_batch(connection: Connection, batch_id: UUID) -> RequestBatch:
-    """Cancel a batch and its job; lines that are answered keep their answer. A second cancellation changes nothing.
+    """Cancel a batch and its job; lines that are already answered keep their answer.
 
-    Raises RequestBatchNotFound and WrongBatchState.
+    A second cancellation changes nothing. Raise RequestBatchNotFound and WrongBatchState.
     """
     connection.execute(LOCK_BATCH, {"batch_id": batch_id})
     batch = find_batch(connection, batch_id)
     if batch.state != state_after_cancel(batch.state):
         connection.execute(MARK_CANCELLING, {"batch_id": batch_id})
-        # While it is validating the job is an upload, whose last transaction may wait for our lock: it finds the fence.
+        # While the batch is validating, its job is still an upload. The upload's last transaction may be
+        # waiting for our lock; it then fails, because the fence has changed.
         if batch.state == IN_PROGRESS:
             stop_job(connection, batch.job_id)
     return find_batch(connection, batch_id)
 
 
 def stop_job(connection: Connection, job_id: UUID | None) -> None:
-    """Cancel a batch's job, unless it has ended, or never began."""
+    """Cancel a batch's job. Do nothing if there is no job, or if it has ended."""
     if job_id is not None:
         with contextlib.suppress(JobNotFound, WrongJobState):
             cancel_job(connection, job_id)
@@ -242,7 +247,10 @@ FIND_HOLDING_BATCH = text("""
 
 
 def refuse_job_of_batch(connection: Connection, job_id: UUID, change: str) -> None:
-    """Raise WrongJobState while a batch's answers are made of the job's results, which must not change then."""
+    """Raise WrongJobState if a batch's answers are made from the job's results, which must then not change.
+
+    `change` completes the message "it cannot be …", such as "retried".
+    """
     batch_id = connection.execute(FIND_HOLDING_BATCH, {"job_id": job_id}).scalar_one_or_none()
     if batch_id is not None:
         raise WrongJobState(
@@ -251,7 +259,7 @@ def refuse_job_of_batch(connection: Connection, job_id: UUID, change: str) -> No
         )
 
 
-# A batch is kept as long as its output file, which is made of its job's results.
+# A batch is kept as long as its output file, whose content is made from the results of the batch's job.
 DELETE_OLD_BATCHES = text("""
     DELETE FROM vectormill.request_batches
      WHERE id IN (
@@ -265,12 +273,12 @@ DELETE_OLD_BATCHES = text("""
 
 
 def delete_old_batches(connection: Connection, retention_seconds: float) -> int:
-    """Delete batches that ended so long ago; return their number."""
+    """Delete up to 1,000 batches that ended over `retention_seconds` ago; return their number."""
     values = {"retention_seconds": float(retention_seconds)}
     return len(connection.execute(DELETE_OLD_BATCHES, values).all())
 
 
-# A batch in progress is claimed when its job has ended, whoever ended it.
+# A batch in progress can be claimed once its job has ended, for whatever reason.
 CLAIM_BATCH = BATCHES.compose_claim(
     f"""
         SELECT batch.id
@@ -294,7 +302,7 @@ CLAIM_BATCH = BATCHES.compose_claim(
 def claim_batch(
     connection: Connection, owner: str, lease_seconds: float
 ) -> tuple[Lease, RequestBatch] | None:
-    """Claim the oldest batch for which there is something to do; return None if there is none."""
+    """Claim the oldest batch that needs work. Return its lease and the batch, or None if there is none."""
     for lease, _ in claim(connection, BATCHES, CLAIM_BATCH, owner=owner, lease_seconds=lease_seconds):
         return lease, find_batch(connection, lease.key)
     return None
@@ -305,7 +313,10 @@ FORGET_REFUSALS = text("DELETE FROM vectormill.request_refusals WHERE batch_id =
 
 
 def begin_reading(connection: Connection, lease: Lease, job_id: UUID) -> None:
-    """Note the job before anything of it is written, and forget what an earlier attempt refused. Raises LeaseLost."""
+    """Record the batch's job before any of it is written, and delete refusals of an earlier attempt.
+
+    Raise LeaseLost.
+    """
     lease.keep(connection)
     connection.execute(NOTE_JOB, {"batch_id": lease.key, "job_id": job_id})
     connection.execute(FORGET_REFUSALS, {"batch_id": lease.key})
@@ -320,7 +331,10 @@ BEGIN_PROGRESS = BATCHES.compose_release("""
 def begin_progress(
     connection: Connection, lease: Lease, *, model: str, num_lines: int, num_refused: int
 ) -> None:
-    """Leave the batch to its job, in the transaction that queues that. Raises LeaseLost."""
+    """Set the batch in progress and release its lease, in the transaction that queues its job.
+
+    Raise LeaseLost.
+    """
     lease.release(connection, BEGIN_PROGRESS, model=model, num_lines=num_lines, num_refused=num_refused)
 
 
@@ -333,7 +347,7 @@ FAIL_BATCH = BATCHES.compose_release("""
 def fail_batch(
     connection: Connection, lease: Lease, faults: Sequence[BatchFault], num_lines: int = 0
 ) -> None:
-    """End a batch of which nothing can be answered. Raises LeaseLost."""
+    """End a batch as failed, because none of its requests can be answered. Raise LeaseLost."""
     errors = to_jsonb([fault.to_json() for fault in faults])
     lease.release(connection, FAIL_BATCH, errors=errors, num_lines=num_lines)
     connection.execute(FORGET_REFUSALS, {"batch_id": lease.key})
@@ -349,7 +363,7 @@ INSERT_OUTPUT = text("""
 def add_output(
     connection: Connection, batch: RequestBatch, file_id: UUID, num_bytes: int, lifetime_seconds: float
 ) -> None:
-    """Add a file whose content is made when it is read."""
+    """Add an output file, whose content is made from the job's results whenever it is read."""
     values = {
         "id": file_id,
         "filename": f"{batch.name}_output.jsonl",
@@ -381,7 +395,7 @@ def end_batch(
     output_file_id: UUID | None = None,
     error_file_id: UUID | None = None,
 ) -> None:
-    """End the batch in this state. Raises LeaseLost."""
+    """End the batch in `state`, with its counts and the ids of its files. Raise LeaseLost."""
     lease.release(
         connection,
         END_BATCH,
@@ -408,7 +422,7 @@ MARK_OVERDUE = text("""
 
 
 def expire_next(connection: Connection) -> bool:
-    """Cancel the job of a batch whose time is over, one a transaction; return False if there is none."""
+    """Cancel the job of one batch whose completion window has passed. Return False if there is none."""
     batch_id = connection.execute(FIND_OVERDUE).scalar_one_or_none()
     if batch_id is None:
         return False
@@ -418,7 +432,7 @@ def expire_next(connection: Connection) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class HeldBatch(Held):
-    """A batch that was claimed, and what is needed to carry out its next step."""
+    """A claimed batch, with the settings and registry that its next step needs."""
 
     batch: RequestBatch
     settings: Settings

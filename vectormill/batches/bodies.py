@@ -1,4 +1,4 @@
-"""Batches and files as the API takes and answers them, in OpenAI's shape."""
+"""The JSON bodies of batches and files, in OpenAI's format."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -158,7 +158,7 @@ class BatchBody(TypedDict):
 
 
 def describe_batch(batch: RequestBatch) -> BatchBody:
-    """Return the batch as it is answered."""
+    """Return the JSON body that describes the batch."""
     num_completed, num_failed = batch.count_lines()
     num_tokens = batch.num_tokens if batch.is_ended else batch.job_tokens or 0
     return BatchBody(
@@ -214,7 +214,7 @@ class FileBody(TypedDict):
 
 
 def describe_file(file: RequestFile) -> FileBody:
-    """Return the file as it is answered."""
+    """Return the JSON body that describes the file."""
     return FileBody(
         id=file.name,
         object="file",
@@ -255,7 +255,7 @@ Page = TypeVar("Page", BatchPage, FilePage)
 
 
 def make_page(kind: type[Page], found: Sequence[Any], limit: int) -> Page:
-    """Return the page of the first `limit` bodies that were found; one more tells that there are more."""
+    """Return a page of the first `limit` of the found bodies; a further one sets `has_more`."""
     data = found[:limit]
     page = {
         "object": "list",

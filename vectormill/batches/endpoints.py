@@ -1,6 +1,7 @@
-"""The bodies of /v1/embeddings and /v1/rerank, and the encoding specs that they ask for.
+"""The bodies of /v1/embeddings and /v1/rerank, and the encoding specs that they request.
 
-A body means the same when it is answered at once and when it is a line of a batch. Knows no database.
+A body means the same when it is answered at once and when it is a line of a batch. Independent of the
+database.
 """
 
 import functools
@@ -20,28 +21,31 @@ QUERY: Final = "query"
 DOCUMENT: Final = "document"
 # The names under which models keep their prompts for queries and for documents.
 PROMPT_NAMES: Final = {QUERY: ("query",), DOCUMENT: ("document", "passage")}
-# A spec takes longer to make than to send, and most requests want the same.
+# Specs are cached, because making one is slow and most requests use the same few.
 SPECS_KEPT: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingRequest:
-    """A model and the options that a request names. `input_type` is one of PROMPT_NAMES, and chooses the prompt."""
+    """The model and the options that a request names.
+
+    `input_type` is a key of PROMPT_NAMES, and chooses one of the model's prompts.
+    """
 
     model: str
     options: EncodingOptions
     input_type: str | None = None
 
     def find(self, name: str) -> Any:
-        """Return the value of an option, or of input_type."""
+        """Return the value of the option `name`, or of input_type."""
         return self.input_type if name == "input_type" else getattr(self.options, name)
 
 
 @functools.lru_cache(maxsize=SPECS_KEPT)
 def resolve_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
-    """Return the spec that a request asks for. May wait for a hub.
+    """Return the encoding spec of a request; this may wait for a model hub.
 
-    Raises UnknownModel, InvalidOption, and ModelError when the model's files are away.
+    Raise UnknownModel, InvalidOption, and ModelError if the model's files are unavailable.
     """
     card = registry.card(encoding.model)
     options = encoding.options
@@ -59,7 +63,7 @@ def resolve_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
     return make_spec(card, options)
 
 
-# As many as OpenAI takes. More are a job, or several lines of a batch.
+# OpenAI's limit. More inputs belong in a job, or in several lines of a batch.
 MAX_INPUTS: Final = 2_048
 BASE64: Final = "base64"
 HELP: Final = {option.name: option.help.description for option in list_options(EncodingOptions)}
@@ -103,11 +107,14 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def has_list(self) -> bool:
-        """Return whether the input is a list of texts or of lists of ids."""
+        """Return True if `input` is a list of texts or of lists of token ids, not a single input."""
         return not (isinstance(self.input, str) or isinstance(self.input[0], int))
 
     def encoding(self) -> EncodingRequest:
-        """Return what is asked for. Raises InvalidOption for an option that is given under two names."""
+        """Return the model and options of the request.
+
+        Raise InvalidOption if an option is given under two names.
+        """
         long_texts = self.long_texts
         if self.truncation is not None:
             if long_texts is not None:
@@ -125,7 +132,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         return EncodingRequest(self.model, options, self.input_type)
 
 
-# The part of `input`'s description that types cannot express.
+# The constraints on `input` that its type cannot express.
 INPUT_SCHEMA: Final[dict[str, Any]] = {
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -143,9 +150,9 @@ EMBEDDINGS_DECODER: Final = msgspec.json.Decoder(EmbeddingsRequest)
 
 
 def read_inputs(request: EmbeddingsRequest) -> list[bytes]:
-    """Return the texts in UTF-8, with token ids in the form that workers read. Raises InvalidOption.
+    """Return each input as UTF-8 text, or as token ids in the form that workers read. Raise InvalidOption.
 
-    The content of a text is not checked; the worker checks whether the model has these ids.
+    The texts are not checked here; the worker checks whether the model has these token ids.
     """
     if isinstance(request.input, str):
         return [write_input(request.input)]
@@ -175,7 +182,7 @@ def write_input(given: str | Sequence[int]) -> bytes:
     return given.encode("utf-8", "surrogatepass") if isinstance(given, str) else write_token_ids(given)
 
 
-# The limit of one request, or of one line: all of them are in memory at once.
+# The limit of one request or one line, whose documents are all in memory at once.
 MAX_DOCUMENTS: Final = 1_000
 
 
@@ -207,7 +214,10 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_voyages(self) -> bool:
-        """Return whether the names are Voyage's, whose clients read `data` where others read `results`."""
+        """Return True if the request uses Voyage's field names.
+
+        Its client then reads `data` instead of `results`.
+        """
         return self.top_k is not None or self.truncation is not None
 
     @property
@@ -221,7 +231,10 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
         )
 
     def texts(self) -> list[str]:
-        """Return the texts of the documents. Raises InvalidOption."""
+        """Return the texts of the documents.
+
+        Raise InvalidOption for no or too many texts, or for both top_n and top_k.
+        """
         if None not in (self.top_n, self.top_k):
             raise InvalidOption("top_n and top_k say the same; send one of them.")
         return check_documents(read_documents(self.documents))
@@ -235,14 +248,14 @@ def read_documents(documents: Sequence[str | Document]) -> list[str]:
 
 
 def check_documents(texts: list[str], field: str = "documents") -> list[str]:
-    """Return the texts of the field. Raises InvalidOption when they are none or too many."""
+    """Return the texts of the field. Raise InvalidOption if there are none or too many."""
     if not 1 <= len(texts) <= MAX_DOCUMENTS:
         raise InvalidOption(f"{field} must be 1 to {MAX_DOCUMENTS:,}, not {len(texts):,}.")
     return texts
 
 
 def check_ranks(spec: EncodingSpec) -> None:
-    """Raise InvalidOption for a classifier of more than two labels, none of which is known to mean relevance."""
+    """Raise InvalidOption if the classifier has more than two labels: none is known to mean relevance."""
     if len(spec.labels) > 2:
         raise InvalidOption(
             f"The model {spec.model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "

@@ -1,7 +1,8 @@
 """Files of requests in the database: stored as compressed parts, found, listed, read and deleted.
 
-Parts are written while they arrive, below a file in state `uploading` that nobody finds; the last transaction makes it
-`processed`. A file whose writer was killed gives no sign of life any more, and the pruner removes it.
+Parts are written while they arrive, under a file in state `uploading` that no client can find; the last
+transaction makes it `processed`. If the writer is killed, the file's heartbeat stops, and the pruner removes
+the file.
 """
 
 import time
@@ -17,7 +18,7 @@ from vectormill.batches.request_batch import BATCH, RequestFile
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import RequestFileInUse, RequestFileNotFound, UploadRemoved
 
-# The most bytes of one part; more would be read from a row that nobody here wrote.
+# The largest decompressed size of one part. This module writes no larger ones.
 MAX_PART_BYTES: Final = 64 << 20
 
 _FILE: Final = """
@@ -31,12 +32,18 @@ FIND_WHOLE_FILE = text(f"{_FILE} AND id = :file_id")
 
 
 def find_file(connection: Connection, file_id: UUID) -> RequestFile:
-    """Find a file by its id. Raise RequestFileNotFound, also for an expired file that is not removed yet."""
+    """Return the file with this id.
+
+    Raise RequestFileNotFound, also for an expired file that is not yet removed.
+    """
     return _find(connection, FIND_FILE, file_id)
 
 
 def find_whole_file(connection: Connection, file_id: UUID) -> RequestFile:
-    """Find a file that a batch reads, which is kept until then although it expired. Raise RequestFileNotFound."""
+    """Return the file with this id even if it has expired: it is kept until its batch has read it.
+
+    Raise RequestFileNotFound.
+    """
     return _find(connection, FIND_WHOLE_FILE, file_id)
 
 
@@ -47,7 +54,8 @@ def _find(connection: Connection, statement: TextClause, file_id: UUID) -> Reque
     return RequestFile(**row._mapping)
 
 
-# One for each order and filter, so that each goes along an index: of all files, or of a purpose.
+# One statement per order and filter, so that each follows an index: that of all files, or that of one
+# purpose.
 LIST_NEWEST = text(f"{_FILE} {_UNEXPIRED} AND seq < :after ORDER BY seq DESC LIMIT :limit")
 LIST_NEWEST_OF_PURPOSE = text(
     f"{_FILE} {_UNEXPIRED} AND purpose = :purpose AND seq < :after ORDER BY seq DESC LIMIT :limit"
@@ -62,7 +70,10 @@ _MAX_SEQ: Final = 2**63 - 1
 def list_files(
     connection: Connection, *, purpose: str | None, after: UUID | None, is_newest_first: bool, limit: int
 ) -> list[RequestFile]:
-    """List the files behind the one with the id `after`. Raises RequestFileNotFound when that one is gone."""
+    """List up to `limit` files that follow the file `after` in this order, or the first ones if it is None.
+
+    Raise RequestFileNotFound if the file `after` does not exist.
+    """
     start = _MAX_SEQ if is_newest_first else 0
     if after is not None:
         start = find_file(connection, after).seq
@@ -78,9 +89,9 @@ LOAD_PART = text("SELECT content FROM vectormill.request_file_parts WHERE file_i
 
 
 def read_file(engine: Engine, file: RequestFile) -> Generator[bytes, None, None]:
-    """Yield the content of a stored file in pieces of about a megabyte, each read in a transaction of its own.
+    """Yield the content of a stored file in pieces of about a megabyte, each read in its own transaction.
 
-    Raises RequestFileNotFound in the middle when the file is removed meanwhile.
+    Raise RequestFileNotFound if the file is removed while it is read.
     """
     num_bytes, seq = 0, 0
     while num_bytes < file.num_bytes:
@@ -110,7 +121,7 @@ DISCARD_FILE = text("""
 
 
 def discard_file(connection: Connection, file_id: UUID) -> None:
-    """Delete a file; the pruner removes its parts later. Raises RequestFileNotFound and RequestFileInUse."""
+    """Delete a file; the pruner removes its parts later. Raise RequestFileNotFound and RequestFileInUse."""
     if connection.execute(LOCK_FILE, {"file_id": file_id}).one_or_none() is None:
         raise RequestFileNotFound
     find_file(connection, file_id)
@@ -119,7 +130,7 @@ def discard_file(connection: Connection, file_id: UUID) -> None:
     connection.execute(DISCARD_FILE, {"file_id": file_id})
 
 
-# Locked first: an upload that goes on at this moment is passed over.
+# SKIP LOCKED passes over an upload that is being written at this moment.
 DISCARD_STALE_FILES = text("""
     UPDATE vectormill.request_files SET state = 'deleting', updated_at = now()
      WHERE id IN (SELECT id FROM vectormill.request_files
@@ -139,7 +150,7 @@ DISCARD_EXPIRED_FILES = text("""
     RETURNING id
 """)
 
-# Locked until the batch is through, so that two pruners never work on one file.
+# The lock lasts for the transaction, so that two pruners never work on one file.
 FIND_DISCARDED_FILE = text("""
     SELECT id FROM vectormill.request_files WHERE state = 'deleting' LIMIT 1 FOR UPDATE SKIP LOCKED
 """)
@@ -153,20 +164,26 @@ DELETE_PARTS = text("""
 
 DELETE_FILE = text("DELETE FROM vectormill.request_files WHERE id = :file_id")
 
-# The parts of one transaction: each is some hundred kilobytes.
+# At most this many parts are deleted in a transaction; each has some hundred kilobytes.
 PARTS_AT_ONCE: Final = 200
 FILES_AT_ONCE: Final = 1000
 
 
 def discard_old_files(connection: Connection, upload_timeout_seconds: float) -> int:
-    """Discard uploads whose client went silent, and expired files; return their number."""
+    """Discard expired files and abandoned uploads; return their number.
+
+    An upload is abandoned if no part of it was written for `upload_timeout_seconds`.
+    """
     stale = {"timeout_seconds": float(upload_timeout_seconds), "limit": FILES_AT_ONCE}
     num_stale = len(connection.execute(DISCARD_STALE_FILES, stale).all())
     return num_stale + len(connection.execute(DISCARD_EXPIRED_FILES, {"limit": FILES_AT_ONCE}).all())
 
 
 def delete_file_batch(connection: Connection) -> bool | None:
-    """Remove some parts of a discarded file; return whether the file is gone with them, or None if there is none."""
+    """Delete some parts of one discarded file, and the file itself with its last part.
+
+    Return True if the file is gone, False if it has more parts, and None if no file is discarded.
+    """
     file_id = connection.execute(FIND_DISCARDED_FILE).scalar_one_or_none()
     if file_id is None:
         return None
@@ -177,9 +194,9 @@ def delete_file_batch(connection: Connection) -> bool | None:
     return True
 
 
-# One row of Postgres, far from its limit; and what a reader has in memory.
+# The size of a part, which is one row in Postgres (far below its limit) and what a reader holds in memory.
 PART_BYTES: Final = 1 << 20
-# While bytes arrive a part is written so often at the least: it is the upload's sign of life.
+# While bytes arrive, a part is written at least this often: it is the upload's heartbeat.
 PART_SECONDS: Final = 15.0
 _COMPRESSION_LEVEL: Final = 1
 
@@ -187,7 +204,7 @@ BEGIN_FILE = text("""
     INSERT INTO vectormill.request_files (id, state, purpose, filename) VALUES (:id, 'uploading', :purpose, '')
 """)
 
-# Locks the file until the part is committed, so that nobody removes it meanwhile.
+# This also locks the file until the part is committed, so that the pruner does not remove it meanwhile.
 GIVE_SIGN_OF_LIFE = text("""
     UPDATE vectormill.request_files SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
 """)
@@ -211,9 +228,10 @@ DISCARD_UPLOAD = text("""
 
 
 class FileWriter:
-    """Write bytes that arrive as a file of compressed parts, in the memory of one part. Not thread-safe.
+    """A writer that stores arriving bytes as compressed parts of a file, holding one part in memory.
 
-    Use as a context manager: leaving it without `finish` removes what was written.
+    Use it as a context manager: leaving the block without `finish` or `finish_in` discards the file. Not
+    thread-safe.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
@@ -232,7 +250,7 @@ class FileWriter:
         return self
 
     def add(self, piece: bytes) -> None:
-        """Take more bytes, and write a part when one is full."""
+        """Buffer more bytes, and write a part if one is full or due."""
         self._pieces.append(piece)
         self._waiting_bytes += len(piece)
         self.num_bytes += len(piece)
@@ -241,7 +259,7 @@ class FileWriter:
                 self.write(connection)
 
     def write(self, connection: Connection) -> None:
-        """Write what has come since the last part, in the caller's transaction. Raises UploadRemoved."""
+        """Write the bytes buffered since the last part, in the caller's transaction. Raise UploadRemoved."""
         if not self._is_begun:
             connection.execute(BEGIN_FILE, {"id": self.id, "purpose": BATCH})
             self._is_begun = True
@@ -273,10 +291,10 @@ class FileWriter:
         idempotency_key: str | None = None,
         content: bytes = b"",
     ) -> RequestFile:
-        """Make the file visible, unless an earlier one with the same key and content is, which is returned instead.
+        """Make the file visible and return it, or return the earlier file with the same key and content.
 
-        `lifetime_seconds` counts from its creation, None is for ever. Raises UploadRemoved, IdempotencyMismatch, and
-        RequestFileNotFound where the earlier one is gone.
+        `lifetime_seconds` counts from the file's creation; None means for ever. Raise UploadRemoved,
+        IdempotencyMismatch, and RequestFileNotFound if the earlier file is gone.
         """
 
         def make() -> str:
@@ -291,7 +309,7 @@ class FileWriter:
     def finish_in(
         self, connection: Connection, purpose: str, filename: str, lifetime_seconds: float | None
     ) -> RequestFile:
-        """Finish the file in the caller's transaction, which then decides whether the file is there."""
+        """Make the file visible in the caller's transaction, and return it. Raise UploadRemoved."""
         self.write(connection)
         values = {
             "id": self.id,

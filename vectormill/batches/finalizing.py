@@ -1,7 +1,8 @@
 """Finalizing: when a batch's job has ended, its lines are counted and its files are made.
 
-The error file is written; the output file is only measured, since its content is made of the job's results whenever
-it is read. Each attempt begins anew: files appear with the transaction that ends the batch.
+The error file is written. The output file is only measured, since its content is made from the job's results
+whenever it is read. Each attempt starts from the beginning: the files become visible in the transaction that
+ends the batch.
 """
 
 from collections.abc import Iterator
@@ -48,12 +49,12 @@ class _Tally:
 
 
 def finalize(held: HeldBatch) -> None:
-    """End the batch. Raises LeaseLost and Stopping."""
+    """Make the files of a batch whose job has ended, and end the batch. Raise LeaseLost and Stopping."""
     batch = held.batch
     job = find_written_job(held, batch)
     if job is not None:
         write_answers(held, job)
-    elif batch.state == CANCELLING:  # before its lines were read
+    elif batch.state == CANCELLING:  # cancelled before its job was queued
         with held.engine.begin() as connection:
             end_batch(connection, held.lease, CANCELLED)
     else:
@@ -65,7 +66,7 @@ def finalize(held: HeldBatch) -> None:
 
 
 def find_written_job(held: HeldBatch, batch: RequestBatch) -> Job | None:
-    """Return the batch's job if it was submitted whole; remove what is left of a broken upload."""
+    """Return the batch's job, or None if it was never completely submitted; remove an incomplete upload."""
     if batch.job_id is None:
         return None
     with held.engine.begin() as connection:
@@ -78,7 +79,7 @@ def find_written_job(held: HeldBatch, batch: RequestBatch) -> Job | None:
 
 
 def choose_end(batch: RequestBatch, job: Job) -> str:
-    """Return the state in which a batch ends whose job has ended."""
+    """Return the final state of a batch whose job has ended."""
     if batch.cancelling_at is not None:
         return CANCELLED
     if job.state != JOB_CANCELLED:
@@ -87,7 +88,7 @@ def choose_end(batch: RequestBatch, job: Job) -> str:
 
 
 def write_answers(held: HeldBatch, job: Job) -> None:
-    """Count the lines and write the error file; end the batch with them in the last transaction."""
+    """Count the lines, write the error file, and end the batch in the last transaction."""
     batch, end_state = held.batch, choose_end(held.batch, job)
     lines = AnswerWriter(batch, job.spec, end_state)
     tally = _Tally()
@@ -131,7 +132,7 @@ def _end(held: HeldBatch, job: Job, errors: FileWriter, tally: _Tally, end_state
 
 
 def merge_lines(engine: Engine, batch: RequestBatch, job_id: UUID) -> Iterator[AnsweredLine | Refusal]:
-    """Merge the answers and refusals of all lines, in the order of the file."""
+    """Yield the answered and the refused lines of a batch, in the order of the file."""
     refusals = read_refusals(engine, batch.id)
     refusal = next(refusals, None)
     for line in join_lines(read_answers(engine, job_id), batch.endpoint):

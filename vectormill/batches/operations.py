@@ -1,4 +1,4 @@
-"""Operations on request batches and their files, and those that answer one of their lines at once."""
+"""The API's operations on request batches and their files, and the two whose requests a batch can have."""
 
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ LIST: Final = Operation("GET", "/v1/batches", READ, BatchPage, query=BatchQuery)
 SHOW: Final = Operation("GET", BATCH, READ, BatchBody)
 CANCEL: Final = Operation("POST", BATCH + "/cancel", WRITE, BatchBody)
 
-# Not repeated when no answer came: the server itself waits for a worker.
+# A client does not retry these when no answer came, since the server itself waits for a worker.
 EMBED: Final = Operation(
     "POST", "/v1/embeddings", READ, EmbeddingsAnswer, EmbeddingsRequest,
     example={"input": ["dates", "times"], "encoding_format": "base64"}, is_repeatable=False,

@@ -1,7 +1,7 @@
-"""Request batches and their files: their states, and what is known of them. Knows no bytes and no SQL.
+"""Request batches and their files: types, states and ids. Independent of SQL and of file contents.
 
-A request batch is a file of requests that is answered by a file of answers. OpenAI calls it a batch; here a batch is
-what goes through a model at once, so in code it is never called that alone.
+A request batch is a file of requests that is answered by a file of answers. OpenAI calls it a batch;
+elsewhere in this project, a batch is the set of sequences in one forward pass.
 """
 
 import re
@@ -16,12 +16,12 @@ from vectormill.domain.states import States
 
 UPLOADING: Final = "uploading"
 PROCESSED: Final = "processed"
-# Such a file is not found any more, and its parts are being removed.
+# Clients do not find a file in this state, and its parts are being removed.
 DELETING: Final = "deleting"
 
 REQUEST_FILE_STATES: Final = States((UPLOADING, PROCESSED, DELETING))
 
-# The purposes of files that a client uploads, and of those that a batch makes.
+# BATCH is the purpose of files that a client uploads, BATCH_OUTPUT of files that a batch makes.
 BATCH: Final = "batch"
 BATCH_OUTPUT: Final = "batch_output"
 PURPOSES: Final = (BATCH, BATCH_OUTPUT)
@@ -31,9 +31,10 @@ _FILE_ID: Final = re.compile(r"file-([0-9a-f]{32})")
 
 @dataclass(frozen=True, slots=True)
 class RequestFile:
-    """A file as it stands in the database at one moment.
+    """A file as it was in the database at one moment.
 
-    `batch_id` is the batch from whose job the content is made whenever it is read; None where the content is stored.
+    `batch_id` is set if the content is made, whenever it is read, from the results of that batch's job; it is
+    None if the content is stored.
     """
 
     id: UUID
@@ -47,7 +48,7 @@ class RequestFile:
 
     @property
     def name(self) -> str:
-        """Return the id as clients have it."""
+        """Return the file's id in the form that clients see: file- and 32 hex digits."""
         return name_file(self.id)
 
 
@@ -56,7 +57,7 @@ def name_file(file_id: UUID) -> str:
 
 
 def parse_file_name(name: str) -> UUID:
-    """Parse a file's id as clients have it. Raise RequestFileNotFound for any other text, since no file has it."""
+    """Parse a file's id in the form that clients see. Raise RequestFileNotFound if it is not of that form."""
     found = _FILE_ID.fullmatch(name)
     if found is None:
         raise RequestFileNotFound
@@ -73,9 +74,9 @@ CANCELLING: Final = "cancelling"
 CANCELLED: Final = "cancelled"
 
 OPEN_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING, CANCELLING))
-# A repeated request is answered with a batch in one of these states.
+# A repeated request returns the earlier batch if that is in one of these states.
 REPEATABLE_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING))
-# An indexer has something to do, whatever state the job is in.
+# In these states a batch needs an indexer whatever the state of its job.
 TENDED_BATCH_STATES: Final = States((VALIDATING, FINALIZING))
 ENDED_BATCH_STATES: Final = States((COMPLETED, FAILED, EXPIRED, CANCELLED))
 BATCH_STATES: Final = States((*OPEN_BATCH_STATES, *ENDED_BATCH_STATES))
@@ -84,7 +85,7 @@ EMBEDDINGS: Final = "/v1/embeddings"
 RERANK: Final = "/v1/rerank"
 ENDPOINTS: Final = (EMBEDDINGS, RERANK)
 
-# A client whose answer was lost tries again within so long; later, the same request is another batch.
+# A client that received no answer retries within this time; later, an equal request creates another batch.
 REPEATED_SECONDS: Final = 600.0
 
 WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})([mhd])")
@@ -95,7 +96,10 @@ _BATCH_ID: Final = re.compile(r"batch_([0-9a-f]{32})")
 
 @dataclass(frozen=True, slots=True)
 class BatchFault:
-    """The reason for which a line, or the whole batch, was refused. `line` counts from 1."""
+    """The reason why a line or the whole batch was refused.
+
+    `line` counts from 1; it is None for the whole batch.
+    """
 
     code: str
     message: str
@@ -108,7 +112,7 @@ class BatchFault:
 
 @dataclass(frozen=True, slots=True)
 class NewRequestBatch:
-    """A request batch to be made; `output_lifetime_seconds` counts from the files' creation."""
+    """A request batch to be created; `output_lifetime_seconds` counts from the creation of its files."""
 
     endpoint: str
     input_file_id: UUID
@@ -120,10 +124,11 @@ class NewRequestBatch:
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
-    """A batch as it stands in the database at one moment.
+    """A request batch as it was in the database at one moment.
 
-    Lines are counted, and items of its job: a line may bring several. `num_completed` and `num_failed` are known when
-    it has ended. `job_*` are those of its job, None while there is none.
+    `num_lines`, `num_refused`, `num_completed` and `num_failed` count lines; the latter two are known once
+    the batch has ended. `job_items`, `job_done` and `job_failed` count the job's items, of which a line may
+    have several. `job_*` are None while there is no job.
     """
 
     id: UUID
@@ -164,7 +169,7 @@ class RequestBatch:
 
     @property
     def name(self) -> str:
-        """Return the id as clients have it."""
+        """Return the batch's id in the form that clients see: batch_ and 32 hex digits."""
         return f"batch_{self.id.hex}"
 
     @property
@@ -172,7 +177,7 @@ class RequestBatch:
         return self.state in ENDED_BATCH_STATES
 
     def count_lines(self) -> tuple[int, int]:
-        """Return the numbers of lines that have an answer and that failed, estimated from items while the job runs."""
+        """Return the numbers of answered and of failed lines, estimated from items while the job runs."""
         if self.is_ended:
             return self.num_completed, self.num_failed
         if not self.job_items:
@@ -185,7 +190,10 @@ class RequestBatch:
 
 
 def parse_batch_name(name: str) -> UUID:
-    """Parse a batch's id as clients have it. Raise RequestBatchNotFound for any other text, since no batch has it."""
+    """Parse a batch's id in the form that clients see.
+
+    Raise RequestBatchNotFound if it is not of that form.
+    """
     found = _BATCH_ID.fullmatch(name)
     if found is None:
         raise RequestBatchNotFound
@@ -193,7 +201,7 @@ def parse_batch_name(name: str) -> UUID:
 
 
 def parse_window(window: str) -> float:
-    """Return the seconds of a completion window, such as 24h. Raises InvalidOption."""
+    """Return the seconds of a completion window such as 24h. Raise InvalidOption if it is invalid."""
     found = WINDOW.fullmatch(window)
     seconds = int(found[1]) * _WINDOW_SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MOST_WINDOW_SECONDS:
@@ -204,7 +212,10 @@ def parse_window(window: str) -> float:
 
 
 def state_after_cancel(state: str) -> str:
-    """Return the state after a cancellation; a second one changes nothing. Raises WrongBatchState."""
+    """Return a batch's state after it is cancelled; a second cancellation changes nothing.
+
+    Raise WrongBatchState if a batch in this state cannot be cancelled.
+    """
     if state in (CANCELLING, CANCELLED):
         return state
     if state in (VALIDATING, IN_PROGRESS):

@@ -1,6 +1,7 @@
 """Request lines: each line of a request file is parsed into a request, or refused with a reason.
 
-A line is `{"custom_id", "method", "url", "body"}`; the body is that of the endpoint. Knows no database and no model.
+A line is `{"custom_id", "method", "url", "body"}`, with the body that the endpoint takes. Independent of the
+database and of models.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,16 +21,16 @@ from vectormill.batches.request_batch import EMBEDDINGS, RERANK
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.item import pair_with_each
 
-# The bytes of a key beside the custom_id.
+# Bytes of an item's key that are not available to its custom_id.
 KEY_ROOM: Final = 32
 
 
-# Options that must be the same in all lines of a batch.
+# Options that must be equal in all lines of a batch.
 SHARED_OPTIONS: Final = ("dimensions", "prompt", "input_type", "normalize", "long_texts", "max_tokens")
 
 
 class RefusedLine(Exception):
-    """The line is not a request that can be answered."""
+    """A line of a request file cannot be answered, for the reason in `message`."""
 
     def __init__(
         self, code: str, message: str, *, custom_id: str | None = None, param: str | None = None
@@ -43,7 +44,10 @@ class RefusedLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A parsed line. `texts` become items of the job; `facts` are kept for writing the answer."""
+    """A parsed line of a request file.
+
+    `texts` become items of the job; `facts` are kept for writing the answer.
+    """
 
     custom_id: str
     encoding: EncodingRequest
@@ -68,7 +72,7 @@ _ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def find_custom_id(line: bytes) -> str | None:
-    """Return the custom_id of a line, whatever else is wrong with it; None when it has none."""
+    """Return the custom_id of a line even if the line is otherwise invalid; None if it has none."""
     try:
         return _CUSTOM_ID.decode(line).custom_id
     except _ERRORS:
@@ -76,7 +80,7 @@ def find_custom_id(line: bytes) -> str | None:
 
 
 def parse_line(line: bytes, endpoint: str, max_key_bytes: int) -> RequestLine:
-    """Parse a line of a batch of this endpoint. Raises RefusedLine."""
+    """Parse a line of a batch whose endpoint is `endpoint`. Raise RefusedLine."""
     try:
         envelope = _ENVELOPE.decode(line)
     except _ERRORS as error:
@@ -160,12 +164,12 @@ PARSERS: Final = {EMBEDDINGS: _parse_embeddings, RERANK: _parse_rerank}
 
 
 def make_key(line: int, index: int, custom_id: str) -> str:
-    """Return the key of an item, which is unique in its job and contains its line and custom_id."""
+    """Return an item's key, which is unique in its job and made of the line number, index and custom_id."""
     return f"{line}.{index}:{custom_id}"
 
 
 def split_key(key: str) -> tuple[int, int, str]:
-    """Split an item's key into its line, the place within the line, and the custom_id."""
+    """Split an item's key into its line number, its index within the line, and its custom_id."""
     place, _, custom_id = key.partition(":")
     line, _, index = place.partition(".")
     return int(line), int(index), custom_id
@@ -175,7 +179,10 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_lines(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the number, from 1, and the bytes of each line that is not blank; None for a line that is too long."""
+    """Yield the number and the bytes of each non-blank line; the bytes are None for a line that is too long.
+
+    Numbers start at 1 and count blank lines too.
+    """
     number, rest, is_too_long = 0, bytearray(), False
     for piece in pieces:
         start = 0

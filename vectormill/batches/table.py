@@ -1,4 +1,4 @@
-"""The tables of request files, of request batches, and of the lines that became no item."""
+"""The tables of request files, of request batches, and of refused lines."""
 
 from sqlalchemy import (
     BigInteger,
@@ -31,7 +31,7 @@ request_files = Table(
     "request_files",
     metadata,
     Column("id", Uuid, primary_key=True),
-    # The order of lists.
+    # Files are listed in this order.
     Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
     Column(
         "state", Text, CheckConstraint(one_of("state", REQUEST_FILE_STATES), name="state"), nullable=False
@@ -39,14 +39,15 @@ request_files = Table(
     Column("purpose", Text, CheckConstraint(one_of("purpose", PURPOSES), name="purpose"), nullable=False),
     Column("filename", Text, nullable=False),
     count("num_bytes"),
-    # The batch of whose job the content is made when it is read; NULL: it lies in request_file_parts.
+    # Set if the content is made from the results of this batch's job; NULL if it is stored in
+    # request_file_parts.
     Column("batch_id", Uuid),
     moment("created_at", is_now=True),
     moment("updated_at", is_now=True),
     moment("expires_at"),
     Index("ix_request_files_listed", "seq", postgresql_where=text("state = 'processed'")),
     Index("ix_request_files_purpose", "purpose", "seq", postgresql_where=text("state = 'processed'")),
-    # The pruner looks for files past their time, and for those that are incomplete or deleted.
+    # The pruner looks for expired files, and for incomplete or deleted ones.
     Index("ix_request_files_expires_at", "expires_at", postgresql_where=text("state = 'processed'")),
     Index("ix_request_files_unlisted", "state", postgresql_where=text("state <> 'processed'")),
 )
@@ -67,13 +68,13 @@ request_batches = Table(
     Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
     Column("state", Text, CheckConstraint(one_of("state", BATCH_STATES), name="state"), nullable=False),
     Column("endpoint", Text, CheckConstraint(one_of("endpoint", ENDPOINTS), name="endpoint"), nullable=False),
-    # No foreign keys: files and jobs are each deleted at a time of their own.
+    # No foreign keys, since files and jobs are deleted independently of the batch.
     Column("input_file_id", Uuid, nullable=False),
     Column("completion_window", Text, nullable=False),
     Column("metadata", JSONB),
     Column("output_lifetime_seconds", Double),
     Column("idempotency_key", Text, unique=True),
-    Column("content_hash", LargeBinary, nullable=False),  # of what was asked for: a repetition is known by it
+    Column("content_hash", LargeBinary, nullable=False),  # of the request, to recognize a repetition
     Column("model", Text),
     Column("job_id", Uuid),
     count("num_lines"),
@@ -84,7 +85,7 @@ request_batches = Table(
     Column("errors", JSONB, nullable=False, server_default=text("'[]'")),
     Column("output_file_id", Uuid),
     Column("error_file_id", Uuid),
-    # Its time was over before its job had ended, which was cancelled for that.
+    # The completion window passed before the job had ended, and the job was cancelled for that reason.
     Column("is_overdue", Boolean, nullable=False, server_default=text("false")),
     moment("created_at", is_now=True),
     moment("updated_at", is_now=True),
@@ -96,13 +97,13 @@ request_batches = Table(
     moment("expired_at"),
     moment("cancelling_at"),
     moment("cancelled_at"),
-    moment("finished_at"),  # whichever of the ends it was
+    moment("finished_at"),  # in whichever final state
     count("fence"),
     count("attempt", Integer),
     Column("lease_owner", Text),
     moment("lease_until"),
     moment("available_at", is_now=True),
-    # The indexers look at those that have not ended all the time; nearly all have.
+    # Indexers poll the open batches all the time, while nearly all batches have ended.
     Index("ix_request_batches_open", "seq", postgresql_where=text(one_of("state", OPEN_BATCH_STATES))),
     Index("ix_request_batches_content_hash", "content_hash"),
     Index("ix_request_batches_job_id", "job_id", postgresql_where=text("job_id IS NOT NULL")),
@@ -114,7 +115,7 @@ request_batches = Table(
 request_refusals = Table(
     "request_refusals",
     metadata,
-    # Lines that became no item, until the error file tells of them.
+    # Refused lines are kept here until the error file contains them.
     Column("batch_id", ForeignKey(request_batches.c.id, ondelete="CASCADE"), primary_key=True),
     Column("line", BigInteger, primary_key=True),
     Column("custom_id", Text),

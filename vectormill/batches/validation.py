@@ -1,7 +1,7 @@
-"""Validation: the lines of a batch's file become the items of its job, or are refused with a reason.
+"""Validation: each line of a batch's file becomes items of the batch's job, or is refused with a reason.
 
-The file is read twice, so that a repeated custom_id is known when its line comes. Each attempt begins anew: the job is
-invisible until the transaction that queues it, which begins the batch's progress too.
+The file is read twice: the first pass finds repeated custom_ids. Each attempt starts from the beginning: the
+job is invisible until the transaction that queues it, which also sets the batch in progress.
 """
 
 from collections.abc import Iterator
@@ -36,13 +36,13 @@ from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.jobs.submission import JobWriter
 
 REFUSALS_AT_ONCE: Final = 500
-# The errors that a failed batch shows: enough to see what is wrong with it.
+# A failed batch shows at most this many errors, enough to see what is wrong with its file.
 MOST_FAULTS: Final = 50
 LINES_BETWEEN_LOOKS: Final = 256
 
 
 def validate(held: HeldBatch) -> None:
-    """Queue the batch's job, or fail the batch. Raises LeaseLost, Stopping and ModelError."""
+    """Validate a batch: queue its job, or fail the batch. Raise LeaseLost, Stopping and ModelError."""
     try:
         with held.engine.connect() as connection:
             file = find_whole_file(connection, held.batch.input_file_id)
@@ -74,7 +74,7 @@ class Validation:
     def run(self) -> None:
         with self._held.engine.begin() as connection:
             begin_reading(connection, self._held.lease, self._job_id)
-            if self._batch.job_id is not None:  # what an attempt that broke off has written
+            if self._batch.job_id is not None:  # the upload of an interrupted attempt
                 discard_upload(connection, self._batch.job_id)
         repeated = self._find_repeated()
         lines = self._parse_all(repeated)
@@ -97,17 +97,18 @@ class Validation:
     def _read(self) -> Iterator[tuple[int, bytes | None]]:
         pieces = read_file(self._held.engine, self._file)
         for number, line in read_lines(pieces, self._held.settings.max_line_bytes):
-            if number % LINES_BETWEEN_LOOKS == 1:  # lines count from 1
+            if number % LINES_BETWEEN_LOOKS == 1:  # line numbers start at 1
                 self._held.keep()
             yield number, line
 
     def _find_repeated(self) -> npt.NDArray[np.int64]:
-        """Return the places, among lines that are not blank, of those whose custom_id an earlier line has."""
+        """Return the indexes, among non-blank lines, of the lines whose custom_id an earlier line has."""
         ledger = KeyLedger()
         try:
             for number, line in self._read():
                 custom_id = None if line is None else find_custom_id(line)
-                # A line without an id is like no other: no id of JSON that we take begins so.
+                # A line without a custom_id gets a key of its own, which no accepted custom_id equals, as
+                # these have no NUL.
                 own = f"\0{number}" if custom_id is None else custom_id
                 ledger.add(own.encode("utf-8", "surrogatepass"))
             return ledger.find_repeated()
@@ -115,7 +116,7 @@ class Validation:
             ledger.close()
 
     def _parse_all(self, repeated: npt.NDArray[np.int64]) -> Iterator[tuple[int, RequestLine]]:
-        """Yield the lines that can be answered, with their numbers, and note why the others are refused."""
+        """Yield the lines that can be answered, with their numbers; record a refusal for every other line."""
         upcoming = iter(repeated.tolist())
         next_repeated = next(upcoming, None)
         for place, (number, content) in enumerate(self._read()):
@@ -148,7 +149,10 @@ class Validation:
         return parse_line(content, self._batch.endpoint, settings.max_key_bytes)
 
     def _check_encoding(self, line: RequestLine) -> None:
-        """Require the model and options of the first line for which there is a spec. Raises RefusedLine."""
+        """Adopt the first valid line's model and options for the batch.
+
+        Raise RefusedLine for a later line with another model or other options.
+        """
         encoding, known = line.encoding, self._encoding
         if encoding == known:
             return
@@ -171,7 +175,10 @@ class Validation:
                 raise RefusedLine("mismatched_options", reason, custom_id=line.custom_id, param=name)
 
     def _make_spec(self, line: RequestLine) -> EncodingSpec:
-        """Return the spec of a line. Raises RefusedLine, and ModelError when the model's files are away for now."""
+        """Return the encoding spec of a line.
+
+        Raise RefusedLine, and ModelError if the model's files are unavailable for now.
+        """
         if line.encoding in self._unusable:
             earlier = self._unusable[line.encoding]
             raise RefusedLine(earlier.code, earlier.message, custom_id=line.custom_id, param=earlier.param)
@@ -210,7 +217,7 @@ class Validation:
 
     def _refuse(self, number: int, refused: RefusedLine) -> None:
         self._num_refused += 1
-        # The line may hold NUL, which Postgres keeps nowhere.
+        # The line may contain NUL, which Postgres cannot store.
         message, custom_id, param = (
             None if told is None else told.replace("\0", "")
             for told in (refused.message, refused.custom_id, refused.param)

@@ -1,1 +1,1 @@
-"""API keys: who may call, and what. The table, its SQL, the types, and the keys that an API process knows."""
+"""API keys and their scopes: the table, its SQL, the types, and the cache in each API process."""

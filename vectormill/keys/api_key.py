@@ -1,4 +1,4 @@
-"""API keys: their secrets, names, scopes and lifetimes. Knows neither HTTP nor Postgres."""
+"""API keys: their secrets, names, scopes and lifetimes. Independent of HTTP and Postgres."""
 
 import hashlib
 import re
@@ -16,8 +16,8 @@ WRITE: Final = "write"
 SOURCES: Final = "sources"
 WEBHOOKS: Final = "webhooks"
 ADMIN: Final = "admin"
-# The rights of each scope. Neither sources nor webhooks has the other: one has the server read what it can
-# reach, the other has it post where it says.
+# The scopes that each scope includes. Sources and webhooks do not include each other: the first makes the
+# server read what it can reach, the second makes it post to a URL of the client's choice.
 OPENS: Final = {
     READ: frozenset({READ}),
     WRITE: frozenset({READ, WRITE}),
@@ -27,8 +27,8 @@ OPENS: Final = {
 }
 SCOPES: Final = tuple(OPENS)
 
-# Recognisable, so that a key in a log or a repository is found by who looks for leaked ones.
-SECRET_PREFIX: Final = "vmk_"  # noqa: S105 - what secrets begin with
+# Recognizable, so that secret scanners find leaked keys in logs and repositories.
+SECRET_PREFIX: Final = "vmk_"  # noqa: S105 - a prefix, not a secret
 SECRET_BYTES: Final = 32
 # 256 bits are 43 letters of base64url, or 64 hex digits.
 SECRET: Final = re.compile(rf"{SECRET_PREFIX}[A-Za-z0-9_-]{{43,128}}")
@@ -39,7 +39,7 @@ UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is stored; its secret was shown once and is not kept. `last_used_at` is an hour coarse."""
+    """A stored key. Its secret was shown once and is not kept. `last_used_at` is accurate to the hour."""
 
     name: str
     scope: str
@@ -65,12 +65,18 @@ def hash_secret(secret: str) -> bytes:
 
 
 def includes(scope: str, needed: str) -> bool:
-    """Tell whether a key of this scope may do what needs that one. A scope of a later release opens nothing."""
+    """Return True if a key of scope `scope` may do what needs scope `needed`.
+
+    An unknown scope, as of a later release, includes nothing.
+    """
     return needed in OPENS.get(scope, ())
 
 
 def check_secret(secret: str) -> str:
-    """Return a secret that a person chose. Raises InvalidOption when it cannot have 256 bits."""
+    """Return a secret that a person chose.
+
+    Raise InvalidOption if it is malformed or too short to have 256 random bits.
+    """
     if not SECRET.fullmatch(secret):
         raise InvalidOption(
             f"A key is {SECRET_PREFIX} and 43 to 128 random letters, digits, - and _; this makes one: "
@@ -80,7 +86,7 @@ def check_secret(secret: str) -> str:
 
 
 def check_key_name(name: str) -> str:
-    """Return the name. Raises InvalidOption for one that could not be typed or read."""
+    """Return the name. Raise InvalidOption if it is not a valid name of a key."""
     if not KEY_NAME.fullmatch(name):
         raise InvalidOption(
             f"{name!r} cannot name a key: up to 64 letters, digits, '.', '_' and '-', the first a letter or digit."
@@ -89,7 +95,7 @@ def check_key_name(name: str) -> str:
 
 
 def parse_lifetime(text: str | None) -> timedelta | None:
-    """Return the time that `90d`, `12h` or `2w` stands for. Raises InvalidOption."""
+    """Return the duration of a lifetime such as `90d`, `12h` or `2w`; None for None. Raise InvalidOption."""
     if text is None:
         return None
     match = LIFETIME.fullmatch(text)

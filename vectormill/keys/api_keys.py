@@ -1,4 +1,4 @@
-"""API keys in the database: the hash of each secret, and its scope. Secrets themselves are stored nowhere."""
+"""API keys in the database: each secret's hash, and its scope. The secrets themselves are not stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, Conflict, NotFound
 from vectormill.keys.api_key import ApiKey, hash_secret
 
-# Every API process holds all keys that are not revoked, and compares each with what a request brings.
+# Every API process caches all keys that are not revoked, and compares each with the key of a request.
 MAX_KEYS = 1000
 
 COUNT_KEYS = text("SELECT count(*) FROM vectormill.api_keys WHERE revoked_at IS NULL")
@@ -34,7 +34,7 @@ FIND_KEY_BY_HASH = text("""
 def create_key(
     connection: Connection, name: str, secret: str, scope: str, lifetime: timedelta | None = None
 ) -> ApiKey:
-    """Store a new key. Raises Conflict when the name or the secret is taken, or there are too many keys."""
+    """Store a new key. Raise Conflict if the name or the secret is taken, or there are too many keys."""
     if connection.execute(COUNT_KEYS).scalar_one() >= MAX_KEYS:
         raise Conflict(f"There are {MAX_KEYS} keys already; revoke those that nobody needs.")
     values = {"name": name, "hash": hash_secret(secret), "scope": scope, "lifetime": lifetime}
@@ -59,7 +59,7 @@ LIST_KEYS = text("""
 
 
 def list_keys(connection: Connection) -> list[ApiKey]:
-    """Return all keys, the oldest first, with those that are revoked."""
+    """Return all keys, oldest first, including revoked ones."""
     return [_key(row) for row in connection.execute(LIST_KEYS)]
 
 
@@ -70,7 +70,7 @@ REVOKE_KEY = text("""
 
 
 def revoke_key(connection: Connection, name: str) -> ApiKey:
-    """Revoke a key for good; its name is free again. Raises NotFound."""
+    """Revoke a key permanently; its name can be used again. Raise NotFound."""
     row = connection.execute(REVOKE_KEY, {"name": name}).one_or_none()
     if row is None:
         raise NotFound(
@@ -81,7 +81,7 @@ def revoke_key(connection: Connection, name: str) -> ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class KeptKey:
-    """A key as the API compares it. `is_use_due`: its last use was noted an hour ago or never."""
+    """A key as an API process caches it; `is_use_due` is True if no use was recorded within the last hour."""
 
     id: int
     name: str
@@ -99,7 +99,10 @@ LOAD_KEYS = text("""
 
 
 def load_keys(connection: Connection) -> Sequence[KeptKey]:
-    """Return every key that is not revoked; expired ones too, so that an API whose keys ran out is closed, not open."""
+    """Return every key that is not revoked.
+
+    Expired keys are included, so that an API whose keys have all expired is closed, not open.
+    """
     return [
         KeptKey(row.id, row.name, bytes(row.hash), row.scope, row.is_expired, row.is_use_due)
         for row in connection.execute(LOAD_KEYS)
@@ -114,9 +117,10 @@ def note_use(connection: Connection, key_id: int) -> None:
 
 
 def require_key_beyond_loopback(database_url: str, host: str, options: str = "") -> None:
-    """Raise ConfigurationError for a host that others reach while no key exists: they could do everything.
+    """Raise ConfigurationError if other machines can reach `host` but no valid key exists.
 
-    `options` are those that `vectormill keys create` needs to find this database. Raises SQLAlchemyError.
+    They could do everything. `options` are what `vectormill keys create` needs to find this database. Raise
+    SQLAlchemyError if Postgres fails.
     """
     if is_loopback_host(host):
         return

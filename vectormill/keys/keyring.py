@@ -1,4 +1,4 @@
-"""Keyring: the keys that are not revoked, cached for some seconds, so that few requests wait for Postgres."""
+"""Keyring: a cache of the keys that are not revoked, so that few requests wait for Postgres."""
 
 import logging
 import time
@@ -14,16 +14,17 @@ from vectormill.coalescer import Coalescer
 from vectormill.keys.api_key import hash_secret
 from vectormill.keys.api_keys import KeptKey, load_keys, note_use
 
-# A revocation works within this time at every API process.
+# A revocation takes effect within this time in every API process.
 FRESH_SECONDS: Final = 3.0
-# After Postgres did not answer, it is not asked again for so long: waiting requests would queue up behind each other.
+# After a failed read, Postgres is not queried for this long, lest waiting requests queue up behind each
+# other.
 PATIENCE_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class Keyring:
-    """Reads the keys at most once in FRESH_SECONDS, however many requests come and whatever keys they bring."""
+    """A cache that reads all keys at most once in FRESH_SECONDS, however many requests come."""
 
     def __init__(self, engine: Engine, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -38,14 +39,14 @@ class Keyring:
         self.last_known: Sequence[KeptKey] = ()
 
     async def keys(self) -> Sequence[KeptKey]:
-        """Return all keys that are not revoked, expired ones with them. Raises SQLAlchemyError."""
+        """Return all keys that are not revoked, including expired ones. Raise SQLAlchemyError."""
         if self._clock() < self._read_at + FRESH_SECONDS:
             return self.last_known
-        return await self._reads.ask(None, None)  # one reads for all who come meanwhile
+        return await self._reads.ask(None, None)  # one read serves all requests that come meanwhile
 
     async def _read(self, _: None, askers: Sequence[None]) -> list[Sequence[KeptKey]]:
         if self._failure is not None and self._clock() < self._failed_at + PATIENCE_SECONDS:
-            raise self._failure.with_traceback(None)  # or it would grow with every request
+            raise self._failure.with_traceback(None)  # the traceback would grow with every request
         began = self._clock()
         if began >= self._read_at + FRESH_SECONDS:
             try:
@@ -62,7 +63,7 @@ class Keyring:
             return load_keys(connection)
 
     async def note_use(self, key: KeptKey) -> None:
-        """Note the hour in which a key was used last, by one statement an hour and process."""
+        """Record that a key is used now, at most once an hour in each process."""
         if key.is_use_due and key.id not in self._noted:
             self._noted.add(key.id)
             await anyio.to_thread.run_sync(self._note_use, key)
@@ -71,12 +72,15 @@ class Keyring:
         try:
             with self._engine.begin() as connection:
                 note_use(connection, key.id)
-        except SQLAlchemyError as error:  # a Postgres that cannot be written to still answers
+        except SQLAlchemyError as error:  # a read-only Postgres can still serve requests
             logger.warning("When key %s was used last is not noted: %s", key.name, error)
 
 
 def find_key(keys: Sequence[KeptKey], secret: str) -> KeptKey | None:
-    """Return the valid key with this secret. All are compared in constant time, so that timing tells nothing."""
+    """Return the valid key with this secret, or None.
+
+    All keys are compared in constant time, against timing attacks.
+    """
     wanted = hash_secret(secret)
     found = None
     for key in keys:

@@ -15,7 +15,7 @@ api_keys = Table(
     moment("created_at", is_now=True),
     moment("expires_at"),
     moment("revoked_at"),
-    moment("last_used_at"),  # an hour coarse: a row is not written at every request
+    moment("last_used_at"),  # accurate to the hour, so that not every request writes a row
     # A name is free again when its key is revoked, so that a secret can be replaced under the same name.
     Index("uq_api_keys_name", "name", unique=True, postgresql_where=text("revoked_at IS NULL")),
 )

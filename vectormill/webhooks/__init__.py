@@ -1,1 +1,1 @@
-"""Webhooks: who is told of the ends of jobs and runs. The tables, their SQL, the types, the bodies and the sending."""
+"""Webhooks, which notify receivers when jobs and runs end: tables, SQL, types, bodies and sending."""

@@ -1,4 +1,4 @@
-"""Webhooks and their deliveries as the API takes and answers them, and as the client sends and returns them."""
+"""The JSON bodies of webhooks and their deliveries, for the API and its client."""
 
 import json
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ class ReplayedBody(TypedDict):
 
 
 def describe_delivery(delivery: Delivery) -> DeliveryBody:
-    """Return the delivery as it is answered."""
+    """Return the JSON body that describes the delivery."""
     return describe(
         DeliveryBody,
         delivery,

@@ -1,4 +1,4 @@
-"""Deliveries in the database: claimed for an attempt, recorded, listed, replayed, pruned."""
+"""Webhook deliveries in the database: claimed for an attempt, recorded, listed, replayed and pruned."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ DELIVERIES: Final = Work(
     available_at="due_at",
 )
 
-# From each webhook as many as it has room for, so that a slow one holds up nobody else's; one that fails is tried with
-# one at a time, and after those that do not.
+# A webhook has at most :most deliveries in progress, so that a slow receiver does not delay the others. A
+# failing webhook has at most one, which comes after those of the others.
 CLAIM_DELIVERIES = DELIVERIES.compose_claim(
     """
         SELECT due.id, webhook.url, webhook.secret,
@@ -65,7 +65,11 @@ CLAIM_DELIVERIES = DELIVERIES.compose_claim(
 def claim_deliveries(
     connection: Connection, busy: Mapping[int, int], *, owner: str, most: int, room: int, lease_seconds: float
 ) -> list[tuple[Lease, Posting]]:
-    """Claim up to `room` due deliveries; with those in progress (`busy`, by webhook) no more than `most` of each."""
+    """Claim up to `room` due deliveries.
+
+    `busy` counts the deliveries in progress by webhook id; together with these, a webhook gets at most
+    `most`.
+    """
     values = {"busy_ids": list(busy.keys()), "busy_counts": list(busy.values()), "most": most, "room": room}
     claimed = claim(
         connection, DELIVERIES, CLAIM_DELIVERIES, owner=owner, lease_seconds=lease_seconds, **values
@@ -89,7 +93,8 @@ NOTE_SUCCESS = text("""
     UPDATE vectormill.webhooks SET num_delivered = num_delivered + 1, failing_since = NULL WHERE id = :webhook_id
 """)
 
-# Failures with a long silence between them are two troubles: nothing was sent meanwhile that could have failed.
+# After a long time without a failure, the next one starts a new series: nothing was sent meanwhile that could
+# have failed.
 NOTE_FAILURE = text("""
     UPDATE vectormill.webhooks
        SET num_refused = num_refused + 1, num_failed = num_failed + CAST(:num_failed AS bigint),
@@ -113,7 +118,7 @@ DISABLE_WEBHOOK = text("""
      WHERE id = :webhook_id
 """)
 
-# Whoever enables it again replays what it wants of them.
+# Whoever enables the webhook again can replay these deliveries.
 FAIL_PENDING = DELIVERIES.compose_revocation(
     "state = 'failed', error = :error, due_at = NULL, ended_at = now()",
     where="webhook_id = :webhook_id AND {open}",
@@ -123,9 +128,10 @@ FAIL_PENDING = DELIVERIES.compose_revocation(
 def record_reply(
     connection: Connection, lease: Lease, posting: Posting, reply: Reply, pause_seconds: float | None
 ) -> bool:
-    """End the attempt, and with `pause_seconds` of None the delivery; return True if this disabled the webhook.
+    """Record the reply to an attempt; return True if the webhook was disabled because of it.
 
-    Raises LeaseLost: somebody else has made the attempt again meanwhile.
+    A failed delivery is tried again after `pause_seconds`; if that is None, the delivery ends as failed.
+    Raise LeaseLost if another process has claimed the delivery meanwhile.
     """
     state = DELIVERED if reply.is_success else FAILED if pause_seconds is None else PENDING
     lease.release(
@@ -155,7 +161,10 @@ def record_reply(
 
 
 def fail_pending(connection: Connection, webhook_id: int, error: str, reason: str) -> None:
-    """Give up with this error what still waits for a webhook that is disabled."""
+    """End the pending deliveries of a disabled webhook as failed with `error`.
+
+    `reason` is stored as the reason why the webhook is disabled.
+    """
     ended = connection.execute(FAIL_PENDING, {"webhook_id": webhook_id, "error": error}).all()
     values = {"webhook_id": webhook_id, "reason": reason, "num_failed": len(ended)}
     connection.execute(DISABLE_WEBHOOK, values)
@@ -176,7 +185,7 @@ LIST_DELIVERIES_IN_STATE = text(f"{_SELECT} AND state = :state {_BEFORE}")
 
 
 def find_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
-    """Find a delivery of a webhook. Raises DeliveryNotFound."""
+    """Return a delivery of a webhook. Raise DeliveryNotFound."""
     row = connection.execute(FIND_DELIVERY, {"id": delivery_id, "webhook_id": webhook_id}).one_or_none()
     if row is None:
         raise DeliveryNotFound
@@ -191,7 +200,10 @@ def list_deliveries(
     before: int | None = None,
     limit: int = 50,
 ) -> Sequence[Delivery]:
-    """List deliveries, the newest first; `before` is the id of the last one that is known already."""
+    """List a webhook's deliveries, newest first.
+
+    `before` is the id of the last delivery of the previous page.
+    """
     statement = LIST_DELIVERIES if state is None else LIST_DELIVERIES_IN_STATE
     values = {"webhook_id": webhook_id, "state": state, "before": before, "limit": limit}
     return [Delivery(**row._mapping) for row in connection.execute(statement, values)]
@@ -207,9 +219,9 @@ REPLAY_FAILED = DELIVERIES.compose_revocation(
 
 
 def replay_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
-    """Send a message once more, with the same message id, whatever became of it.
+    """Send a message once more with the same message id, whatever the state of its delivery.
 
-    Raises WebhookNotFound, WebhookDisabled and DeliveryNotFound.
+    Raise WebhookNotFound, WebhookDisabled and DeliveryNotFound.
     """
     _lock_enabled(connection, webhook_id)
     connection.execute(REPLAY_DELIVERY, {"id": delivery_id, "webhook_id": webhook_id})
@@ -217,9 +229,9 @@ def replay_delivery(connection: Connection, webhook_id: int, delivery_id: int) -
 
 
 def replay_failed(connection: Connection, webhook_id: int, since: datetime) -> int:
-    """Send all messages once more that were given up since then; return their number.
+    """Send all failed messages created since `since` once more; return their number.
 
-    Raises WebhookNotFound and WebhookDisabled.
+    Raise WebhookNotFound and WebhookDisabled.
     """
     _lock_enabled(connection, webhook_id)
     return len(connection.execute(REPLAY_FAILED, {"webhook_id": webhook_id, "since": since}).all())
@@ -233,14 +245,14 @@ INSERT_TEST = text("""
 
 
 def post_test(connection: Connection, webhook_id: int, now: datetime) -> Delivery:
-    """Send an event that says nothing but that events arrive. Raises WebhookNotFound and WebhookDisabled."""
+    """Queue a test event for a webhook and return its delivery. Raise WebhookNotFound and WebhookDisabled."""
     _lock_enabled(connection, webhook_id)
     event = {"type": TEST_EVENT, "timestamp": now.isoformat(), "data": {"webhook_id": webhook_id}}
     values = {"webhook_id": webhook_id, "event_type": TEST_EVENT, "payload": json.dumps(event)}
     return find_delivery(connection, webhook_id, connection.execute(INSERT_TEST, values).scalar_one())
 
 
-# Nobody disables the webhook until the transaction ends.
+# FOR SHARE keeps the webhook from being disabled until the transaction ends.
 LOCK_WEBHOOK = text("SELECT is_enabled, disabled_reason FROM vectormill.webhooks WHERE id = :id FOR SHARE")
 
 
@@ -254,7 +266,7 @@ def _lock_enabled(connection: Connection, webhook_id: int) -> None:
         )
 
 
-# A delivery that is still pending after so long is of a webhook that is gone or disabled.
+# A delivery that is still pending after 10 days belongs to a deleted or disabled webhook.
 PRUNE_DELIVERIES = text("""
     DELETE FROM vectormill.webhook_deliveries
      WHERE id IN (SELECT id FROM vectormill.webhook_deliveries
@@ -267,6 +279,9 @@ PRUNE_DELIVERIES = text("""
 
 
 def prune_deliveries(connection: Connection, retention_seconds: float, limit: int) -> int:
-    """Remove up to `limit` deliveries of older events that have ended; return their number."""
+    """Delete up to `limit` deliveries older than `retention_seconds`; return their number.
+
+    Pending deliveries are deleted only after 10 days.
+    """
     values = {"seconds": retention_seconds, "limit": limit}
     return connection.execute(PRUNE_DELIVERIES, values).rowcount

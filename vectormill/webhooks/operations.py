@@ -1,6 +1,7 @@
-"""Operations on webhooks.
+"""The API's operations on webhooks.
 
-All of it needs a key of the scope webhooks: a webhook has the server connect where it says, and its URL may be secret.
+All need a key of scope webhooks: a webhook makes the server connect to a URL of the client's choice, and that
+URL may be secret.
 """
 
 from typing import Any, Final
@@ -38,7 +39,7 @@ LIST: Final = Operation("GET", ALL, WEBHOOKS, WebhookPage, query=PageQuery)
 SHOW: Final = Operation("GET", ONE, WEBHOOKS, WebhookBody)
 CHANGE: Final = Operation("PATCH", ONE, WEBHOOKS, WebhookBody, WebhookChange, example={"is_enabled": True})
 DELETE: Final = Operation("DELETE", ONE, WEBHOOKS, Nothing, status=NO_CONTENT)
-# Not repeated: each attempt makes a secret, and the one before the last would be forgotten.
+# A client does not retry this: each attempt makes a new secret, and only the last two are kept.
 ROTATE: Final = Operation(
     "POST", ONE + "/rotate-secret", WEBHOOKS, NewWebhookBody, RotationRequest, is_repeatable=False,
     example={"grace_seconds": 86400},

@@ -1,7 +1,8 @@
-"""Posting: one attempt to deliver a message over HTTP, to an address that is checked before anything connects.
+"""Posting: one attempt to deliver a message over HTTP, to an address that is checked before connecting.
 
-The name is resolved once, its addresses are checked, and one of these is connected to; the name stays in `Host` and in
-TLS. A name server that answers something else a moment later changes nothing. Knows nothing of Postgres.
+The host name is resolved once, its addresses are checked, and the connection goes to one of these; `Host` and
+TLS use the name. So a name server that answers differently a moment later (DNS rebinding) changes nothing.
+Independent of Postgres.
 """
 
 import asyncio
@@ -18,24 +19,24 @@ from vectormill.webhooks.webhook import Posting, Reply
 
 USER_AGENT: Final = "Vectormill-Webhooks/1"
 
-# Host and port to addresses, as they are written.
+# A function from a host and a port to IP addresses as text.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class TargetRefused(httpx.TransportError):
-    """The webhook's URL leads where nothing is to be sent."""
+    """The webhook's URL resolves to an address to which nothing may be sent."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Return all addresses of a name, as the machine's resolver has them. Raises OSError."""
+    """Return all IP addresses of a host name, from the system's resolver. Raise OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)  # TCP
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):
-    """Sends to an address that it has checked, and nowhere else.
+    """An HTTP transport that connects only to addresses that it has checked.
 
-    It keeps no connection: one that is open to an address could serve another name there.
+    It pools no connections: an open connection to an address could serve another host name there.
     """
 
     def __init__(
@@ -70,7 +71,10 @@ class CheckedTransport(httpx.AsyncBaseTransport):
 
 
 class Poster:
-    """Makes attempts, each within `timeout_seconds` whatever the receiver does. The reply's body is not read."""
+    """A sender of webhook messages.
+
+    Each attempt ends within `timeout_seconds` whatever the receiver does. The body of the reply is not read.
+    """
 
     def __init__(self, timeout_seconds: float, *, allows_private: bool, resolve: Resolve = resolve) -> None:
         self._timeout_seconds = timeout_seconds
@@ -79,7 +83,10 @@ class Poster:
         self._certificates = ssl.create_default_context()
 
     async def post(self, posting: Posting) -> Reply:
-        """Post a message and return the reply; raise nothing for what the other side does."""
+        """Post a message and return the reply.
+
+        A failed attempt is a reply with an error, and raises nothing.
+        """
         headers = make_headers(posting.message_id, posting.payload, posting.secrets, datetime.now(UTC))
         transport = CheckedTransport(
             httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False),
@@ -105,11 +112,11 @@ class Poster:
             return Reply(None, f"No answer came within {self._timeout_seconds:g} s.")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Reply(None, str(error) or f"The connection broke ({type(error).__name__}).")
-        except Exception as error:  # noqa: BLE001 - what is strange about one target must not hold up the others
+        except Exception as error:  # noqa: BLE001 - an odd failure of one receiver must not stop the others
             return Reply(None, f"Nothing could be sent there ({type(error).__name__}: {error}).")
 
 
 def read_retry_after(headers: httpx.Headers) -> float | None:
-    """Return the seconds of `Retry-After`, where the receiver writes them in digits."""
+    """Return the seconds in `Retry-After`; None if it is missing or not a number."""
     value = headers.get("retry-after", "")
     return float(value) if value.isascii() and value.isdigit() and len(value) < 10 else None

@@ -1,4 +1,4 @@
-"""Signature: the headers by which a receiver knows that a message is ours, complete and recent."""
+"""Signature: the headers by which a receiver verifies that a message is authentic, complete and recent."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,9 +7,9 @@ from standardwebhooks import Webhook
 
 
 def make_headers(message_id: str, payload: str, secrets: Sequence[str], now: datetime) -> dict[str, str]:
-    """Return the headers with a signature for each secret, so that either is accepted while a secret is rotated.
+    """Return a message's headers with one signature per secret, so that both work while a secret is rotated.
 
-    `now` is in UTC; a receiver refuses what is older than five minutes.
+    `now` is in UTC; a receiver refuses messages older than five minutes.
     """
     signatures = [Webhook(secret).sign(message_id, now, payload) for secret in secrets]
     return {

@@ -1,6 +1,8 @@
-"""Webhooks, and what is to be delivered to them. Triggers on jobs and runs write deliveries: migration webhooks.
+"""The tables of webhooks and their deliveries. Triggers on jobs and runs insert deliveries (migration
+webhooks).
 
-No foreign key from a delivery: a commit that ends a job must not fail, nor wait, because a webhook is being deleted.
+A delivery has no foreign key: a commit that ends a job must neither fail nor wait because a webhook is being
+deleted.
 """
 
 from sqlalchemy import (
@@ -29,18 +31,18 @@ webhooks = Table(
     Column("url", Text, nullable=False),
     Column("description", Text, nullable=False, server_default=text("''")),
     Column("events", ARRAY(Text), nullable=False),
-    # In the clear: both sides compute signatures with it.
+    # Not hashed, since both sides compute signatures with it.
     Column("secret", Text, nullable=False),
     Column("former_secret", Text),
     moment("former_secret_until"),
     Column("is_enabled", Boolean, nullable=False, server_default=text("true")),
     Column("disabled_reason", Text),
-    # The first failure since the last success.
+    # The time of the first failure since the last success.
     moment("failing_since"),
     moment("last_failed_at"),
     count("num_delivered"),
     count("num_refused"),  # attempts that failed
-    count("num_failed"),  # deliveries that were given up
+    count("num_failed"),  # deliveries that failed for good
     moment("created_at", is_now=True),
     moment("updated_at", is_now=True),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
@@ -51,7 +53,7 @@ webhook_deliveries = Table(
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("webhook_id", BigInteger, nullable=False),
-    # It is equal at every attempt: by it a receiver knows what it has had already.
+    # The same at every attempt, so that a receiver recognizes duplicates.
     Column("event_id", Uuid, nullable=False, server_default=func.gen_random_uuid()),
     Column("event_type", Text, nullable=False),
     Column("payload", Text, nullable=False),  # the bytes that are signed and sent
@@ -68,7 +70,7 @@ webhook_deliveries = Table(
     moment("lease_until"),
     Column("status_code", Integer),
     Column("error", Text),
-    # When it is tried next, or when the attempt that goes on was due.
+    # When the next attempt is due, or when the attempt in progress was due.
     Column("due_at", moment("due_at").type, server_default=func.now()),
     moment("attempted_at"),
     moment("ended_at"),

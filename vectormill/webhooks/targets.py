@@ -1,7 +1,7 @@
-"""Targets: which addresses webhooks may be sent to. Opens no socket and asks no name server.
+"""Targets: the rules for addresses to which webhooks may be sent. Opens no socket and resolves no name.
 
-Whoever may make a webhook has the server connect where they say: not to what only the server can reach, unless that is
-allowed, and never to where a cloud tells its machines their secrets.
+A webhook makes the server connect to a URL of the client's choice (SSRF). Addresses that are not public are
+refused unless a setting allows them, and the metadata services of clouds always.
 """
 
 import ipaddress
@@ -16,7 +16,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 SETTING: Final = "VECTORMILL_WEBHOOK_PRIVATE_TARGETS"
 NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-# Where clouds answer their machines, beside 169.254.0.0/16: EC2 by IPv6, Azure, Alibaba, Oracle.
+# The metadata services of clouds beside 169.254.0.0/16: EC2 over IPv6, Azure, Alibaba, Oracle.
 METADATA: Final = frozenset(
     ipaddress.ip_address(each)
     for each in ("fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192")
@@ -24,7 +24,10 @@ METADATA: Final = frozenset(
 
 
 def refuse_address(written: str, *, allows_private: bool) -> str | None:
-    """Return why nothing is sent to this address; None when it is allowed. Any other text is refused."""
+    """Return why nothing may be sent to this address; None if it is allowed.
+
+    Any text that is no address is refused.
+    """
     address = parse_address(written.partition("%")[0])
     if address is None:
         return f"{written} is no address."
@@ -41,7 +44,7 @@ def refuse_address(written: str, *, allows_private: bool) -> str | None:
 
 
 def find_inner(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for, or else the address itself."""
+    """Return the IPv4 address that an IPv6 address embeds (NAT64, 6to4, …), or else the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in NAT64:
@@ -50,13 +53,16 @@ def find_inner(address: Address) -> Address:
 
 
 def check_url(url: str, *, allows_private: bool) -> str:
-    """Return the URL if messages may be sent there. Raises InvalidOption. Its name is resolved when one is sent."""
+    """Return the URL if it may be the target of a webhook. Raise InvalidOption.
+
+    A host name is not resolved here, but whenever a message is sent.
+    """
     if len(url) > MAX_URL_CHARS:
         raise InvalidOption(f"The URL has more than {MAX_URL_CHARS:,} characters.")
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
-        _ = parts.port  # which is read now, and may be no number
+        _ = parts.port  # raises ValueError if the port is not a number
     except ValueError as error:
         raise InvalidOption(f"{url!r} is not a URL: {error}.") from error
     if not url.isascii() or not url.isprintable() or " " in url:

@@ -1,6 +1,6 @@
-"""Webhook: where the ends of jobs and runs are told. Its events, its deliveries' states, and when one is tried again.
+"""Webhooks: their events, the states of their deliveries, and the schedule of retries.
 
-Signatures, headers and pauses are those of Standard Webhooks, https://www.standardwebhooks.com.
+Signatures, headers and pauses follow Standard Webhooks, https://www.standardwebhooks.com.
 """
 
 import base64
@@ -16,10 +16,10 @@ from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 
 JOB_EVENTS: Final = tuple(f"job.{state}" for state in TERMINAL_JOB_STATES)
-# A held run waits for a person, who is to hear of it.
+# A held run waits for a person's decision, so this person is notified.
 RUN_EVENTS: Final = tuple(f"run.{state}" for state in (*TERMINAL_RUN_STATES, HELD))
 EVENTS: Final = (*JOB_EVENTS, *RUN_EVENTS)
-# Sent when somebody asks for it, to any webhook.
+# Sent on request, and to any webhook.
 TEST_EVENT: Final = "webhook.test"
 
 PENDING: Final = "pending"
@@ -32,21 +32,21 @@ MAX_WEBHOOKS: Final = 100
 MAX_URL_CHARS: Final = 2048
 MAX_DESCRIPTION_CHARS: Final = 500
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what secrets begin with
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a secret
 SECRET_BYTES: Final = 32
-# So long a receiver may take to learn the new secret.
+# How long the former secret still signs messages, while receivers switch to the new one.
 ROTATION_SECONDS: Final = 86_400.0
 LONGEST_ROTATION_SECONDS: Final = 30 * 86_400.0
 
-# After each failed attempt; after the last of them, three days later, a delivery is given up.
+# The pauses after each failed attempt. The attempt after the last pause, three days later, is the final one.
 RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 MAX_ATTEMPTS: Final = len(RETRY_SECONDS) + 1
-# The random share of a pause: what failed together is not to come together again.
+# Pauses vary by this share at random, so that deliveries that failed together are not retried together.
 JITTER: Final = 0.1
 LONGEST_RETRY_AFTER_SECONDS: Final = 86_400.0
-# A webhook that has failed for so long, without one success, is disabled.
+# A webhook that has failed for this long without a success is disabled.
 FAILING_SECONDS: Final = 5 * 86_400.0
-# Longer than any pause between two attempts: after so long without a failure the next one is the first again.
+# Longer than any pause between attempts: after this long without a failure, the next one starts a new series.
 SILENT_SECONDS: Final = 2 * 86_400.0
 
 GONE: Final = 410
@@ -54,7 +54,7 @@ GONE: Final = 410
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """A webhook as it stands in the database at one moment, without its secrets."""
+    """A webhook as it was in the database at one moment, without its secrets."""
 
     id: int
     url: str
@@ -73,7 +73,10 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An event for one webhook, and what became of it. `due_at` is None when it has ended."""
+    """An event for one webhook and the state of its delivery.
+
+    `due_at` is None once the delivery has ended.
+    """
 
     id: int
     webhook_id: int
@@ -92,7 +95,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """The data that an attempt to deliver a message needs. The newest secret is the first."""
+    """The message, URL and secrets for one attempt at a delivery. The newest secret comes first."""
 
     webhook_id: int
     message_id: str
@@ -103,7 +106,10 @@ class Posting:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to an attempt: a status, or an error where none came. `retry_after` is in seconds."""
+    """A receiver's reply to an attempt: a status code, or an error if no reply came.
+
+    `retry_after` is in seconds.
+    """
 
     status_code: int | None
     error: str | None = None
@@ -119,12 +125,12 @@ def make_secret() -> str:
 
 
 def name_message(event_id: UUID) -> str:
-    """Return the `webhook-id` of an event, the same at every attempt."""
+    """Return the `webhook-id` header for an event; it is the same at every attempt."""
     return f"msg_{event_id.hex}"
 
 
 def check_events(events: Iterable[str]) -> tuple[str, ...]:
-    """Return these events in the order of the table; all of them where none is named. Raises InvalidOption."""
+    """Return these events in the order of EVENTS; all events if none is named. Raise InvalidOption."""
     wanted = set(events)
     if unknown := sorted(wanted - set(EVENTS)):
         raise InvalidOption(f"There is no event {unknown[0]!r}; there are {', '.join(EVENTS)}.")
@@ -132,9 +138,10 @@ def check_events(events: Iterable[str]) -> tuple[str, ...]:
 
 
 def pause_after(num_attempts: int, reply: Reply, chance: float) -> float | None:
-    """Return the seconds until the next attempt after so many that failed; None when there is none.
+    """Return the seconds between failed attempt `num_attempts` and the next; None if that was the last.
 
-    `chance` of 0 to 1 is where in the jitter it lies. A receiver may ask for a longer pause.
+    `chance`, from 0 to 1, is the position within the jitter. The reply may ask for a longer pause
+    (Retry-After).
     """
     if reply.status_code == GONE or num_attempts >= MAX_ATTEMPTS:
         return None
@@ -143,7 +150,7 @@ def pause_after(num_attempts: int, reply: Reply, chance: float) -> float | None:
 
 
 def describe_disabling(reply: Reply) -> str:
-    """Return the reason for which a webhook is disabled, for its owner."""
+    """Return the reason why a webhook was disabled, as a sentence for its owner."""
     if reply.status_code == GONE:
         return "Its endpoint answered 410 Gone: it wants no more."
     days = FAILING_SECONDS / 86_400
@@ -151,7 +158,7 @@ def describe_disabling(reply: Reply) -> str:
 
 
 def describe_failure(reply: Reply) -> str | None:
-    """Return why an attempt failed; None when it did not."""
+    """Return the reason why an attempt failed; None if it succeeded."""
     if reply.is_success:
         return None
     if reply.status_code is None:

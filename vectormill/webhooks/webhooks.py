@@ -1,4 +1,4 @@
-"""Webhooks in the database: made, found, changed, their secret rotated, deleted. Messages: deliveries.py."""
+"""Webhooks in the database: created, found, changed and deleted, and their secrets rotated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _COLUMNS: Final = """
            id, url, description, events, is_enabled, disabled_reason, failing_since, former_secret_until,
            num_delivered, num_refused, num_failed, created_at, updated_at
 """
-# Two that are made at once may go one beyond the limit, which is there against thousands.
+# Concurrent inserts may exceed the limit by one, which does no harm: it is there against thousands.
 INSERT_WEBHOOK = text(f"""
     INSERT INTO vectormill.webhooks (url, description, events, secret)
     SELECT :url, :description, CAST(:events AS text[]), :secret
@@ -25,7 +25,7 @@ INSERT_WEBHOOK = text(f"""
 def create_webhook(
     connection: Connection, url: str, description: str, events: Sequence[str], secret: str
 ) -> Webhook:
-    """Make a webhook, which is told of whatever ends from now on. Raises TooManyWebhooks."""
+    """Create a webhook, which is notified of events from now on. Raise TooManyWebhooks."""
     values = {
         "url": url,
         "description": description,
@@ -46,7 +46,7 @@ FIND_WEBHOOK = text(f"""
 
 
 def find_webhook(connection: Connection, webhook_id: int) -> Webhook:
-    """Find a webhook by its id. Raises WebhookNotFound."""
+    """Return the webhook with this id. Raise WebhookNotFound."""
     return _found(connection.execute(FIND_WEBHOOK, {"id": webhook_id}).one_or_none())
 
 
@@ -56,7 +56,7 @@ FIND_FIRST_SECRET = text("""
 
 
 def find_first_secret(connection: Connection, webhook_id: int) -> str:
-    """Return the secret that the webhook was made with. Raises Conflict when it was rotated since."""
+    """Return the secret with which the webhook was created. Raise Conflict if it was rotated since."""
     secret: str | None = connection.execute(FIND_FIRST_SECRET, {"id": webhook_id}).scalar_one_or_none()
     if secret is None:
         raise Conflict(
@@ -75,13 +75,13 @@ LIST_WEBHOOKS = text(f"""
 
 
 def list_webhooks(connection: Connection, *, after: int | None = None, limit: int = 200) -> Sequence[Webhook]:
-    """List webhooks, the oldest first; `after` is the id of the last one that is known already."""
+    """List webhooks, oldest first; `after` is the id of the last webhook of the previous page."""
     return [
         Webhook(**row._mapping) for row in connection.execute(LIST_WEBHOOKS, {"after": after, "limit": limit})
     ]
 
 
-# Enabled again, it has a clean record: a failure of before counts for nothing.
+# Enabling a webhook again also forgets its earlier failures.
 CHANGE_WEBHOOK = text(f"""
     UPDATE vectormill.webhooks
        SET url = coalesce(:url, url), description = coalesce(:description, description),
@@ -106,7 +106,7 @@ def change_webhook(
     events: Sequence[str] | None = None,
     is_enabled: bool | None = None,
 ) -> Webhook:
-    """Change a webhook; None leaves a field. Raise WebhookNotFound."""
+    """Change the fields of a webhook for which a value is given. Raise WebhookNotFound."""
     values = {
         "id": webhook_id,
         "url": url,
@@ -128,25 +128,28 @@ ROTATE_SECRET = text(f"""
 
 
 def rotate_secret(connection: Connection, webhook_id: int, secret: str, grace_seconds: float) -> Webhook:
-    """Change the secret; messages are signed with both for the grace time. Raises WebhookNotFound."""
+    """Replace a webhook's secret. Raise WebhookNotFound.
+
+    For `grace_seconds`, messages are signed with both secrets.
+    """
     values = {"id": webhook_id, "secret": secret, "grace_seconds": grace_seconds}
     return _found(connection.execute(ROTATE_SECRET, values).one_or_none())
 
 
 DELETE_WEBHOOK = text("DELETE FROM vectormill.webhooks WHERE id = :id RETURNING id")
 
-# One that a job's end adds this very moment is left, found by nobody, and pruned.
+# A delivery that a job's end inserts at this moment is left over; nobody finds it, and the pruner deletes it.
 DELETE_DELIVERIES = text("DELETE FROM vectormill.webhook_deliveries WHERE webhook_id = :id")
 
 
 def delete_webhook(connection: Connection, webhook_id: int) -> None:
-    """Delete a webhook and its deliveries; nothing is sent to it any more. Raises WebhookNotFound."""
+    """Delete a webhook and its deliveries; nothing is sent to it any more. Raise WebhookNotFound."""
     if connection.execute(DELETE_WEBHOOK, {"id": webhook_id}).one_or_none() is None:
         raise WebhookNotFound
     connection.execute(DELETE_DELIVERIES, {"id": webhook_id})
 
 
-# The oldest by an index: of a webhook's pending deliveries the one with the smallest id.
+# The oldest pending delivery of a webhook is the one with the smallest id, which an index finds.
 COUNT_DELIVERIES = text("""
     SELECT webhook.id AS webhook_id, webhook.is_enabled, webhook.num_delivered, webhook.num_refused,
            webhook.num_failed,
@@ -161,9 +164,9 @@ COUNT_DELIVERIES = text("""
 
 @dataclass(frozen=True, slots=True)
 class DeliveryCounts:
-    """Counts of one webhook: messages delivered, attempts that failed, and messages given up.
+    """Counts of one webhook's delivered messages, failed attempts (`num_refused`) and failed messages.
 
-    `oldest_seconds` is how long the oldest pending message has waited.
+    `oldest_seconds` is the age of the oldest pending message.
     """
 
     webhook_id: int
@@ -175,7 +178,7 @@ class DeliveryCounts:
 
 
 def count_deliveries(connection: Connection) -> Sequence[DeliveryCounts]:
-    """Return the counts of every webhook."""
+    """Return the delivery counts of every webhook."""
     return [DeliveryCounts(**row._mapping) for row in connection.execute(COUNT_DELIVERIES)]
 
 
