@@ -1,4 +1,4 @@
-"""The composition root of the HTTP interface: what is real is decided here, and only here."""
+"""The composition root of the HTTP interface: the one place where engines, pools and guards are created."""
 
 import functools
 import gc
@@ -67,10 +67,10 @@ from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10
-# So many more objects than before (some megabytes) before the collector looks for those that hold each other.
+# The garbage collector looks for cycles only after this many new objects (some megabytes).
 YOUNG_OBJECTS: Final = 20_000
-# Kept, and opened beside these while they are needed; with those of searches an API process has ten at the most. More
-# requests at once wait for a connection.
+# Connections that are kept, and further ones that are opened under load. With those of the search pool, an
+# API process has at most ten. Requests beyond that wait for a connection.
 POOL_SIZE: Final = 4
 POOL_OVERFLOW: Final = 3
 REDIS_TIMEOUT_SECONDS: Final = 1.0
@@ -94,14 +94,17 @@ logger = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Holds whether the server was told to stop; endless streams check it and end."""
+    """A flag that is set when the server is told to stop; endless streams check it and end."""
 
     def __init__(self) -> None:
         self.is_made = False
 
 
 def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
-    """Create the application. An engine that is handed in is left open at the end. Raises ConfigurationError."""
+    """Create the application. Raise ConfigurationError.
+
+    If an engine is passed in, the caller must dispose of it.
+    """
     own_engine = None if engine else open_engine(settings)
     serving_engine = engine or own_engine
     assert serving_engine is not None
@@ -126,14 +129,14 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         version=find_version(),
         lifespan=lifespan,
         responses=PROBLEM_ANSWERS,
-        docs_url=None,  # the framework's pages are loaded from the internet
+        docs_url=None,  # FastAPI's pages load scripts from the internet
         redoc_url=None,
     )
     app.state.resources = resources
     app.state.lookout = lookout = health.Lookout(resources)
     app.state.stop_request = stop_request
     for routes in (
-        embeddings,  # routers are tried in this order: what is asked most often comes first
+        embeddings,  # routers are tried in this order, so the most frequent requests come first
         searches,
         jobs,
         results,
@@ -163,14 +166,15 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 def build_routes(app: FastAPI) -> None:
     """Build all routes now, so that the first request does not wait for it.
 
-    Where two applications of one process do it at the same time, as in tests, pydantic fails: they share our routers.
+    Two applications of one process must not do so at the same time, as tests could: they share the routers,
+    and pydantic fails.
     """
     for route in app.routes:
         route.matches({"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []})
 
 
 def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> None:
-    """Add the two middlewares of a request: the observer, which is the outermost, and admission control behind it."""
+    """Add the request observer as the outermost middleware, and admission control inside it."""
     keyring = Keyring(resources.engine, settings.max_requests + settings.max_logins)
     is_local = is_loopback_host(settings.api_host)
     app.state.console, app.state.keyring = make_console(app.version), keyring
@@ -206,9 +210,9 @@ def open_engine(settings: Settings) -> Engine:
 
 
 def open_search_engine(engine: Engine) -> Engine:
-    """Return another engine on the same database.
+    """Return a separate engine on the same database, for searches.
 
-    It keeps the connections that it once needed: to open one costs Postgres as much as several searches.
+    It keeps all connections that it has opened: opening one costs Postgres as much as several searches.
     """
     return make_engine(
         engine.url.render_as_string(hide_password=False),
@@ -243,7 +247,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
 
 
 def connect_redis(redis_url: str) -> redis.Redis:
-    """Return a client that checks whether Redis is there: one attempt, one second. It connects at first use."""
+    """Return a client that checks whether Redis is reachable, in one attempt of at most one second."""
     return redis.Redis.from_url(
         redis_url,
         socket_timeout=REDIS_TIMEOUT_SECONDS,
@@ -260,7 +264,10 @@ def find_version() -> str:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, with the types of msgspec that FastAPI does not know. It is made once."""
+    """Return the OpenAPI document, including the msgspec types, which FastAPI does not know.
+
+    It is built once.
+    """
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -284,7 +291,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def describe_scopes(schema: dict[str, Any]) -> None:
-    """Add to each operation the scope that its key needs."""
+    """Add to each operation of the OpenAPI document the scope that a key needs for it."""
     schema["components"]["securitySchemes"] = {"key": KEY_SCHEME}
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -293,7 +300,7 @@ def describe_scopes(schema: dict[str, Any]) -> None:
 
 
 class ApiServer(uvicorn.Server):
-    """A server whose endless streams end when it is told to stop, and not only when its graceful shutdown times out."""
+    """A server that ends endless streams as soon as it is told to stop, instead of at the graceful time-out."""
 
     def __init__(self, config: uvicorn.Config, stop_request: StopRequest) -> None:
         super().__init__(config)
@@ -305,12 +312,12 @@ class ApiServer(uvicorn.Server):
 
 
 def refuse_to_open_without_key(settings: Settings) -> None:
-    """Raise ConfigurationError if others could use the API without a key.
+    """Raise ConfigurationError if other machines could use the API without a key.
 
-    An API starts without Postgres: until that tells the keys, nobody is let in.
+    If Postgres is unavailable the API still starts, but admits nobody until it can read the keys.
     """
     if settings.database_url is None:
-        return  # which is refused a moment later
+        return  # create_app raises the error for this
     try:
         require_key_beyond_loopback(settings.database_url, settings.api_host)
     except SQLAlchemyError as error:
@@ -318,13 +325,13 @@ def refuse_to_open_without_key(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM; then requests in progress have ten seconds."""
+    """Serve until SIGINT or SIGTERM; requests in progress then have ten seconds to end."""
     # pyarrow's own allocator takes 10 MiB more for its first Parquet file than the C library's does.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     refuse_to_open_without_key(settings)
     app = create_app(settings)
-    # Objects that live as long as the process (libraries, routes) are not looked through again and again for garbage,
-    # nor is what a few dozen requests hold while they wait: together that was a sixth of the time of a search.
+    # Keep the garbage collector from scanning objects that live as long as the process (libraries, routes),
+    # or that a few dozen waiting requests hold: together that took a sixth of the time of a search.
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)

@@ -1,4 +1,4 @@
-"""Cursors: the opaque `next` of a page. Clients hand it back as `after` and never look inside."""
+"""Cursors: a page's opaque `next`, which clients send back unchanged as `after` to get the next page."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,13 +17,19 @@ def encode_cursor(position: int) -> str:
 def cut_page(
     found: Sequence[T], limit: int, position_of: Callable[[T], int]
 ) -> tuple[Sequence[T], str | None]:
-    """Return the first `limit` of what was found, and the cursor behind them, which is None on the last page."""
+    """Return the first `limit` rows of `found`, and the cursor of the next page.
+
+    The cursor is None on the last page.
+    """
     page = found[:limit]
     return page, encode_cursor(position_of(page[-1])) if len(found) > limit else None
 
 
 def decode_cursor(cursor: str | None) -> int | None:
-    """Return the position behind which the page starts; None for the first page. Raise Problem."""
+    """Return the position after which the page starts; None for the first page.
+
+    Raise Problem if it is invalid.
+    """
     if cursor is None:
         return None
     if not re.fullmatch(CURSOR, cursor):

@@ -1,4 +1,4 @@
-"""Resources: what routes need, made once by the composition root and handed to each request."""
+"""Resources that the routes need, created once by the composition root, and dependencies that parse paths."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from vectormill.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`redis` is None when no Redis is configured.
+    """The shared objects of an API process.
 
-    `is_stopping` tells streams without an end to end now.
+    `redis` is None if no Redis is configured. `is_stopping` returns True once endless streams should end.
     """
 
     settings: Settings
@@ -42,14 +42,15 @@ class Resources:
     is_stopping: Callable[[], bool]
 
 
-# These do nothing that blocks; a function that is not async would be run in a thread, at a tenth of a millisecond.
+# These never block. FastAPI would run a function that is not async on a thread, which takes a tenth of a
+# millisecond.
 async def get_resources(request: Request) -> Resources:
     resources: Resources = request.app.state.resources
     return resources
 
 
 async def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID.")]) -> UUID:
-    """Parse a job's id. Raise JobNotFound for what is no UUID, since no job has such an id."""
+    """Parse a job's id. Raise JobNotFound if it is not a UUID, since no job has such an id."""
     try:
         return UUID(job_id)
     except ValueError:
@@ -57,10 +58,7 @@ async def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a 
 
 
 def parse_collection_name(name: str) -> str:
-    """Return the name if a collection can have it.
-
-    Raises CollectionNotFound.
-    """
+    """Return the name. Raise CollectionNotFound if no collection can have it."""
     if not COLLECTION_NAME.fullmatch(name):
         raise CollectionNotFound(f"There is no collection {name!r}, and none can have this name.")
     return name
@@ -69,7 +67,7 @@ def parse_collection_name(name: str) -> str:
 async def take_collection_name(
     name: Annotated[str, Path(description="The collection's name.")],
 ) -> str:
-    """Take the collection's name from the path. Raise CollectionNotFound."""
+    """Return the collection's name in the path. Raise CollectionNotFound."""
     return parse_collection_name(name)
 
 

@@ -1,7 +1,7 @@
-"""Metrics: what Prometheus reads from the API: its own requests and queries, and what Postgres knows at each scrape.
+"""Metrics that the API gives to Prometheus: of its own requests and queries, and of the state in Postgres.
 
-Workers need no port for it: they report their numbers to Postgres. Their sums start at 0 with each worker process, as
-Prometheus expects of counters.
+Workers need no port for metrics: they report their numbers to Postgres. Their sums start at 0 with each
+worker process, as Prometheus expects of counters.
 """
 
 import logging
@@ -32,18 +32,21 @@ from vectormill.workers.workers import (
     list_workers,
 )
 
-# A scrape that Postgres cannot answer in this time answers without the backlog.
+# If Postgres does not answer within this time, the scrape has no backlog.
 SCRAPE_SECONDS: Final = 2.0
-# Series of a scrape; more schedules than that are not shown.
+# A scrape has time series for at most this many schedules.
 MAX_SCHEDULES: Final = 1000
-# From a status poll to an upload of ten million items.
+# The buckets range from a status poll to an upload of ten million items.
 REQUEST_SECONDS_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 logger = logging.getLogger(__name__)
 
 
 class ApiMetrics:
-    """The metrics of one application, in a registry of their own, so that two in one process do not collide."""
+    """The metrics of one application.
+
+    They have a registry of their own, so that two applications in one process do not collide.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
@@ -73,7 +76,7 @@ class ApiMetrics:
 
 
 class BacklogCollector:
-    """Reads chunks and workers from Postgres at the moment of the scrape."""
+    """A collector that reads jobs, chunks, workers and more from Postgres at each scrape."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -124,12 +127,12 @@ class BacklogCollector:
         ]
 
 
-# From a forward pass of one text on a GPU to the time-out of a search.
+# The buckets range from a forward pass of one text on a GPU to the time-out of a search.
 QUERY_SECONDS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 class QueryMetrics:
-    """Metrics of the queries that this API process had encoded."""
+    """Metrics of the texts that this API process has sent to workers to be encoded while a client waits."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.texts = Counter(
@@ -154,16 +157,16 @@ class QueryMetrics:
 
     @contextmanager
     def time(self, num_texts: int) -> Iterator[None]:
-        """Count so many texts, and time the block, in which a request waits for their vectors."""
+        """Count `num_texts` texts, and time the block, in which a request waits for their vectors."""
         self.texts.inc(num_texts)
         with self.seconds.time():
             yield
 
 
 def describe_queues(queues: Iterable[Waiting]) -> list[Metric]:
-    """Return metrics of queues, a series for each model with open jobs and priority.
+    """Return metrics of queues, with a time series for each model that has open jobs and each priority.
 
-    Chunks of paused jobs and of unfinished uploads are not counted: no worker is to have them.
+    Chunks of paused jobs and of unfinished uploads are not counted, since workers may not take them.
     """
     labels = ["model", "priority"]
     waiting = GaugeMetricFamily(
@@ -195,7 +198,7 @@ def describe_queues(queues: Iterable[Waiting]) -> list[Metric]:
 
 
 def describe_workers(workers: Sequence[Worker]) -> Iterable[Metric]:
-    """Return metrics of all that workers report. Numbers that a worker does not report are left out."""
+    """Return metrics of what workers report. Numbers that a worker does not report are left out."""
     live = GaugeMetricFamily("vectormill_workers", "Live workers.", labels=["model"])
     served = [worker.model for worker in workers]
     for model in sorted(set(served)):
@@ -299,7 +302,7 @@ def _name_device(report: dict[str, Any]) -> str:
 
 
 def describe_chunks(workers: Sequence[Worker]) -> list[Metric]:
-    """Return metrics of chunks. Numbers that a worker does not report are left out."""
+    """Return metrics of chunks, from the reports of workers. Missing numbers are left out."""
     labels = ["worker", "model"]
     outcomes = CounterMetricFamily(
         "vectormill_chunk_outcomes_total",
@@ -336,13 +339,16 @@ def describe_chunks(workers: Sequence[Worker]) -> list[Metric]:
 
 
 def _add(family: HistogramMetricFamily, values: Sequence[str], told: Mapping[str, Any]) -> None:
-    """Add a histogram whose report counts each bucket alone, where Prometheus wants all up to it."""
+    """Add a worker's histogram to a metric.
+
+    The report counts each bucket separately, but Prometheus needs cumulative counts.
+    """
     bounds = [*(str(float(bound)) for bound in told["bounds"]), "+Inf"]
     family.add_metric(values, list(zip(bounds, accumulate(told["counts"]), strict=True)), told["sum"])
 
 
 def describe_duties(signs: AbstractSet[str]) -> list[Metric]:
-    """Return metrics of the processes of which nobody asks anything, by the signs of list_signs_of_life."""
+    """Return metrics of the scheduler, the indexer and Redis, from the result of list_signs_of_life."""
     alive = GaugeMetricFamily(
         "vectormill_process_alive",
         "1 while a process of that kind, whichever, gives signs of life: scheduler, indexer.",
@@ -359,7 +365,10 @@ def describe_duties(signs: AbstractSet[str]) -> list[Metric]:
 
 
 def describe_schedules(schedules: Sequence[Schedule]) -> list[Metric]:
-    """Return metrics of schedules. A paused one has no due time, and one that never succeeded no success."""
+    """Return metrics of schedules.
+
+    A paused schedule has no due time, and one that never succeeded has no time of its last success.
+    """
     labels = ["schedule", "collection"]
     failures = GaugeMetricFamily(
         "vectormill_schedule_consecutive_failures", "Runs that failed since the last success.", labels=labels
@@ -394,12 +403,12 @@ def describe_schedules(schedules: Sequence[Schedule]) -> list[Metric]:
     return [failures, skipped, success, next_due, lag]
 
 
-# Series of a scrape, and looks at the sizes of tables; the first by name are shown when there are more.
+# A scrape measures the tables of at most this many collections, the first by name.
 MAX_COLLECTIONS: Final = 100
 
 
 def describe_collections(collections: Iterable[CollectionRow]) -> list[Metric]:
-    """Return metrics of collections: how many rows, how many bytes, how stale."""
+    """Return metrics of collections: rows, bytes on disk, and seconds since the last re-index."""
     rows = GaugeMetricFamily(
         "vectormill_collection_rows",
         "About how many; of the first 100 collections by name, as all of collections.",
@@ -424,7 +433,7 @@ def describe_collections(collections: Iterable[CollectionRow]) -> list[Metric]:
 
 
 def describe_webhooks(counts: Sequence[DeliveryCounts]) -> list[Metric]:
-    """Return metrics of webhooks, of which there are at most a hundred."""
+    """Return metrics of webhooks. There are at most a hundred webhooks."""
     labels = ["webhook"]
     deliveries = CounterMetricFamily(
         "vectormill_webhook_deliveries_total",

@@ -1,4 +1,7 @@
-"""Problems: every failure is answered as RFC 9457 problem details with a stable `type`. Knows no routes or bodies."""
+"""Problems: every failure is answered as RFC 9457 problem details with a stable `type`.
+
+Independent of routes and bodies.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -37,15 +40,15 @@ from vectormill.settings import PREFIX, Settings
 
 TYPE_PREFIX: Final = "https://vectormill.dev/problems/"
 MEDIA_TYPE: Final = "application/problem+json"
-# Postgres is back within seconds of a restart, and most of what a gate counts has ended: a client that waits so long
-# meets it again.
+# After this time Postgres is usually back from a restart, and most work that a gate counted has ended.
 RETRY_AFTER_SECONDS: Final = 2
 
-# SQLSTATE of a statement that writes where none may, and the class of a full disk, full memory, too many connections.
+# The SQLSTATE of a write in a read-only transaction, and the class of a full disk, full memory and too many
+# connections.
 READ_ONLY: Final = "25006"
 OUT_OF_RESOURCES: Final = "53"
 
-# The first class that fits decides.
+# The first matching class decides.
 STATUS_BY_ERROR: Final[tuple[tuple[type[VectormillError], int], ...]] = (
     (SubmissionTooLarge, 413),
     (IdempotencyMismatch, 422),  # draft-ietf-httpapi-idempotency-key-header-07, section 2.7
@@ -55,8 +58,8 @@ STATUS_BY_ERROR: Final[tuple[tuple[type[VectormillError], int], ...]] = (
     (BodyTimeout, 408),
     (LimitReached, 429),
     (Unavailable, 503),
-    (UnsupportedModel, 422),  # asking again would not help
-    (ModelError, 503),  # a registered model's files are away
+    (UnsupportedModel, 422),  # retrying would not help
+    (ModelError, 503),  # a registered model's files are unavailable
 )
 
 logger = logging.getLogger(__name__)
@@ -133,7 +136,7 @@ PROBLEM_EXAMPLE: Final = {
 
 
 class Problem(Exception):
-    """A refusal that is decided here at the edge, with the place in the request that caused it."""
+    """A failure that the API itself finds, with its HTTP status and the places in the request that caused it."""
 
     def __init__(
         self,
@@ -171,26 +174,29 @@ class Problem(Exception):
         return values
 
     def response(self, instance: str) -> Response:
-        """Return the response; `instance` is the requested path, whose clients may know refusals of another shape."""
+        """Return the HTTP response for this problem.
+
+        `instance` is the requested path. It decides whether members in another API's error format are added.
+        """
         status, told = tell_refusal(instance, self.status, self.code, self.detail, self._name_parameter())
         body = self.body(instance) | {"status": status} | told
         return JSONResponse(body, status_code=status, headers=self.headers, media_type=MEDIA_TYPE)
 
     def _name_parameter(self) -> str | None:
-        """Return the name of the parameter or header at the first place."""
+        """Return the name of the field, parameter or header at the first place; None if there is none."""
         for place in self.errors:
             return name_parameter(place.pointer) if place.pointer else place.parameter or place.header
         return None
 
 
 def describe_error(error: VectormillError) -> Problem:
-    """Return the problem that an error of the domain is for a client."""
+    """Return the Problem for a VectormillError; its status is 500 if STATUS_BY_ERROR has none."""
     status = next((status for kind, status in STATUS_BY_ERROR if isinstance(error, kind)), 500)
     return Problem(status, error.code, str(error))
 
 
 def describe_invalid_request(error: RequestValidationError) -> Problem:
-    """Return the problem that names every parameter, header and field that FastAPI refused."""
+    """Return a Problem that names every parameter, header and field that FastAPI refused."""
     places = [_place_of(entry) for entry in error.errors()]
     sentence = " ".join(
         f"{place.parameter or place.header or place.pointer}: {place.detail}." for place in places
@@ -208,14 +214,17 @@ def _place_of(entry: Mapping[str, Any]) -> Place:
 
 
 def describe_http_exception(error: HTTPException) -> Problem:
-    """Return the problem of a path without a route, a wrong method, or anything else that the framework refuses."""
+    """Return the Problem for an error of the framework, such as an unknown path or a wrong method."""
     phrase = HTTPStatus(error.status_code).phrase
     detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for what there is."
     return Problem(error.status_code, phrase.lower().replace(" ", "-"), str(detail), headers=error.headers)
 
 
 def find_methods(app: FastAPI, path: str) -> list[str]:
-    """Return all methods of a path. The framework knows those of one route, and a path has a route for each method."""
+    """Return all methods that a path supports, sorted.
+
+    The framework knows the methods of one route, but a path has a route for each method.
+    """
     return sorted(
         method.upper()
         for template, operations in app.openapi()["paths"].items()
@@ -232,17 +241,17 @@ def is_database_away(error: Exception) -> bool:
 
 
 def describe_database_error(error: Exception) -> Problem | None:
-    """Return the problem of an error of Postgres when trying again later can help; else None."""
+    """Return the Problem for an error of Postgres if trying again later can help, else None."""
     diagnosis: Any = getattr(getattr(error, "orig", error), "diag", None)
     state = getattr(diagnosis, "sqlstate", None) or ""
     if state == READ_ONLY or state.startswith(OUT_OF_RESOURCES):
-        # Postgres's own words name what is full; values of the statement are not among them.
+        # Postgres's message says what is full, and contains no values of the statement.
         return describe_error(DatabaseUnavailable(f"Postgres takes no writes: {diagnosis.message_primary}."))
     return describe_error(DatabaseUnavailable()) if is_database_away(error) else None
 
 
 def register_handlers(app: FastAPI) -> None:
-    """Make every failure of the application leave it as problem details."""
+    """Register exception handlers, so that every failure of the application becomes problem details."""
 
     async def answer_problem(request: Request, error: Exception) -> Response:
         return cast(Problem, error).response(request.url.path)
@@ -269,16 +278,16 @@ def register_handlers(app: FastAPI) -> None:
         return problem.response(request.url.path)
 
     async def answer_disconnect(request: Request, error: Exception) -> Response:
-        # Nobody hears this answer; 499 is what reverse proxies log for it.
+        # The client is gone. Status 499 is what reverse proxies log for that.
         logger.info("The client left during %s %r", request.method, request.url.path)
         return Response(status_code=499)
 
     async def answer_unexpected(request: Request, error: Exception) -> Response:
-        # The error goes on to the server, which logs it with its traceback.
+        # The server then gets the error too, and logs it with its traceback.
         request_id = read_request_id(request.scope)
         logger.error("Request %s, %s %r, ends with this:", request_id, request.method, request.url.path)
         detail = "Vectormill met an error it does not know; the API's log has the details."
-        # Sent past the middleware that adds it to all other answers.
+        # This response bypasses the middleware that adds the header to all others.
         headers = {HEADER.decode(): request_id} if request_id else {}
         return Problem(500, "internal-error", detail, headers=headers).response(request.url.path)
 

@@ -1,5 +1,7 @@
-"""Serving: a function becomes the route of an operation. Its body and its query parameters are read, its answer is
-written, and all are described by the types of that operation alone; parameters of path and header are the framework's.
+"""Serving: a function becomes the route of an operation.
+
+The operation's types alone decide how the body and the query parameters are read, how the answer is written,
+and how all are described. Parameters in the path and in headers are left to FastAPI.
 """
 
 import functools
@@ -30,10 +32,10 @@ Query = TypeVar("Query", bound=msgspec.Struct)
 
 
 def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], Handler]:
-    """Make the decorated function the route of the operation.
+    """Register the decorated function as the route of the operation.
 
-    An argument `body` is the decoded body, `query` the query parameters; what it returns is the answer, or the response
-    itself. A function that is not a coroutine runs in a thread.
+    Its argument `body` is the decoded body, `query` the query parameters. It returns the answer, or a
+    complete response. A function that is not a coroutine runs on a thread.
     """
 
     def register(handler: Handler) -> Handler:
@@ -52,7 +54,7 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
 
 
 def make_endpoint(operation: Operation[Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with its body and query as dependencies and its answer as a response."""
+    """Return an endpoint that reads the handler's body and query as dependencies and writes its answer."""
     signature = inspect.signature(handler)
     parameters = dict(signature.parameters)
     for name, kind, make_reader in (
@@ -83,7 +85,7 @@ def respond(
     status: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the response with this answer, which may be one already."""
+    """Return a response with this answer; an answer that is a Response already is returned as it is."""
     if isinstance(answer, Response):
         return answer
     if operation.status == NO_CONTENT:
@@ -95,7 +97,10 @@ def respond(
 
 
 def write_answer(answer: Any) -> bytes:
-    """Return the answer as JSON. An integer of more than 64 bits, as metadata may have, takes the slower way."""
+    """Return the answer as JSON.
+
+    Integers of more than 64 bits, which metadata may have, are written by a slower encoder.
+    """
     try:
         return WRITER.encode(answer)
     except OverflowError:
@@ -103,7 +108,7 @@ def write_answer(answer: Any) -> bytes:
 
 
 def make_body_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
-    """Return the dependency that reads a body of this type. It raises Problem."""
+    """Return a FastAPI dependency that reads a body of this type, and raises Problem if it is invalid."""
     decoder = msgspec.json.Decoder(body)
 
     async def read(request: Request, resources: ResourcesDependency) -> msgspec.Struct:
@@ -117,7 +122,10 @@ def make_body_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
 
 
 def make_query_reader(query: type[msgspec.Struct]) -> Callable[..., Any]:
-    """Return the dependency that reads query parameters as this type. It raises Problem."""
+    """Return a FastAPI dependency that reads query parameters as this type.
+
+    The dependency raises Problem if they are invalid.
+    """
 
     async def read(request: Request) -> msgspec.Struct:
         return parse_query(request.query_params, query)
@@ -126,7 +134,10 @@ def make_query_reader(query: type[msgspec.Struct]) -> Callable[..., Any]:
 
 
 def parse_query(given: QueryParams, query: type[Query]) -> Query:
-    """Return the query parameters. Raise Problem naming one that is unknown, repeated or wrong."""
+    """Return the query parameters as an instance of `query`.
+
+    Raise Problem for a parameter that is unknown, repeated or invalid.
+    """
     values: dict[str, str] = {}
     for name, value in given.multi_items():
         if name in values:
@@ -151,7 +162,7 @@ def refuse_parameter(name: str, reason: str) -> Problem:
 
 
 def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
-    """Return what the OpenAPI document says of the query parameters, the body and the answer."""
+    """Return the OpenAPI description of an operation's query parameters, body and answer."""
     described: dict[str, Any] = {}
     if operation.query is not None:
         described["parameters"] = describe_query(operation.query)
@@ -181,7 +192,10 @@ def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
 
 
 def describe_query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
-    """Return the fields as query parameters. None of them has a null: it is left out instead."""
+    """Return the OpenAPI parameters for the fields of `query`.
+
+    Clients omit a parameter instead of sending null.
+    """
     _, components = msgspec.json.schema_components([query], ref_template=REFERENCE)
     return [
         describe_parameter(name, schema) for name, schema in components[query.__name__]["properties"].items()
@@ -198,17 +212,23 @@ def describe_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def refer_to(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type: a reference to a component, or what a list or a union is made of."""
+    """Return the JSON schema of a type.
+
+    That is a reference to a component, a number, or a list or union of these.
+    """
     arguments = [refer_to(each) for each in get_args(kind)]
     if isinstance(kind, UnionType):
         return {"anyOf": arguments}
-    if arguments:  # of a list
+    if arguments:  # a list type
         return {"type": "array", "items": arguments[0]}
     return {"type": "number"} if kind is float else {"$ref": REFERENCE.format(name=kind.__name__)}
 
 
 def find_types(operations: Iterable[Operation[Any]]) -> list[type]:
-    """Return the types of all bodies, lines and answers in JSON that are components, each once."""
+    """Return the types of all JSON bodies, lines and answers, each once.
+
+    The OpenAPI document has them as components.
+    """
     wanted = [kind for each in operations for kind in (each.body, each.line, *find_answers(each))]
     found: dict[type, None] = {}
     while wanted:
@@ -220,7 +240,7 @@ def find_types(operations: Iterable[Operation[Any]]) -> list[type]:
 
 
 def find_answers(operation: Operation[Any]) -> list[Any]:
-    """Return the types of the answer in JSON."""
+    """Return the types of an operation's JSON answer; empty if it answers no JSON."""
     if operation.status == NO_CONTENT or operation.media_types:
         return []
     return [operation.answer, *([operation.other_answer] if operation.other_answer is not None else [])]

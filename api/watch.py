@@ -1,4 +1,4 @@
-"""Watch: a job that clients follow is read once for all of them, however many there are."""
+"""Watch: a job that several clients follow is read from Postgres once for all of them."""
 
 import asyncio
 import time
@@ -20,7 +20,10 @@ POLL_SECONDS: Final = 0.5
 
 @dataclass(slots=True)
 class FollowedJob:
-    """A job that clients follow, as it was last read. Those who come during a read wait for it by the lock."""
+    """A job that clients follow, as it was last read.
+
+    The lock lets clients that come during a read share it.
+    """
 
     num_watchers: int = 0
     body: JobBody | None = None
@@ -29,7 +32,7 @@ class FollowedJob:
 
 
 class Watch:
-    """The jobs that are followed now. Used by the event loop alone."""
+    """The jobs that clients are following. Used by the event loop alone."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -38,7 +41,7 @@ class Watch:
 
     @contextmanager
     def join(self, job_id: UUID) -> Iterator[FollowedJob]:
-        """Count one more follower of the job for as long as the block runs."""
+        """Count one more follower of the job for the duration of the block."""
         followed = self._followed.setdefault(job_id, FollowedJob())
         followed.num_watchers += 1
         try:
@@ -49,7 +52,7 @@ class Watch:
                 del self._followed[job_id]
 
     async def look(self, job_id: UUID, followed: FollowedJob) -> JobBody:
-        """Return the job as it stood less than a poll ago. Raise JobNotFound."""
+        """Return the job as it was at most POLL_SECONDS ago. Raise JobNotFound."""
         async with followed.lock:
             if followed.body is None or self._clock() - followed.read_at >= POLL_SECONDS:
                 body = await run_in_threadpool(self.load, job_id)
@@ -57,6 +60,6 @@ class Watch:
             return followed.body
 
     def load(self, job_id: UUID) -> JobBody:
-        """Return the job as it stands now. Raise JobNotFound."""
+        """Return the job as it is now. Raise JobNotFound."""
         with self._engine.connect() as connection:
             return tell_job(connection, find_job(connection, job_id))

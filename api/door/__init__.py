@@ -1,1 +1,1 @@
-"""The door: who may come in, under which name of this machine, and from which pages. Knows no job and no vector."""
+"""Admission of requests: checks of limits, host names, origins, keys and scopes, and the request observer."""

@@ -1,7 +1,7 @@
-"""AdmissionControl: lets a request in within the limits, under a name of this API, and with a key or a session.
+"""AdmissionControl: admits requests within the limits, under a name of this API, with a key or a session.
 
-A client that sends its body byte by byte, or not at all (slow-loris), would hold what its request holds for ever: the
-body is timed, by a timer alone, so that streams stay streams.
+A client that sends its body byte by byte, or not at all (slow-loris), would occupy its request's share of the
+limits for ever, so the arrival of the body is timed. It is not buffered: streams stay streams.
 """
 
 import asyncio
@@ -17,9 +17,10 @@ from api.problems import Limit, Problem
 from vectormill.domain.errors import BodyTimeout
 from vectormill.settings import Settings
 
-# Probes of a full process are answered, too.
+# Health probes, which are answered even if the process is at its limit of requests.
 PROBES: Final = ("/livez", "/readyz", "/health")
-# The login form needs no API key. It must arrive whole within this time, and logins have a limit of their own.
+# The login form needs no API key. It must arrive completely within this time, and logins have their own
+# limit.
 LOGIN: Final = "/console/login"
 LOGIN_SECONDS: Final = 10.0
 FORM_TOO_SLOW: Final = Problem(
@@ -28,7 +29,10 @@ FORM_TOO_SLOW: Final = Problem(
 
 
 class AdmissionControl:
-    """ASGI middleware. What `is_for_people` goes to `pages`, which knows sessions; all else needs a key."""
+    """ASGI middleware for admission control.
+
+    Requests for which `is_for_people` is true go to `pages`, which checks sessions; all others need a key.
+    """
 
     def __init__(
         self,
@@ -63,14 +67,15 @@ class AdmissionControl:
             else:
                 with self._gates.requests.enter():
                     await self._let_in(scope, self._time(receive), send)
-        except Problem as problem:  # the application answers its own
+        except Problem as problem:  # a Problem of the application is answered there
             await problem.response(path)(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = find_host_problem(self._hosts, scope)
         if problem is not None:
             raise problem
-        # Before the key: a browser that brings none to / or /docs is shown the way.
+        # Checked before the key, because a browser that opens / or /docs without one gets a page, not an
+        # error.
         if self._is_for_people(scope):
             await self._pages(scope, receive, send)
             return
@@ -78,10 +83,9 @@ class AdmissionControl:
             await self._app(scope, receive, send)
 
     def _time(self, receive: Receive, whole_seconds: float | None = None) -> Receive:
-        """Wrap `receive` with time limits.
+        """Return `receive` with time limits.
 
-        Raises:
-            Problem: the next part of the body, or the whole body, did not arrive in time.
+        It raises Problem if the next part of the body, or the whole body, does not arrive in time.
         """
         is_whole = False
         deadline = (
@@ -92,7 +96,7 @@ class AdmissionControl:
 
         async def receive_in_time() -> Message:
             nonlocal is_whole
-            if is_whole:  # what comes now is that the client leaves, whenever it does
+            if is_whole:  # the only message left is the client's disconnect, at any time
                 return await receive()
             try:
                 async with asyncio.timeout(self._idle.value), asyncio.timeout_at(deadline):

@@ -1,8 +1,8 @@
-"""Host names: requests that another site's page tricks a browser into sending are refused.
+"""Host checks: requests that another site's page makes a browser send are refused.
 
-A page may have its own name resolve to this machine (DNS rebinding): its requests then carry that name in Host. Or it
-sends a form across sites: such a request carries the page's Origin. A page can forge neither; programs that are no
-browsers can, and need a key.
+A page may let its own name resolve to this machine (DNS rebinding); its requests then have that name in Host.
+Or it may send a form across sites (CSRF); such a request has the page's Origin. A page can forge neither
+header. Programs other than browsers can, but need a key.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ EVERY_HOST = "*"
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The names under which this API may be asked.
+    """The host names under which clients may address this API.
 
-    Where it listens on every address, any address is allowed: a page can make a name of its own point here, but it has
-    no address of ours.
+    If the API listens on every address, requests may name any IP address: an attacker's page can make its own
+    name resolve to this machine, but cannot be served from one of its addresses.
     """
 
     bound: str
@@ -43,13 +43,19 @@ def is_every_address(bound: str) -> bool:
 
 
 def parse_allowed_hosts(bound: str, setting: str) -> AllowedHosts:
-    """Parse VECTORMILL_ALLOWED_HOSTS, names with commas between them."""
+    """Parse VECTORMILL_ALLOWED_HOSTS, which is a list of names separated by commas.
+
+    `bound` is the address on which the API listens.
+    """
     names = (name.strip().lower().rstrip(".") for name in setting.split(","))
     return AllowedHosts(bound.lower(), frozenset(name for name in names if name))
 
 
 def parse_trusted_proxies(setting: str) -> list[str] | None:
-    """Parse VECTORMILL_TRUSTED_PROXIES; None, uvicorn's default, when it is empty. Raises ConfigurationError."""
+    """Parse VECTORMILL_TRUSTED_PROXIES, a list of addresses and networks separated by commas.
+
+    Return None, uvicorn's default, if it is empty. Raise ConfigurationError.
+    """
     if not setting.strip():
         return None
     proxies = [proxy.strip() for proxy in setting.split(",")]
@@ -65,9 +71,9 @@ def parse_trusted_proxies(setting: str) -> list[str] | None:
 
 
 def find_host_problem(allowed: AllowedHosts, scope: Scope) -> Problem | None:
-    """Return why a request under this name, or from a page of this origin, is refused; None if it is not.
+    """Return the Problem of a request with a foreign Host or Origin; None if both are allowed.
 
-    Probes may come under any name, since they learn nothing.
+    Health probes may use any name, since they reveal nothing.
     """
     if find_scope(scope["method"], scope["path"]) is None:
         return None
@@ -90,8 +96,8 @@ def find_host_problem(allowed: AllowedHosts, scope: Scope) -> Problem | None:
 
 
 def name_of(url: str) -> str:
-    """Return the host in a URL, without its port; empty where there is none."""
+    """Return the host in a URL, without its port; empty if there is none."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:  # half of a bracket
+    except ValueError:  # such as an unclosed bracket
         return ""

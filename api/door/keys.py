@@ -1,4 +1,4 @@
-"""KeyGuard: admits a request whose key opens what it asks for. Reads no body."""
+"""KeyGuard: admits requests whose API key has the scope that they need. Reads no body."""
 
 import logging
 import math
@@ -23,27 +23,32 @@ from vectormill.settings import Settings
 # The entry of a request's ASGI scope that holds the id of its API key; it is absent where no key was needed.
 KEY_ID: Final = "vectormill.api_key_id"
 CHALLENGE = 'Bearer realm="vectormill"'
-# Where clients of other APIs put a key alone: that of Azure's OpenAI the first, tools for Anthropic's API the second.
+# Headers in which other APIs' clients send a bare key: Azure's OpenAI the first, tools for Anthropic's API
+# the second.
 KEY_HEADERS: Final = ("api-key", "x-api-key")
 
 logger = logging.getLogger(__name__)
 
 
 class KeyGuard:
-    """Admits requests by their keys. `is_local`: only this machine can connect, so that without any key all may."""
+    """A guard that admits requests by their API keys.
+
+    `is_local` means that only this machine can connect; then all requests are admitted while no key exists.
+    """
 
     def __init__(self, keyring: Keyring, *, is_local: bool, settings: Settings) -> None:
         self._keyring = keyring
         self._is_local = is_local
         self._settings = settings
-        self._gates: dict[int, Gate] = {}  # of keys that have requests in progress
+        self._gates: dict[int, Gate] = {}  # by key id, for keys that have requests in progress
         self._num_refused = 0
         self._logged_at = -math.inf
 
     @asynccontextmanager
     async def admit(self, scope: Scope) -> AsyncIterator[None]:
-        """Admit a request for the time of the block. Raises Problem when its key does not open what it asks for, or has
-        as many requests in progress as it may.
+        """Admit a request for the duration of the block.
+
+        Raise Problem if its key lacks the needed scope, or has as many requests in progress as it may have.
         """
         key = await self._find_key(scope)
         if key is None:
@@ -61,7 +66,10 @@ class KeyGuard:
                 self._gates.pop(key.id, None)
 
     async def _find_key(self, scope: Scope) -> KeptKey | None:
-        """Return the key of the request; None if it needs none. Raises Problem."""
+        """Return the key of the request; None if it needs none.
+
+        Raise Problem if the key is missing, unknown or lacks the needed scope.
+        """
         method, path = scope["method"], scope["path"]
         needed = find_scope(method, path)
         if needed in (None, CONSOLE) or (path == METRICS_PATH and self._settings.open_metrics):
@@ -72,7 +80,8 @@ class KeyGuard:
             if not is_database_away(error):
                 raise
             keys = self._keyring.last_known
-            # The metrics of this process's own requests must be seen above all while Postgres is away.
+            # Metrics matter most while Postgres is unavailable, so they are served by the keys that were read
+            # last.
             if path != METRICS_PATH or not (keys or self._is_local):
                 logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
                 raise describe_error(DatabaseUnavailable()) from error
@@ -94,7 +103,10 @@ class KeyGuard:
         return key
 
     def _note_refusal(self, scope: Scope) -> None:
-        """Log it, without what was brought; of many in a second one line, so that a flood fills no disk."""
+        """Log that a request was refused, without its secret.
+
+        At most one line is logged per second, so that a flood of requests does not fill the disk.
+        """
         self._num_refused += 1
         if time.monotonic() - self._logged_at < 1:
             return
@@ -110,14 +122,14 @@ class KeyGuard:
 
 
 def read_secrets(headers: Headers) -> set[str]:
-    """Return the different secrets that a request brings, by whichever header."""
+    """Return the distinct secrets that a request has in any of the headers for keys."""
     bearers = map(read_bearer, headers.getlist("authorization"))
     alone = (value.strip() for name in KEY_HEADERS for value in headers.getlist(name))
     return {secret for secret in (*bearers, *alone) if secret}
 
 
 def read_bearer(header: str) -> str | None:
-    """Return the secret of `Authorization: Bearer SECRET` (RFC 6750); None when the header brings none."""
+    """Return the secret in `Authorization: Bearer SECRET` (RFC 6750); None if the header has none."""
     scheme, _, secret = header.strip().partition(" ")
     return secret.strip() if scheme.lower() == "bearer" and secret.strip() else None
 
@@ -135,7 +147,7 @@ KEY_MISSING = Problem(
     "VECTORMILL_API_KEY, and `vectormill keys create NAME` creates one.",
     headers={"WWW-Authenticate": CHALLENGE},
 )
-# RFC 6750, 3.1, has this status for a token that is brought in more than one way.
+# RFC 6750, section 3.1, gives this status to a token that is sent in more than one way.
 KEYS_DIFFER = Problem(
     400,
     "keys-differ",

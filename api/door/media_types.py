@@ -1,4 +1,7 @@
-"""Media types: a body says what it is, in a header that no form of another site's page can send."""
+"""Media types: checks of the Content-Type of a request's body.
+
+A form on another site's page cannot send the type of JSON, so the check also protects against CSRF.
+"""
 
 from typing import Final
 
@@ -11,12 +14,12 @@ FORM_TYPE: Final = "multipart/form-data"
 
 
 def read_media_type(request: Request) -> str:
-    """Return the media type of the body without parameters; empty when the request names none."""
+    """Return the media type of the body, without parameters; empty if the request names none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def require_json(request: Request) -> None:
-    """Raise Problem for a body that does not say it is JSON."""
+    """Raise Problem if the Content-Type is not that of JSON."""
     media_type = read_media_type(request)
     if media_type != JSON_TYPE:
         raise unsupported_media_type(media_type, JSON_TYPE)

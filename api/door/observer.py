@@ -1,7 +1,7 @@
-"""RequestObserver: gives each request an id, counts and times it, and records a span of it where traces are recorded.
+"""RequestObserver: gives each request an id, counts and times it, and records a span if tracing is on.
 
-Every answer has the id in `x-request-id`. A client that names its request is heard, if the name can stand in a log:
-short, and without blanks.
+Every response has the id in `x-request-id`. A client may choose the id, if it is safe to log: short and
+without blanks.
 """
 
 import re
@@ -20,12 +20,15 @@ HEADER: Final = b"x-request-id"
 SANE: Final = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
 # The entry of a request's ASGI scope that holds its id.
 KEY: Final = "vectormill.request_id"
-# Asked again and again by machines, and never slow for a reason of their own.
+# Paths that machines poll all the time, and that are never slow for a reason of their own.
 NOT_TRACED: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 
 
 class RequestObserver:
-    """ASGI middleware, the outermost: it sees the requests that the door refuses, too. It reads no body."""
+    """The outermost ASGI middleware, which also observes requests that admission control refuses.
+
+    It reads no body.
+    """
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self._app = app
@@ -50,7 +53,8 @@ class RequestObserver:
             try:
                 await self._app(scope, receive, send_with_id)
             finally:
-                # The template, never the path: ids in labels would make a series per job.
+                # The route's template instead of the path, since ids in labels would make a time series per
+                # job.
                 method, route = scope["method"], getattr(scope.get("route"), "path", "unmatched")
                 self._metrics.requests.labels(method, route, str(status)).inc()
                 self._metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
@@ -61,7 +65,10 @@ class RequestObserver:
 
 
 def open_span(scope: Scope) -> AbstractContextManager[Note]:
-    """Return the span of a request, within the trace of a client that has one."""
+    """Return a span for the request, within the client's trace if it has one.
+
+    It is a no-op if tracing is off.
+    """
     if not is_tracing() or scope["path"] in NOT_TRACED:
         return NOTHING
     return span(scope["method"], kind="server", parent=read_header(scope, b"traceparent"))
@@ -80,5 +87,5 @@ def choose_id(scope: Scope) -> bytes:
 
 
 def read_request_id(scope: Scope) -> str:
-    """Return the id of a request; empty where no middleware gave it one."""
+    """Return the id of a request; empty if the observer did not run."""
     return bytes(scope.get(KEY, b"")).decode()

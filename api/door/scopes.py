@@ -1,4 +1,4 @@
-"""The scope that a key needs for each request: one table, for the guard and for the OpenAPI description."""
+"""The scope that each request needs: one table for both the key guard and the OpenAPI document."""
 
 import functools
 from dataclasses import dataclass
@@ -13,12 +13,15 @@ from vectormill.keys.api_key import ADMIN, READ
 from vectormill.operations import OPERATIONS
 
 METRICS_PATH: Final = "/metrics"
-# No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).
+# Not a scope of keys: the console's own guard checks the visitor's session (api/console/guard.py).
 CONSOLE: Final = "console"
 
 
 class ItemKeyConvertor(PathConvertor):
-    """Take the rest of a path with its line breaks, which `path` lacks: it takes the key "a\\n" for "a"."""
+    """Match the rest of a path including line breaks.
+
+    Starlette's `path` stops at them, and so takes the key "a\\n" for "a".
+    """
 
     regex = r"[\s\S]*"
 
@@ -28,7 +31,10 @@ register_url_convertor("item_key", ItemKeyConvertor())
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Requests of these methods to paths of this form need a key of the scope; None: they need none."""
+    """A rule for requests with one of these methods and a path of this form.
+
+    They need a key of scope `scope`, or no key if that is None.
+    """
 
     methods: tuple[str, ...]
     path: str
@@ -41,7 +47,8 @@ class Rule:
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 CONSOLE_METHODS: Final = (*SAFE_METHODS, "POST")
 
-# The first that fits decides. What none fits needs admin: a route that nobody thought of here is closed.
+# The first matching rule decides. A request that matches none needs admin, so that a forgotten route is
+# closed.
 RULES: Final = (
     Rule(CONSOLE_METHODS, "/console", CONSOLE),
     Rule(CONSOLE_METHODS, "/console/{path:path}", CONSOLE),
@@ -49,23 +56,23 @@ RULES: Final = (
         Rule(SAFE_METHODS if each.method == "GET" else (each.method,), each.path, each.scope)
         for each in (*OPERATIONS, *OTHER_OPERATIONS)
     ),
-    # A path has one line: the router takes "/v1/webhooks" and a line break for "/v1/webhooks", which no rule above
-    # does.
+    # This matches no line break. The router takes "/v1/webhooks" with a line break for "/v1/webhooks", but no
+    # rule above does; such a path needs admin.
     Rule(SAFE_METHODS, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}
 
 
-# A longer path names an item or nothing; a thousand of them would fill the memory.
+# Longer paths are not cached: they name items or nothing, and a thousand of them would take much memory.
 MAX_KEPT_CHARS: Final = 256
 
 
 def find_scope(method: str, path: str) -> str | None:
-    """Return the scope that a request needs; None when it needs no key at all."""
+    """Return the scope that a request needs; None if it needs no key."""
     return (_find_scope if len(path) <= MAX_KEPT_CHARS else _find_scope.__wrapped__)(method, path)
 
 
-# Asked twice a request, of few paths again and again.
+# Cached, since it is called twice per request, for the same few paths.
 @functools.lru_cache(maxsize=1024)
 def _find_scope(method: str, path: str) -> str | None:
     return next((rule.scope for rule in RULES if rule.fits(method, path)), ADMIN)

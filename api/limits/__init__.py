@@ -1,1 +1,1 @@
-"""Limits on what an API process takes at a time, and from whom."""
+"""Limits on the concurrent work, the connections and the slow clients of an API process."""

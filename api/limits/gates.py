@@ -1,4 +1,7 @@
-"""Gates: limits on what is in progress at once. More is refused, naming the setting and when to try again."""
+"""Gates: limits on concurrent work.
+
+What exceeds a limit is refused; the error names the setting and when to try again.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +14,7 @@ from vectormill.settings import Settings
 
 
 class Gate:
-    """Counts what is inside. Only the event loop counts, so no lock is needed."""
+    """A limit on concurrent work. It is used by the event loop alone, so it needs no lock."""
 
     def __init__(self, settings: Settings, setting: str, things: str) -> None:
         self._limit = Limit.of(settings, setting)
@@ -20,7 +23,7 @@ class Gate:
 
     @contextmanager
     def hold(self) -> "Iterator[Hold]":
-        """Yield a hold that takes nothing yet; what it takes is given back at the end of the block."""
+        """Yield a Hold with amount 0; whatever it takes is released at the end of the block."""
         hold = Hold(self)
         try:
             yield hold
@@ -33,7 +36,7 @@ class Gate:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Count one more inside for the time of the block. Raises Problem when the gate is full."""
+        """Take 1 for the duration of the block. Raise Problem if the gate is full."""
         with self.hold() as hold:
             hold.take(1)
             yield
@@ -52,21 +55,24 @@ class Gate:
 
 
 class Hold:
-    """The share of a gate that one request has taken."""
+    """The amount of a gate's limit that one request has taken."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.amount = 0
 
     def take(self, amount: int) -> None:
-        """Take so much more. Raises Problem when the gate has no room for it."""
+        """Take `amount` more. Raise Problem if that exceeds the gate's limit."""
         self._gate._let_in(amount)
         self.amount += amount
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """The gates of an API process. `json_bytes` are bodies in memory: what is made of them takes 16 times that."""
+    """The gates of an API process.
+
+    `json_bytes` limits JSON bodies in memory, whose objects take 16 times as much.
+    """
 
     requests: Gate
     logins: Gate

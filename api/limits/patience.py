@@ -1,7 +1,8 @@
-"""Patience: a connection whose request has no complete head in time is closed. The door times the body.
+"""Patience: a connection is closed if the head of a request does not arrive in time.
 
-uvicorn waits for a head for ever, and no middleware sees a request before its head is complete (slow-loris). And it
-sends the head of an answer in a packet of its own, which wakes the client for nothing: here it goes with the body.
+uvicorn waits for a request's head for ever, and no middleware sees a request before its head is complete
+(slow-loris). AdmissionControl times the body. uvicorn also sends a response's head in a packet of its own,
+which wakes the client for nothing; here the head is sent with the body.
 """
 
 import asyncio
@@ -10,7 +11,8 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-# A head is parsed in the event loop, and joining the pieces of one header takes the square of their number.
+# A head is parsed in the event loop, and joining the pieces of one header takes time quadratic in their
+# number.
 MAX_HEAD_BYTES: Final = 64 << 10
 CLOSING: Final = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 LARGE_HEAD: Final = b"The head of this request is larger than 64 KiB."
@@ -18,7 +20,7 @@ TOO_MANY: Final = b"This API process has as many connections as it takes (VECTOR
 
 
 class PatientConfig(uvicorn.Config):
-    """uvicorn's configuration with two limits: the time that a head may take, and the number of connections."""
+    """uvicorn's configuration with limits on the time for a request's head and on the number of connections."""
 
     def __init__(
         self, *arguments: Any, head_seconds: float, max_connections: int = 512, **options: Any
@@ -29,7 +31,10 @@ class PatientConfig(uvicorn.Config):
 
 
 class HeadCoalescer:
-    """A transport that holds the head of an answer until the body comes, but not beyond this turn of the event loop."""
+    """A transport that holds a response's head back until the body comes.
+
+    The head waits no longer than this turn of the event loop.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -59,11 +64,14 @@ class HeadCoalescer:
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """One connection. Between two requests uvicorn's keep-alive time-out closes it."""
+    """One HTTP connection with limits on request heads.
 
-    _timer: asyncio.TimerHandle | None = None  # while a head is not whole
+    Between requests, uvicorn's keep-alive time-out applies.
+    """
+
+    _timer: asyncio.TimerHandle | None = None  # runs while a head is incomplete
     _num_heads = 0
-    _head_bytes = 0  # of the head that is not whole, after the read in which it began
+    _head_bytes = 0  # of the incomplete head, without the read in which it began
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -99,7 +107,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _refuse(self, status: bytes, reason: bytes) -> None:
-        """Close the connection, with an answer where none is under way."""
+        """Close the connection, after an error response if no other response is in progress."""
         self._stop_timer()
         cycle = cast(RequestResponseCycle | None, self.cycle)  # None before the first request
         if cycle is None or cycle.response_complete:

@@ -1,1 +1,1 @@
-"""Interfaces of OpenAI and of others: bodies, answers and refusals in their shapes."""
+"""Routes compatible with OpenAI, text-embeddings-inference and Cohere: bodies, answers and errors."""

@@ -1,5 +1,7 @@
-"""Embeddings as OpenAI's clients ask for them, and what all routes of vectors share: a worker encodes the texts of a
-request by a message while somebody waits. No number is written by Python.
+"""OpenAI's /v1/embeddings, and what it shares with all routes that encode texts while the client waits.
+
+The texts of a request are sent to a worker as a message. Numbers are formatted in bulk, never by Python
+itself.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -38,7 +40,7 @@ from vectormill.vectors.decimals import write_decimals
 
 T = TypeVar("T")
 
-# A body of so many bytes is read, and vectors of so many are written, in a tenth of a millisecond.
+# Reading a body or writing vectors of at most this size takes a tenth of a millisecond.
 SMALL_BYTES: Final = 32 << 10
 SMALL_VECTORS: Final = 64 << 10
 
@@ -46,7 +48,10 @@ SMALL_VECTORS: Final = 64 << 10
 async def read_wanted(
     request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
 ) -> T:
-    """Read the body with `read`, which may wait for a hub, on a thread. Raises Problem and the errors of `read`."""
+    """Read the body and parse it with `read` on a thread, since `read` may wait for a model hub.
+
+    Raise Problem and the errors of `read`.
+    """
     require_json(request)
     return await run_in_threadpool(read, await read_body(request, resources.settings, hold), resources)
 
@@ -54,7 +59,10 @@ async def read_wanted(
 async def read_at_once(
     request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
 ) -> T:
-    """Read a small body with a `read` that waits for nobody, in the event loop."""
+    """Read the body and parse it with `read`, which must not wait for anything.
+
+    A small body is parsed in the event loop, a large one on a thread.
+    """
     require_json(request)
     body = await read_body(request, resources.settings, hold)
     if len(body) <= SMALL_BYTES:
@@ -71,14 +79,16 @@ async def embed(
     *,
     is_list: bool = True,
 ) -> Answered:
-    """Return the vectors of the texts of a field, with the numbers of tokens that were read.
+    """Return the vectors and the token counts of the texts of a field.
 
-    Raises Problem for a text that has no vector, and the errors of find_spec and QueryExchange.answer.
+    `field` names the field in errors. Raise Problem for a text that cannot be encoded, and the errors of
+    find_spec and QueryExchange.answer.
     """
     spec = await find_spec(resources.registry, encoding)
     num_bytes = 4 * spec.dimensions * len(texts)
     if num_bytes > SMALL_VECTORS:
-        # The vectors and the answer made of them are five times as much; a byte of JSON is held for 16.
+        # The vectors and the answer made from them take five times num_bytes, while the gate counts a byte of
+        # JSON for each 16 bytes of memory.
         hold.take(num_bytes * 5 // 16)
     answered = await resources.queries.answer(spec, texts)
     for row, reason in answered.failures.items():
@@ -87,21 +97,24 @@ async def embed(
 
 
 async def find_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
-    """Return the requested spec, read in a thread where that may wait for a hub. Raises as resolve_spec."""
+    """Return the requested spec, on a thread if that may wait for a model hub.
+
+    Raise the errors of resolve_spec.
+    """
     if registry.is_read(encoding.model):
         return resolve_spec(registry, encoding)
     return await run_in_threadpool(resolve_spec, registry, encoding)
 
 
 async def write(answered: Answered, work: Callable[[], bytes]) -> Response:
-    """Respond with what `work` writes as JSON, in a thread where it is large enough to hold up other requests."""
+    """Return a JSON response with the bytes that `work` returns; a large answer is written on a thread."""
     is_small = answered.vectors.nbytes <= SMALL_VECTORS
     content = work() if is_small else await run_in_threadpool(work)
     return Response(content, media_type=JSON_TYPE)
 
 
 def read_texts(texts: Sequence[str], field: str, resources: Resources) -> list[bytes]:
-    """Return the texts in UTF-8. Raises Problem for the first that can have no vector."""
+    """Return the texts in UTF-8. Raise Problem for the first one that cannot be encoded."""
     encoded = list(map(write_input, texts))
     for number, text in enumerate(encoded):
         check_text(text, resources.settings.max_text_chars, f"/{field}/{number}")
@@ -109,7 +122,7 @@ def read_texts(texts: Sequence[str], field: str, resources: Resources) -> list[b
 
 
 def check_text(text: bytes, max_chars: int, pointer: str) -> None:
-    """Raise Problem for a text that can have no vector. `pointer` says where it stands in the body."""
+    """Raise Problem if a text cannot be encoded. `pointer` is the text's JSON pointer in the body."""
     failure = find_text_failure(text, max_chars)
     if failure is not None:
         raise refuse_text(pointer, failure.detail)
@@ -121,14 +134,14 @@ def refuse_text(pointer: str, reason: str) -> Problem:
 
 
 class EmbeddingsRoute(APIRoute):
-    """A route without FastAPI's part: that took longer than all that is done here, as with searches."""
+    """A route that bypasses FastAPI's request handling, which took longer than the route's own work."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         return answer_embeddings
 
 
 async def answer_embeddings(request: Request) -> Response:
-    """Answer embeddings, as `post_embeddings` describes."""
+    """Answer a request for embeddings by calling post_embeddings."""
     return await post_embeddings(request, request.app.state.resources)
 
 
@@ -140,7 +153,7 @@ async def post_embeddings(request: Request, resources: ResourcesDependency) -> R
     """Return the vectors of some texts, in the shapes of OpenAI's API; docs/OPENAI.md says what differs."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_at_once(request, resources, hold, read_request)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             answered = await embed(
                 resources, hold, wanted.encoding(), texts, "input", is_list=wanted.has_list
             )
@@ -148,13 +161,16 @@ async def post_embeddings(request: Request, resources: ResourcesDependency) -> R
 
 
 def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, list[bytes]]:
-    """Return the request and its texts. Raises Problem and InvalidOption."""
+    """Return the decoded request and its checked inputs. Raise Problem and InvalidOption."""
     wanted = decode_body(body, EMBEDDINGS_DECODER)
     return wanted, read_checked_inputs(wanted, resources.settings.max_text_chars)
 
 
 def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> list[bytes]:
-    """Return the inputs as read_inputs does, all texts checked. Raises Problem and InvalidOption."""
+    """Return the inputs as read_inputs does, after checking all texts.
+
+    Raise Problem and InvalidOption.
+    """
     texts = read_inputs(request)
     for number, text in enumerate(texts):
         if not has_token_ids(text):
@@ -163,7 +179,7 @@ def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> list[byte
 
 
 class Usage(msgspec.Struct):
-    """Numbers of tokens that the model read."""
+    """The token counts of an answer, and the number of inputs that were truncated."""
 
     prompt_tokens: int
     total_tokens: int
@@ -171,7 +187,7 @@ class Usage(msgspec.Struct):
 
 
 class EncodedEmbedding(msgspec.Struct):
-    """A row as bytes, which msgspec writes as base64."""
+    """A vector for msgspec to encode: bytes become base64, Raw is JSON already."""
 
     index: int
     embedding: bytes | msgspec.Raw
@@ -179,7 +195,7 @@ class EncodedEmbedding(msgspec.Struct):
 
 
 class EncodedAnswer(msgspec.Struct):
-    """The answer as it is written, its fields in OpenAI's order but for `object`, which is the same in all."""
+    """The answer for msgspec to encode. Fields are in OpenAI's order, except for the constant `object`."""
 
     data: list[EncodedEmbedding]
     model: str
@@ -191,7 +207,7 @@ ENCODER: Final = msgspec.json.Encoder()
 
 
 def write_answer(request: EmbeddingsRequest, answered: Answered) -> bytes:
-    """Write the answer as JSON."""
+    """Return the JSON answer to a request for embeddings."""
     rows: list[Any]
     if request.encoding_format == BASE64:
         rows = [row.tobytes() for row in answered.vectors.astype("<f4", copy=False)]

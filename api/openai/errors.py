@@ -1,23 +1,23 @@
-"""Refusals in the shapes of other APIs: which paths their clients use, and what is added to the problem details there.
+"""Errors in the formats of OpenAI, text-embeddings-inference and Cohere, chosen by the path of the request.
 
-A problem may have further members (RFC 9457, section 3.2), so one body serves their clients and ours. Knows nothing of
-routes or bodies.
+Problem details may have further members (RFC 9457, section 3.2), so one body serves their clients and ours.
+Independent of routes and bodies.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
-# Paths, with what is below them, of OpenAI's clients. A route that is added for them is added here.
+# Paths of OpenAI's clients; paths below them count too. A new route for these clients is added here.
 OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 # The paths of text-embeddings-inference and of Cohere.
 TEI_PATHS: Final = ("/", "/embed", "/similarity", "/predict", "/rerank", "/info")
 COHERE_PATHS: Final = ("/v1/embed", "/v2/embed", "/v2/rerank")
 
-# Their clients raise by status: 400 is BadRequestError, 404 NotFoundError; of 422 few have heard.
+# These clients choose the exception by status: 400 is BadRequestError, 404 NotFoundError; few know 422.
 BAD_REQUEST: Final = 400
 STATUS_BY_STATUS: Final = {422: BAD_REQUEST}
 STATUS_BY_CODE: Final = {"unknown-model": 404}
-# The codes that programs compare with; every other code is ours, written as theirs are.
+# Codes that programs compare with. Every other code is ours, with underscores as in OpenAI's codes.
 CODES: Final = {
     "unknown-model": "model_not_found",
     "key-missing": "invalid_api_key",
@@ -30,9 +30,9 @@ PARAMETERS: Final = {"unknown-model": "model"}
 def tell_refusal(
     path: str, status: int, code: str, detail: str, parameter: str | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Return the status and the further members under which the clients of the path know such a refusal.
+    """Return the status and the further members of an error that the clients of this path expect.
 
-    `parameter` is the field that is to blame.
+    `parameter` is the field that caused the error.
     """
     for paths, tell in TELLERS:
         if any(path == prefix or path.startswith(f"{prefix}/") for prefix in paths):
@@ -42,7 +42,7 @@ def tell_refusal(
 
 
 def describe_refusal(status: int, code: str, detail: str, parameter: str | None) -> dict[str, Any]:
-    """Return OpenAI's object `error`."""
+    """Return the member `error` in OpenAI's format."""
     error = {
         "message": detail,
         "type": name_type(status),
@@ -71,7 +71,7 @@ def name_type(status: int) -> str:
 
 
 def name_parameter(pointer: str) -> str:
-    """Return the JSON pointer "/input/3" as "input[3]"."""
+    """Return the name of the field at a JSON pointer: "input[3]" for "/input/3"."""
     first, *rest = pointer.strip("/").split("/")
     return first + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
 

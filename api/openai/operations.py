@@ -1,4 +1,4 @@
-"""What clients of text-embeddings-inference and of Cohere ask: bodies, answers and operations in their shapes."""
+"""Bodies, answers and operations in the formats of text-embeddings-inference and of Cohere."""
 
 from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict, cast
 
@@ -23,14 +23,14 @@ from vectormill.operation import Operation
 
 MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."
 
-# Theirs writes it with a capital, and takes either.
+# text-embeddings-inference documents the capital form, and accepts both.
 Direction = Annotated[
     Literal["Right", "right", "Left", "left"] | None, Meta(description="Only the end of a text is cut.")
 ]
 
 
 def check_direction(direction: str | None) -> None:
-    """Raise InvalidOption if the start of a text is to be cut, which no model here does."""
+    """Raise InvalidOption if texts are to be truncated at their start, which no model here supports."""
     if direction in {"Left", "left", "START"}:
         raise InvalidOption(
             "A text that is too long is cut at its end here, never at its start; cut its start before it is sent."
@@ -38,7 +38,7 @@ def check_direction(direction: str | None) -> None:
 
 
 def choose_model(registry: Registry, asked: str | None) -> str:
-    """Return the model that is asked for; unless one is named, the only one, or the packaged one."""
+    """Return the model `asked`; if it is None, the only registered model, or else the packaged one."""
     names = registry.names()
     return asked or (names[0] if len(names) == 1 else DEFAULT_MODEL)
 
@@ -85,7 +85,10 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
 
     def read_texts(self) -> tuple[str, list[str]]:
-        """Return the name of the field that has the texts, and the texts. Raises InvalidOption."""
+        """Return the name of the field that has the texts, and the texts.
+
+        Raise InvalidOption if two fields have texts.
+        """
         if self.documents is None:
             return "texts", self.texts or []
         if self.texts is not None:
@@ -116,7 +119,7 @@ class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
 
     def as_embed_request(self) -> EmbedRequest:
-        """Ask for the vectors of all its texts, the source sentence first."""
+        """Return a request for the vectors of all texts, the source sentence first."""
         how = self.parameters or SimilarityParameters()
         return EmbedRequest(
             inputs=[self.inputs.source_sentence, *self.inputs.sentences],
@@ -143,11 +146,11 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_many(self) -> bool:
-        """Return whether the answer is a list of predictions for each input."""
+        """Return True if the answer is a list with one list of predictions for each input."""
         return not isinstance(self.inputs, str) and any(isinstance(each, list) for each in self.inputs)
 
     def read_sequences(self) -> list[list[str]]:
-        """Return the text, or the two texts, of each input. Raises InvalidOption."""
+        """Return each input as a list of one text or of two texts. Raise InvalidOption."""
         given = self.inputs if self.is_many else [self.inputs]
         sequences = [[each] if isinstance(each, str) else each for each in given]
         texts = [text for each in sequences for text in each]
@@ -158,7 +161,10 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
         return cast("list[list[str]]", sequences)
 
     def encoding(self, registry: Registry) -> EncodingRequest:
-        """Ask for the numbers of all labels. Raises UnknownModel, ModelError, and InvalidOption if it has none."""
+        """Return the request for the scores of all labels.
+
+        Raise UnknownModel, ModelError, and InvalidOption if the model has no labels.
+        """
         model = choose_model(registry, self.model)
         if registry.card(model).classifier is None:
             raise InvalidOption(
@@ -200,7 +206,7 @@ class InfoBody(TypedDict):
 
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
-# A request ranks once, however many documents it has.
+# Cohere bills by search units; a request counts as one, however many documents it has.
 RANK_META: Final = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
 PROMPT_OF: Final = {"search_document": DOCUMENT, "search_query": QUERY}
 
@@ -252,7 +258,7 @@ class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
         return read_documents(self.documents)
 
 
-# The functional form, since `float` is no name of a class's field that says a type as well.
+# Fields have Cohere's names of the types. `float` as an annotation still means the builtin.
 class EmbeddingsByType(TypedDict):
     float: NotRequired[list[list[float]]]
     base64: NotRequired[Annotated[list[str], Meta(description="float32, little-endian.")]]

@@ -1,4 +1,4 @@
-"""The shapes of text-embeddings-inference and of Cohere over HTTP, as far as they say what ours can do."""
+"""The routes of text-embeddings-inference and of Cohere, as far as Vectormill can do what they request."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -57,7 +57,7 @@ async def post_embed(request: Request, resources: ResourcesDependency) -> Respon
     """Return vectors alone, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_embed)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             encoding = wanted.encoding(resources.registry)
             answered = await embed(resources, hold, encoding, texts, "inputs")
 
@@ -69,13 +69,13 @@ async def post_embed(request: Request, resources: ResourcesDependency) -> Respon
 
 
 def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
-    """Return the request and its texts. Raises Problem and InvalidOption."""
+    """Return the decoded request and its texts in UTF-8. Raise Problem and InvalidOption."""
     wanted = decode_body(body, EMBED_DECODER)
     return wanted, check_embed(wanted, resources)
 
 
 def check_embed(wanted: EmbedRequest, resources: Resources) -> list[bytes]:
-    """Return the texts. Raises Problem and InvalidOption."""
+    """Check a request for vectors, and return its texts in UTF-8. Raise Problem and InvalidOption."""
     check_direction(wanted.truncation_direction)
     inputs = [wanted.inputs] if isinstance(wanted.inputs, str) else wanted.inputs
     if not 1 <= len(inputs) <= MAX_INPUTS:
@@ -93,14 +93,17 @@ async def post_similarity(request: Request, resources: ResourcesDependency) -> l
     """Return the cosine of each sentence with the source sentence, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_similarity)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, "inputs")
             cosines = answered.vectors[1:] @ answered.vectors[0]
             return [float(f"{cosine:.9g}") for cosine in cosines.tolist()]
 
 
 def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
-    """Return the request for vectors of all texts, and these. Raises Problem and InvalidOption."""
+    """Return a request for the vectors of all sentences, and the sentences in UTF-8.
+
+    Raise Problem and InvalidOption.
+    """
     wanted = decode_body(body, SIMILARITY_DECODER)
     if not wanted.inputs.sentences:
         raise InvalidOption("inputs.sentences is empty, so there is nothing to compare; send at least one.")
@@ -113,7 +116,7 @@ async def post_rank(request: Request, resources: ResourcesDependency) -> list[Ra
     """Rank texts by their relevance to a query, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             numbers = (await resources.queries.answer_all(spec, pairs)).vectors
             _, texts = wanted.read_texts()
             ranked = rank_scores(numbers, spec.labels, wanted.top_n)
@@ -123,7 +126,7 @@ async def post_rank(request: Request, resources: ResourcesDependency) -> list[Ra
 
 
 def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[EncodingSpec, list[bytes]]]:
-    """Return the request, its spec and its pairs. Raises as pair_up."""
+    """Return the decoded request, its spec, and its pairs of query and text. Raise the errors of pair_up."""
     wanted = decode_body(body, RANK_DECODER)
     check_direction(wanted.truncation_direction)
     field, texts = wanted.read_texts()
@@ -141,7 +144,7 @@ async def post_predict(request: Request, resources: ResourcesDependency) -> Resp
     """Return a classifier's labels of texts or pairs, the best first, as text-embeddings-inference answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (encoding, sequences) = await read_wanted(request, resources, hold, read_predict)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             answered = await embed(resources, hold, encoding, sequences, "inputs", is_list=wanted.is_many)
             labels = resolve_spec(resources.registry, encoding).labels
 
@@ -155,7 +158,10 @@ async def post_predict(request: Request, resources: ResourcesDependency) -> Resp
 def read_predict(
     body: bytes, resources: Resources
 ) -> tuple[PredictRequest, tuple[EncodingRequest, list[bytes]]]:
-    """Return the request, what it asks for, and its texts. Raises Problem, UnknownModel, InvalidOption, ModelError."""
+    """Return the decoded request, its model and options, and its texts or pairs of texts.
+
+    Raise Problem, UnknownModel, InvalidOption and ModelError.
+    """
     wanted = decode_body(body, PREDICT_DECODER)
     check_direction(wanted.truncation_direction)
     sequences = wanted.read_sequences()
@@ -170,7 +176,7 @@ def read_predict(
 
 
 def write_predictions(labels: Sequence[str], numbers: Sequence[float]) -> bytes:
-    """Write the labels of one input as JSON, the best first."""
+    """Return the labels and scores of one input as JSON, the best first."""
     ranked = sorted(zip(labels, numbers, strict=True), key=lambda each: -each[1])
     return msgspec.json.encode([{"score": float(f"{score:.9g}"), "label": label} for label, score in ranked])
 
@@ -206,16 +212,19 @@ async def answer_cohere(
     resources: Resources,
     write_answer: Callable[[CohereEmbedRequest, Answered], bytes],
 ) -> Response:
-    """Answer either interface of Cohere. Raises Problem and the errors of embed."""
+    """Answer a request for vectors of either version of Cohere's API.
+
+    Raise Problem and the errors of embed.
+    """
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_cohere)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             answered = await embed(resources, hold, wanted.encoding(), texts, "texts")
             return await write(answered, lambda: write_answer(wanted, answered))
 
 
 def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
-    """Return the request and its texts. Raises Problem and InvalidOption."""
+    """Return the decoded request and its texts in UTF-8. Raise Problem and InvalidOption."""
     wanted = decode_body(body, COHERE_DECODER)
     check_direction(wanted.truncate)
     return wanted, read_texts(wanted.texts, "texts", resources)
@@ -226,7 +235,7 @@ async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> 
     """Rank documents by their relevance to a query, as Cohere answers them."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             numbers = (await resources.queries.answer_all(spec, pairs)).vectors
             texts = wanted.texts() if wanted.return_documents else None
             results = rank_documents(numbers, spec, texts, wanted.top_n)
@@ -239,10 +248,10 @@ async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> 
 def read_cohere_rank(
     body: bytes, resources: Resources
 ) -> tuple[CohereRankRequest, tuple[EncodingSpec, list[bytes]]]:
-    """Return the request, its spec and its pairs. Raises as pair_up."""
+    """Return the decoded request, its spec, and its pairs of query and text. Raise the errors of pair_up."""
     wanted = decode_body(body, COHERE_RANK_DECODER)
     max_tokens = wanted.max_tokens_per_doc
-    if max_tokens is not None:  # a cap, which clients set for models that read more
+    if max_tokens is not None:  # a cap that clients may set higher than this model's own limit
         max_tokens = min(max_tokens, resources.registry.card(wanted.model).max_tokens)
     options = EncodingOptions(task=JUDGE, max_tokens=max_tokens)
     return wanted, pair_up(resources, EncodingRequest(wanted.model, options), wanted.query, wanted.texts())
@@ -257,12 +266,12 @@ def write_base64(vectors: Vectors) -> list[Any]:
 
 
 def write_bits(vectors: Vectors) -> list[Any]:
-    """Return the signs of vectors, eight to a byte: a bit is set where a value is above 0."""
+    """Return the signs of each vector as JSON numbers, eight signs to a byte: a bit is 1 for a value above 0."""
     return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(np.packbits(vectors > 0, axis=1))]
 
 
 def write_signed_bits(vectors: Vectors) -> list[Any]:
-    """Return the signs of vectors as signed bytes: the unsigned ones less 128."""
+    """Return the signs of each vector as write_bits does, with 128 subtracted from each byte."""
     numbers = np.packbits(vectors > 0, axis=1).astype(np.int16) - 128
     return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(numbers.astype(np.int8))]
 
@@ -276,14 +285,14 @@ WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
 
 
 def write_cohere_answer(wanted: CohereEmbedRequest, answered: Answered, version: str = "2") -> bytes:
-    """Write the answer of either interface by types, as JSON."""
+    """Return the JSON answer with vectors by type. `version` is that of Cohere's API."""
     kinds = dict.fromkeys(wanted.embedding_types or ["float"])
     rows = {kind: WRITERS[kind](answered.vectors) for kind in kinds}
     return _write_answer(wanted, answered, version, rows, "embeddings_by_type")
 
 
 def write_first_answer(wanted: CohereEmbedRequest, answered: Answered) -> bytes:
-    """Write the answer of the first interface, which has rows alone where no types are asked for, as JSON."""
+    """Return the JSON answer of Cohere's v1 API, which has plain rows if the request names no types."""
     if wanted.embedding_types is not None:
         return write_cohere_answer(wanted, answered, version="1")
     return _write_answer(wanted, answered, "1", write_floats(answered.vectors), "embeddings_floats")

@@ -1,4 +1,4 @@
-"""Reranking over HTTP: documents in the order in which they answer a query, while somebody waits."""
+"""Reranking over HTTP: documents are ranked by their relevance to a query, while the client waits."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -41,14 +41,17 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
     require_json(request)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
-        with resources.gates.searches.enter():  # not before: a body may come slowly
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
             wanted, spec, pairs = await run_in_threadpool(read_pairs, body, resources)
             answered = await resources.queries.answer_all(spec, pairs)
             return rank(wanted, spec, answered.vectors, answered.num_tokens)
 
 
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
-    """Return the request, its spec and the pairs to be judged. Raises Problem, InvalidOption and InvalidItem."""
+    """Return the decoded request, its spec, and its pairs of query and document.
+
+    Raise Problem, InvalidOption and InvalidItem.
+    """
     wanted = decode_body(body, RERANK_DECODER)
     return wanted, *pair_up(resources, wanted.encoding(), wanted.query, wanted.texts())
 
@@ -56,7 +59,10 @@ def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, Encodi
 def pair_up(
     resources: Resources, encoding: EncodingRequest, query: str, texts: list[str], field: str = "documents"
 ) -> tuple[EncodingSpec, list[bytes]]:
-    """Pair the query with each text of the request's field. Raises UnknownModel, InvalidOption and InvalidItem."""
+    """Return the spec, and pairs of the query with each text. `field` names the texts in errors.
+
+    Raise UnknownModel, InvalidOption and InvalidItem.
+    """
     check_documents(texts, field)
     check_query(query, "", resources.settings)
     for index, text in enumerate(texts):
@@ -69,7 +75,7 @@ def pair_up(
 def rank(
     wanted: RerankRequest, spec: EncodingSpec, numbers: Numbers, num_tokens: int
 ) -> RerankAnswer | VoyageRerankAnswer:
-    """Return the answer in the shape to which the field names of the request belong."""
+    """Return the ranked documents: in Voyage's format if the request has its field names, else in Cohere's."""
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     texts = wanted.texts() if wanted.return_documents else None
     if not wanted.is_voyages:
@@ -87,7 +93,7 @@ def rank(
 def rank_documents(
     numbers: Numbers, spec: EncodingSpec, texts: Sequence[str] | None, limit: int | None
 ) -> list[RankedDocument]:
-    """Return the best first, with their texts unless these are None."""
+    """Return the best `limit` documents, best first, with their texts unless `texts` is None."""
     return [
         RankedDocument(
             index=index, relevance_score=score, document=None if texts is None else {"text": texts[index]}

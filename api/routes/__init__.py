@@ -1,1 +1,4 @@
-"""One file per noun of the HTTP interface; each turns a request into calls of vectormill and their answer into JSON."""
+"""The routes of the HTTP interface, one file per noun.
+
+Each calls vectormill and returns the answer as JSON.
+"""

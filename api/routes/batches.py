@@ -1,4 +1,4 @@
-"""Files and batches over HTTP, as clients of OpenAI's interface know them."""
+"""Files and batches over HTTP, compatible with OpenAI's clients."""
 
 from typing import Annotated
 from uuid import UUID
@@ -44,14 +44,14 @@ batches = APIRouter(tags=["batches"])
 async def take_file_id(
     file_id: Annotated[str, Path(description="As the file's `id` has it: `file-` and 32 letters.")],
 ) -> UUID:
-    """Take a file's id from the path. Raises RequestFileNotFound."""
+    """Return the file's id in the path. Raise RequestFileNotFound."""
     return parse_file_name(file_id)
 
 
 async def take_batch_id(
     batch_id: Annotated[str, Path(description="As the batch's `id` has it: `batch_` and 32 letters.")],
 ) -> UUID:
-    """Take a batch's id from the path. Raises RequestBatchNotFound."""
+    """Return the batch's id in the path. Raise RequestBatchNotFound."""
     return parse_batch_name(batch_id)
 
 
@@ -95,7 +95,7 @@ def get_content(resources: ResourcesDependency, file_id: FileId) -> PieceRespons
     with resources.engine.connect() as connection:
         file = find_file(connection, file_id)
     headers = {"Content-Disposition": f'attachment; filename="{file.name}.jsonl"'}
-    if file.batch_id is None:  # what is made while it is read ends where it ends
+    if file.batch_id is None:  # a file that is made while it is read is sent without a length
         headers["Content-Length"] = str(file.num_bytes)
     content = start_reading(read_content(resources.engine, file))
     return PieceResponse(content, operations.READ_FILE.media_types[0], headers)
@@ -118,7 +118,9 @@ def post_batch(
     The same request again, while its batch has not ended or for ten minutes, answers the same batch: clients repeat
     what was not answered in time. Other metadata, or an Idempotency-Key of its own, makes another.
     """
-    Intake(resources.settings).look(resources.engine)  # how many items it brings is known when it is read
+    Intake(resources.settings).look(
+        resources.engine
+    )  # the number of items is known only once the file is read
     words = "".join(word for pair in (body.metadata or {}).items() for word in pair)
     if not all(map(is_storable, words)):
         reason = "metadata contains a NUL character or half of a UTF-16 surrogate pair"

@@ -1,4 +1,4 @@
-"""Collections over HTTP: made, listed, described, changed and deleted; their generations, indexes and exports."""
+"""Collections over HTTP: created, listed, described, changed and deleted; generations, indexes and exports."""
 
 import time
 from typing import Annotated, Any, Final
@@ -75,10 +75,10 @@ from vectormill.sources.source import hide_files
 
 router = APIRouter(tags=["collections"])
 
-# So long a deletion waits for those who are about to end.
+# A deletion waits this long for transactions that hold the collection's lock.
 DELETION_SECONDS: Final = 10.0
 DELETION_PAUSE_SECONDS: Final = 0.2
-# So long a rollback, or the deletion of a generation, waits for a lock; a client waits, and may ask again.
+# A rollback or the deletion of a generation waits this long for a lock; then the client may try again.
 PATIENCE_SECONDS: Final = 10.0
 
 GenerationId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The generation's number.")]
@@ -98,7 +98,7 @@ def get_collections(resources: ResourcesDependency, query: CollectionsQuery) -> 
 
 
 def list_facts(row: CollectionRow) -> dict[str, Any]:
-    """Return what an answer says of a collection besides the attributes of its row."""
+    """Return the fields of a collection's JSON body that its row in the database does not have."""
     spec = row.spec
     return {
         "kind": find_kind(spec),
@@ -192,7 +192,7 @@ async def delete_collection(
         try:
             return await run_in_threadpool(remove_collection, resources.engine, name)
         except CollectionInUse as error:
-            # A worker that commits a chunk, or a reader, holds the collection's lock for seconds.
+            # A worker that commits a chunk, or a reader, holds the collection's lock for some seconds.
             if not error.is_passing or time.monotonic() >= deadline or resources.is_stopping():
                 raise
         await anyio.sleep(DELETION_PAUSE_SECONDS)
@@ -324,7 +324,10 @@ def get_export(
 
 
 def choose_inclusion(generation: Generation, include: str | None) -> Inclusion:
-    """Choose what rows have in an export. Raise WrongKind for results of another kind than the collection's."""
+    """Return what an export includes for each row.
+
+    Raise WrongKind for results that the collection does not keep.
+    """
     if include is None:
         return Inclusion()
     parts, own = set(include.split(",")), RESULT_COLUMNS[generation.spec.result].part

@@ -22,7 +22,7 @@ from vectormill.jobs.job import TERMINAL_JOB_STATES
 
 router = APIRouter(tags=["jobs"])
 
-# Proxies close a connection that is silent for a minute.
+# A comment is sent after this long without an event, since proxies close a connection silent for a minute.
 SILENCE_SECONDS: Final = 15.0
 RETRY_MILLISECONDS: Final = 2000
 
@@ -30,14 +30,14 @@ RETRY_MILLISECONDS: Final = 2000
 @serve(router, operations.FOLLOW)
 async def get_events(resources: ResourcesDependency, job_id: JobId) -> StreamingResponse:
     """Send `progress` events whose data is the job, whenever it has moved; the last event is `end`."""
-    # Entered here too, or a full API would still read the job for everyone whom it refuses.
+    # Entered here already; otherwise a full API would still read the job for everyone whom it refuses.
     with resources.gates.watchers.enter():
         job = await run_in_threadpool(resources.watch.load, job_id)
     return EventStream(resources, job_id, job)
 
 
 class EventStream(StreamingResponse):
-    """One watcher, from the first byte of the answer to the last."""
+    """The response to one client that follows a job; it holds its place in the gate until its last byte."""
 
     def __init__(self, resources: Resources, job_id: UUID, job: JobBody) -> None:
         self._resources = resources
@@ -64,7 +64,7 @@ async def follow_job(
             job = await resources.watch.look(job_id, followed)
         except JobNotFound:
             return
-        except Exception as error:  # a restart of Postgres is no reason to end the stream; anything else is
+        except Exception as error:  # a restart of Postgres does not end the stream; anything else does
             if not is_database_away(error):
                 raise
         if has_moved(last, job):
@@ -76,7 +76,10 @@ async def follow_job(
 
 
 def has_moved(last: JobBody, job: JobBody) -> bool:
-    """Return whether there is news of the job. That it no longer waits is told by its items."""
+    """Return True if the job has changed so that clients are told.
+
+    The end of a wait is not reported, since the progress of items shows it.
+    """
     if any(job[name] != last[name] for name in ("state", "num_done", "num_failed")):
         return True
     return job["waiting_because"] not in (None, last["waiting_because"])

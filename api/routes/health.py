@@ -1,4 +1,4 @@
-"""Health: whether this process lives, whether it can serve, and what it counts."""
+"""Health: the liveness, the readiness and the metrics of this process."""
 
 import asyncio
 import logging
@@ -39,9 +39,9 @@ async def get_livez() -> Liveness:
 
 
 class Lookout:
-    """Looks whether this process can serve: once a second, however many ask, and in a thread of its own.
+    """A readiness check that runs at most once a second, however many requests come, on a thread of its own.
 
-    Anybody may ask, so nobody's asking may cost those who have a key.
+    Requests for it need no key, so they must not slow down those that have one.
     """
 
     def __init__(self, resources: Resources) -> None:
@@ -52,7 +52,10 @@ class Lookout:
         self._seen: Readiness | None = None
 
     async def look(self) -> Readiness:
-        """Return what was seen less than FRESH_SECONDS ago; whoever comes during a look waits for it."""
+        """Return the readiness as of at most FRESH_SECONDS ago.
+
+        Requests that come during a check share its result.
+        """
         loop = asyncio.get_running_loop()
         async with self._lock:
             if self._seen is None or loop.time() - self._looked_at >= FRESH_SECONDS:

@@ -40,14 +40,15 @@ from vectormill.moments import tell_moment
 
 router = APIRouter(tags=["items"])
 
-# Read in some ten microseconds: less than a hop to a thread costs.
+# Decoding a body of this size takes some ten microseconds, less than switching to a thread.
 SMALL_BODY_BYTES: Final = 16 << 10
-# For a body that may have it, the database tells whether the collection takes pairs.
+# If a body may have this field, the database must tell whether the collection takes pairs.
 PAIR_FIELD: Final = b"text_pair"
-# RFC 7240, 4.3: how long a client is willing to wait, in whole seconds; 4.1: not at all.
+# The client's preferences in RFC 7240: section 4.3, to wait for so many whole seconds; section 4.1, not to
+# wait.
 WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
 RESPOND_ASYNC: Final = re.compile(r"(?:^|,)\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
-# A failed item has its own reason; of any other end its key is not among the failures, and no result was written.
+# In these states every item has a result or its own error; after any other end, an item may have neither.
 WRITTEN: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 
 PUT_DECODER: Final = msgspec.json.Decoder(PutRequest)
@@ -60,9 +61,9 @@ async def parse_item_key(
     ],
     resources: ResourcesDependency,
 ) -> str:
-    """Return the key in the path. Raise InvalidItem for what no item can be called."""
+    """Return the item's key in the path. Raise InvalidItem if no item can have it."""
     try:
-        # The server puts U+FFFD where the path is not UTF-8, so that many keys would be one.
+        # The server replaces bytes that are not UTF-8 by U+FFFD, so that different keys would become one.
         unquote_to_bytes(request.scope["raw_path"]).decode()
         return check_key(key, resources.settings.max_key_bytes)
     except UnicodeDecodeError:
@@ -98,7 +99,7 @@ def get_item(
 
 
 def describe_result(item: KeptItem) -> dict[str, Any]:
-    """Return the fields of an item that only items of its kind have."""
+    """Return the fields of an item's JSON body that depend on the task of its collection."""
     pair = {"text_pair": item.text_pair} if TASKS[item.spec.task].reads_pairs else {}
     if item.results is None:
         return {"embedding": None, **pair}
@@ -138,8 +139,10 @@ async def put_item(
 
 
 def read_item(body: bytes, key: str, collection: str, resources: Resources) -> Item:
-    """Return the item of a body. Raise Problem for a text that can have no result, or a pair in a collection of
-    vectors: nothing is stored then. Only a body with a pair costs a query of the database.
+    """Return the item in a body. Only a body with a pair needs a query to the database.
+
+    Raise Problem for a text that cannot be encoded, or for a pair in a collection of vectors; nothing is
+    stored then.
     """
     request = decode_body(body, PUT_DECODER)
     given = ItemBody(key, request.text, request.metadata, request.text_pair)
@@ -164,7 +167,7 @@ def takes_pairs(collection: str, resources: Resources) -> bool:
 def choose_wait(
     wait_seconds: float | None, prefer: str | None, resources: Resources
 ) -> tuple[float, dict[str, str]]:
-    """Return the seconds that the client waits, and headers that say so where its preference decided."""
+    """Return the seconds to wait for the result, and response headers if a Prefer header decided them."""
     if wait_seconds is not None:
         return wait_seconds, {}
     preference = WAIT.search(prefer or "")
@@ -184,7 +187,7 @@ async def wait_for_end(followed: Followed, seconds: float, resources: Resources)
 
 
 def refuse_failure(key: str, end: PutEnd) -> None:
-    """Raise Problem with the reason why the item has no result, if there is one, and Conflict for a lost job."""
+    """Raise Problem if the item failed, and Conflict if its job ended without a result for it."""
     if key in end.failures:
         raise describe_failure(end.failures[key])
     if end.state not in WRITTEN:
@@ -220,7 +223,7 @@ def post_delete(resources: ResourcesDependency, name: CollectionName, body: Dele
 
 
 def check_keys(keys: Sequence[str], resources: Resources) -> set[str]:
-    """Return the keys, each once. Raise Problem naming the key that cannot be one."""
+    """Return the distinct keys. Raise Problem for too many keys, and for a key that no item can have."""
     limit = Limit.of(resources.settings, "max_deleted_keys")
     if len(keys) > limit.value:
         detail = f"The body has more than {limit.value:,} keys ({limit.setting}); split it into several."

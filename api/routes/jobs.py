@@ -43,7 +43,7 @@ from vectormill.operation import describe
 
 router = APIRouter(tags=["jobs"])
 
-# When to ask for the job the first time.
+# The client should first ask for the job's state after this time.
 POLL_AFTER_SECONDS: Final = 1
 
 
@@ -81,7 +81,7 @@ def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
 
 
 def wish_for(resources: Resources, wish: Wish, job_id: UUID) -> JobBody:
-    """Apply a client's wish to the job and its twins, and return the job afterwards."""
+    """Apply a change that a client requests to the job and its twins, and return the changed job."""
     with resources.engine.begin() as connection:
         body = tell_job(connection, wish(connection, job_id))
     wish_for_twins(resources.engine, wish, job_id)
@@ -107,7 +107,7 @@ def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
 
 
 def retry_unless_answered(connection: Connection, job_id: UUID) -> Job:
-    """Retry a job. Raise WrongJobState, too when the answers of a batch are made of the job."""
+    """Retry a job. Raise WrongJobState, also if the answers of a batch are made from the job's results."""
     if find_job(connection, job_id).is_terminal:
         refuse_job_of_batch(connection, job_id, "retried")
     return retry_job(connection, job_id)

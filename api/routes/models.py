@@ -1,4 +1,4 @@
-"""Models and workers over HTTP: what can be asked for, and who would do it."""
+"""Models and workers over HTTP: which models are registered, and which workers are alive."""
 
 from typing import Annotated, Any, cast
 
@@ -44,7 +44,7 @@ def get_model(
 
 
 def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody:
-    """Return the model as it is answered; of one whose files cannot be read, why."""
+    """Return the JSON body that describes the model; if its files cannot be read, `problem` says why."""
     known: dict[str, Any] = {
         "id": name, "object": "model", "owned_by": "vectormill", "name": name, "workers": num_workers,
     }  # fmt: skip
@@ -67,7 +67,7 @@ def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody
 
 
 def find_moment(card: ModelCard) -> int:
-    """Return when the model's files came, in seconds since 1970; 0 when they have gone since they were read."""
+    """Return the time of the model's files, in seconds since 1970; 0 if they have been removed since."""
     try:
         return int((card.path / "config.json").stat().st_mtime)
     except OSError:

@@ -1,4 +1,4 @@
-"""The results of a job over HTTP: vectors, scores or records, as a stream in the format asked for."""
+"""The results of a job over HTTP: a stream of vectors, scores or records in the requested format."""
 
 from uuid import UUID
 
@@ -53,7 +53,7 @@ def get_results(resources: ResourcesDependency, job_id: JobId, query: ResultQuer
 
 
 def refuse_to_go_on(query: VectorQuery | ResultQuery) -> None:
-    """Raise InvalidOption for a format that cannot begin in the middle."""
+    """Raise InvalidOption if `after` is given for a format that can only be exported from the beginning."""
     if query.after is not None and query.format != "ndjson":
         raise InvalidOption(
             f"Only ndjson goes on behind a key; {query.format} is whole or nothing: leave out after."
@@ -61,7 +61,7 @@ def refuse_to_go_on(query: VectorQuery | ResultQuery) -> None:
 
 
 def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:
-    """Return the job, if one of these is what comes of its items and it has ended, or need not have.
+    """Return the job if its kind of result is one of `results`, and it has ended or `partial` is true.
 
     Raise JobNotFound and WrongJobState.
     """

@@ -1,4 +1,4 @@
-"""Runs over HTTP: start, look, list, cancel, confirm."""
+"""Runs over HTTP: started, shown, listed, cancelled and confirmed."""
 
 from typing import Annotated
 from uuid import UUID
@@ -36,7 +36,7 @@ router = APIRouter(tags=["runs"])
 
 
 def parse_run_id(run_id: Annotated[str, Path(description="The run's id, a UUID.")]) -> UUID:
-    """Parse a run's id. Raise RunNotFound for what is no UUID, since no run has such an id."""
+    """Parse a run's id. Raise RunNotFound if it is not a UUID, since no run has such an id."""
     try:
         return UUID(run_id)
     except ValueError:
@@ -72,8 +72,9 @@ def post_run(
 def choose_spec(
     connection: Connection, resources: Resources, name: str, body: RunRequest
 ) -> EncodingSpec | None:
-    """Choose the spec of the vectors by the options, on top of the live generation's; None if they change
-    nothing.
+    """Return the live generation's spec changed by the options of the request; None if it names none.
+
+    Raise InvalidOption for options of a run that makes no vectors.
     """
     live = find_generation(connection, name)
     wanted = body.options.of_spec()
@@ -115,7 +116,7 @@ def get_run(resources: ResourcesDependency, run_id: RunId) -> RunBody:
 
 
 def find_encoding_job(connection: Connection, run: Run) -> Job | None:
-    """Return the job that a run waits for at this moment, if any."""
+    """Return the job that encodes for a run at the moment; None if there is none."""
     if run.job_id is None or run.phase != ENCODING or run.is_terminal:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Schedules over HTTP: make, look, list, change, pause, resume, run now, delete, and their history."""
+"""Schedules over HTTP: created, shown, changed, paused, resumed, triggered and deleted; their history."""
 
 from typing import Annotated
 from uuid import UUID
@@ -41,10 +41,7 @@ router = APIRouter(tags=["schedules"])
 
 
 def parse_schedule_name(name: Annotated[str, Path(description="The schedule's name.")]) -> str:
-    """Return the name if a schedule can have it.
-
-    Raise ScheduleNotFound.
-    """
+    """Return the name. Raise ScheduleNotFound if no schedule can have it."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise ScheduleNotFound
     return name

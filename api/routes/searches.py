@@ -1,4 +1,4 @@
-"""Searches over HTTP: which rows of a collection answer a text, a vector or a row best."""
+"""Searches over HTTP: the rows of a collection that best match a text, a vector or another row."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
@@ -33,14 +33,15 @@ from vectormill.search.search import BY_TEXT, Nearest, Search
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# A body of so many bytes is read, and so many matches are written, in a tenth of a millisecond.
+# Reading a body of this size, or writing this many matches, takes a tenth of a millisecond.
 SMALL_BYTES: Final = 16 << 10
 FEW_MATCHES: Final = 20
 
 
 class SearchRoute(APIRoute):
-    """The one route that is asked hundreds of times a second: what FastAPI does to find out what it depends on, and to
-    make an answer of what it gives back, took as long as reading the request, and is left out.
+    """A route that bypasses FastAPI's request handling, for hundreds of searches a second.
+
+    Resolving dependencies and making a response from the answer took as long as reading the request.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -48,7 +49,7 @@ class SearchRoute(APIRoute):
 
 
 async def answer_search(request: Request) -> Response:
-    """Answer a search, as `post_search` describes. Raise CollectionNotFound and the errors of that."""
+    """Answer a search by calling post_search. Raise CollectionNotFound and the errors of post_search."""
     resources: Resources = request.app.state.resources
     return await post_search(request, parse_collection_name(request.path_params["name"]), resources)
 
@@ -64,7 +65,7 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
         body = await read_body(request, resources.settings, hold)
         is_small = len(body) <= SMALL_BYTES
         wanted = await run(is_small, decode_body, body, SEARCH_DECODER)
-    with resources.gates.searches.enter():  # not before: a body may come slowly
+    with resources.gates.searches.enter():  # after the body, which may arrive slowly
         queries, searches = await run(is_small, make_searches, wanted, resources)
         generation = await open_generation(resources, name, queries)
         embeddings = await find_embeddings(queries, searches, generation, resources)
@@ -75,12 +76,12 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
 
 
 async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run short work at once, since waking a thread would take longer, and longer work on a thread."""
+    """Run short work at once, because switching to a thread would take longer, and other work on a thread."""
     return work(*arguments, **options) if is_little else await run_in_threadpool(work, *arguments, **options)
 
 
 def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[SearchQuery], list[Search]]:
-    """Return the queries of a request with the search that each asks for. Raise as make_one_search."""
+    """Return a request's queries, and the search for each. Raise the errors of make_one_search."""
     queries = read_queries(wanted, resources.settings.max_search_queries)
     places = [""] if wanted.queries is None else [f"queries[{number}]: " for number in range(len(queries))]
     searches = [
@@ -90,8 +91,9 @@ def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[Sea
 
 
 def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Search:
-    """Return the search that a query asks for. Raise InvalidOption, InvalidItem and ItemNotFound, whose messages open
-    with the place of the query.
+    """Return the search for a query. The errors begin with `place`, the position of the query.
+
+    Raise InvalidOption, InvalidItem and ItemNotFound.
     """
     try:
         search = make_search(query)
@@ -108,8 +110,10 @@ def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Sea
 
 
 async def open_generation(resources: Resources, name: str, queries: Sequence[SearchQuery]) -> Generation:
-    """Return the live generation. Raise CollectionNotFound, WrongKind for a collection without vectors, and
-    SpecMismatch for queries of another vector space.
+    """Return the live generation of a collection.
+
+    Raise CollectionNotFound, WrongKind for a collection without vectors, and SpecMismatch for queries of
+    another vector space.
     """
     generation = await resources.generations.find(name)
     require_vectors(name, generation.kind, "A search compares")
@@ -120,7 +124,7 @@ async def open_generation(resources: Resources, name: str, queries: Sequence[Sea
 
 
 def refuse_other_spaces(resources: Resources, generation: Generation, queries: Sequence[SearchQuery]) -> None:
-    """Raise SpecMismatch, naming what differs between the spaces."""
+    """Raise SpecMismatch, and name the difference between the query's vector space and the collection's."""
     with resources.engine.connect() as connection:
         named = {query.fingerprint for query in queries if query.fingerprint is not None}
         for fingerprint in named - {generation.spec.fingerprint()}:
@@ -137,8 +141,9 @@ def refuse_other_spaces(resources: Resources, generation: Generation, queries: S
 async def find_embeddings(
     queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation, resources: Resources
 ) -> list[npt.NDArray[np.float32] | None]:
-    """Return the vector, float32 [dimensions], of each query that needs one; texts are encoded together. Raise
-    InvalidOption.
+    """Return each query's vector, float32 [dimensions], or None if the query needs none.
+
+    All texts are encoded together. Raise InvalidOption and the errors of QueryExchange.encode_queries.
     """
     embeddings: list[npt.NDArray[np.float32] | None] = [None] * len(queries)
     texts: dict[int, str] = {}
@@ -155,7 +160,7 @@ async def find_embeddings(
 
 
 def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bool) -> bytes:
-    """Write the answer as JSON."""
+    """Return the JSON answer: one list of matches, or one per query unless `is_one`."""
     answers = [tell_nearest(nearest, search) for nearest, search in zip(found, searches, strict=True)]
     return write_answer(answers[0] if is_one else ManySearchesAnswer(data=answers))
 
@@ -170,7 +175,7 @@ def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[
     largest = np.abs(embedding).max(initial=0)
     if not np.isfinite(largest) or largest == 0:
         raise InvalidOption("The embedding has no direction: its numbers must be finite and not all zero.")
-    # Rows are compared by angle or by sign. At length 1 no number leaves the range of a float16, and no square that of
-    # a float32, in which pgvector adds them up.
+    # Only the direction matters, since rows are compared by angle or sign. At length 1, no number exceeds a
+    # float16, and no square exceeds the float32 in which pgvector sums.
     embedding /= largest
     return (embedding / np.linalg.norm(embedding)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Sources over HTTP: set, look, check and delete that of a collection, follow its table, and push rows to one."""
+"""Sources over HTTP: set, checked, shown and deleted; following of their tables, and pushing of rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -54,7 +54,7 @@ from vectormill.sources.sources import delete_source, find_source, save_source
 
 router = APIRouter(tags=["sources"])
 
-# A request does not wait longer for the transactions that write a table that is to be followed.
+# A request waits at most this long for transactions that write the table to be followed.
 PATIENCE_SECONDS: Final = 10.0
 
 
@@ -92,9 +92,10 @@ def make_source(body: SourceRequest, settings: Settings) -> Source:
 
 
 def refuse_local(options: Options, settings: Settings) -> None:
-    """Raise InvalidOption for files of the server's own machine, unless a folder is set apart for them.
+    """Raise InvalidOption if a source names files of the server's own machine, unless a folder is set for
+    them.
 
-    Only where nobody but this machine can connect do the server's files belong to whoever asks.
+    They are allowed if only this machine can connect, since its files then belong to the client.
     """
     if settings.source_root is not None or is_loopback_host(settings.api_host):
         return
@@ -106,7 +107,10 @@ def refuse_local(options: Options, settings: Settings) -> None:
 
 
 def look(source: Source, name: str, resources: Resources) -> SourceReport:
-    """Read the first rows. Raise Problem, with the source's own words, if it cannot be read as it says."""
+    """Read and check the first rows of a source.
+
+    Raise Problem with the source's own error if it cannot be read as described.
+    """
     place = SourcePlace(resources.engine, resources.settings, resources.registry, collection=name)
     try:
         return check_source(source, place)
@@ -220,14 +224,20 @@ async def post_push(
 
 
 def find_whether_pairs(name: str, resources: Resources) -> bool:
-    """Return whether pushed rows may have a second text. Raise CollectionNotFound and SourceNotFound."""
+    """Return True if pushed rows may have a second text.
+
+    Raise CollectionNotFound and SourceNotFound.
+    """
     with resources.engine.connect() as connection:
         source = find_source(connection, name).source
         return takes_pairs(source, find_generation(connection, name).spec)
 
 
 def write(writer: PushWriter, items: Sequence[Item], intake: Intake) -> None:
-    """Write rows with the keys of metadata in order, as other sources have them: equal metadata are equal bytes."""
+    """Write pushed rows, with the keys of their metadata sorted, as other sources write them.
+
+    Equal metadata are then equal bytes.
+    """
     intake.take_items(len(items))
     for item in items:
         if item.metadata:

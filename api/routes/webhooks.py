@@ -1,4 +1,4 @@
-"""Webhooks over HTTP: make, look, list, change, rotate the secret, test, delete; their deliveries, and their replay."""
+"""Webhooks over HTTP: created, shown, changed, tested and deleted; secrets rotated, deliveries replayed."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -49,17 +49,17 @@ from vectormill.webhooks.webhooks import (
 
 router = APIRouter(tags=["webhooks"])
 
-# The largest bigint, and so the largest id.
+# The largest bigint of Postgres, and so the largest id.
 LARGEST_ID = 2**63 - 1
 
 
 def parse_webhook_id(webhook_id: Annotated[str, Path(description="The webhook's id, a number.")]) -> int:
-    """Parse a webhook's id. Raise WebhookNotFound for what is no number."""
+    """Parse a webhook's id. Raise WebhookNotFound if it is not a number."""
     return parse_id(webhook_id, WebhookNotFound)
 
 
 def parse_delivery_id(delivery_id: Annotated[str, Path(description="The delivery's id, a number.")]) -> int:
-    """Parse a delivery's id. Raise DeliveryNotFound for what is no number."""
+    """Parse a delivery's id. Raise DeliveryNotFound if it is not a number."""
     return parse_id(delivery_id, DeliveryNotFound)
 
 
@@ -78,7 +78,7 @@ def check_target(resources: Resources, url: str) -> str:
 
 
 def check_text(text: str) -> str:
-    """Return the text. Raises InvalidOption if it has characters that cannot be stored or shown."""
+    """Return the text. Raise InvalidOption if it has characters that cannot be stored or shown."""
     if "\0" in text or not text.isprintable():
         raise InvalidOption("The description has characters that cannot be shown; leave them out.")
     return text
