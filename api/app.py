@@ -259,7 +259,7 @@ def connect_redis(redis_url: str) -> redis.Redis:
 def find_version() -> str:
     try:
         return version("vectormill")
-    except PackageNotFoundError:  # run from a checkout that was never installed
+    except PackageNotFoundError:  # running from a checkout that is not installed
         return "0"
 
 
@@ -343,7 +343,7 @@ def run(settings: Settings) -> None:
         host=settings.api_host,
         port=settings.api_port,
         log_config=None,
-        access_log=False,  # /metrics counts requests; a line for each poll of a status would bury the rest
+        access_log=False,  # /metrics counts requests, and a log line for each status poll would bury the other lines
         server_header=False,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )

@@ -74,7 +74,7 @@ class Place:
     line: int | None = None
     parameter: str | None = None
     header: str | None = None
-    code: str | None = None  # of an item that has no vector
+    code: str | None = None  # the item's error, if it has no vector
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -155,10 +155,10 @@ class QueryExchange:
             count=lambda _, waiting: count_together(waiting),
         )
         self._messages: dict[bytes, Message] = {}
-        self._takers: dict[str, dict[str, float]] = {}  # by space, when each worker has last taken a message
+        self._takers: dict[str, dict[str, float]] = {}  # by space, when each worker took its last message
         self._producer: QueryProducer | None = None
         self._hearing: asyncio.Task[None] | None = None
-        self._clock_offset: float | None = None  # from the loop's clock to Redis's
+        self._clock_offset: float | None = None  # to add to the loop's clock for that of Redis
 
     async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
         """Return the vector of each checked query, float32 [dimensions], in the space of `spec`.
@@ -317,7 +317,7 @@ class QueryExchange:
             except OutOfMemoryError:
                 raise Unavailable(FULL) from None
             except RedisError as error:
-                self._clock_offset = None  # another Redis may answer next
+                self._clock_offset = None  # after a reconnect, it may be another Redis
                 logger.debug("A query waits for Redis: %s", error)
                 await asyncio.sleep(AWAY_SECONDS)
             finally:

@@ -19,8 +19,7 @@ from vectormill.settings import Settings
 
 # Health probes, which are answered even if the process is at its limit of requests.
 PROBES: Final = ("/livez", "/readyz", "/health")
-# The login form needs no API key. It must arrive completely within this time, and logins have their own
-# limit.
+# The login form needs no API key. It must arrive within this time, and logins have a limit of their own.
 LOGIN: Final = "/console/login"
 LOGIN_SECONDS: Final = 10.0
 FORM_TOO_SLOW: Final = Problem(
@@ -67,15 +66,14 @@ class AdmissionControl:
             else:
                 with self._gates.requests.enter():
                     await self._let_in(scope, self._time(receive), send)
-        except Problem as problem:  # a Problem of the application is answered there
+        except Problem as problem:  # raised by this middleware: the application answers its own
             await problem.response(path)(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = find_host_problem(self._hosts, scope)
         if problem is not None:
             raise problem
-        # Checked before the key, because a browser that opens / or /docs without one gets a page, not an
-        # error.
+        # Checked before the key: a browser that opens / or /docs without a key gets a page, not an error.
         if self._is_for_people(scope):
             await self._pages(scope, receive, send)
             return

@@ -80,8 +80,8 @@ class KeyGuard:
             if not is_database_away(error):
                 raise
             keys = self._keyring.last_known
-            # Metrics matter most while Postgres is unavailable, so they are served by the keys that were read
-            # last.
+            # Metrics matter most while Postgres is unavailable, so the keys that were read last decide about
+            # them.
             if path != METRICS_PATH or not (keys or self._is_local):
                 logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
                 raise describe_error(DatabaseUnavailable()) from error

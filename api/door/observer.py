@@ -53,8 +53,7 @@ class RequestObserver:
             try:
                 await self._app(scope, receive, send_with_id)
             finally:
-                # The route's template instead of the path, since ids in labels would make a time series per
-                # job.
+                # The route's template, not its path, since ids in labels would make a time series per job.
                 method, route = scope["method"], getattr(scope.get("route"), "path", "unmatched")
                 self._metrics.requests.labels(method, route, str(status)).inc()
                 self._metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)

@@ -47,8 +47,7 @@ class Rule:
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 CONSOLE_METHODS: Final = (*SAFE_METHODS, "POST")
 
-# The first matching rule decides. A request that matches none needs admin, so that a forgotten route is
-# closed.
+# The first matching rule decides. If none matches, admin is needed, so a forgotten route is closed.
 RULES: Final = (
     Rule(CONSOLE_METHODS, "/console", CONSOLE),
     Rule(CONSOLE_METHODS, "/console/{path:path}", CONSOLE),

@@ -11,8 +11,7 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-# A head is parsed in the event loop, and joining the pieces of one header takes time quadratic in their
-# number.
+# Heads are parsed in the event loop; joining the pieces of a header takes time quadratic in their number.
 MAX_HEAD_BYTES: Final = 64 << 10
 CLOSING: Final = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 LARGE_HEAD: Final = b"The head of this request is larger than 64 KiB."

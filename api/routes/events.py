@@ -37,7 +37,7 @@ async def get_events(resources: ResourcesDependency, job_id: JobId) -> Streaming
 
 
 class EventStream(StreamingResponse):
-    """The response to one client that follows a job; it holds its place in the gate until its last byte."""
+    """The response to one client that follows a job; it counts in the gate until its last byte is sent."""
 
     def __init__(self, resources: Resources, job_id: UUID, job: JobBody) -> None:
         self._resources = resources

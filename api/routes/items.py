@@ -159,7 +159,7 @@ def read_item(body: bytes, key: str, collection: str, resources: Resources) -> I
 
 
 def takes_pairs(collection: str, resources: Resources) -> bool:
-    """Return whether the collection keeps results of pairs. Raise CollectionNotFound."""
+    """Return True if the collection keeps results of pairs of texts. Raise CollectionNotFound."""
     with resources.engine.connect() as connection:
         return TASKS[find_generation(connection, collection).spec.task].reads_pairs
 

@@ -148,7 +148,7 @@ def get_errors(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) 
         errors = list_item_errors(connection, job_id, after=after, limit=query.limit + 1)
         find_job(
             connection, job_id
-        )  # last: a job that is deleted meanwhile is not found, and has no short page
+        )  # last, so that a job deleted meanwhile raises JobNotFound instead of giving a short page
     page, cursor = cut_page(errors, query.limit, lambda error: error.item)
     return ItemErrorPage(data=[describe(ItemErrorBody, error) for error in page], next=cursor)
 

@@ -92,8 +92,7 @@ def make_source(body: SourceRequest, settings: Settings) -> Source:
 
 
 def refuse_local(options: Options, settings: Settings) -> None:
-    """Raise InvalidOption if a source names files of the server's own machine, unless a folder is set for
-    them.
+    """Raise InvalidOption if a source names files of the server's own machine but no folder is set for them.
 
     They are allowed if only this machine can connect, since its files then belong to the client.
     """
