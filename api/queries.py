@@ -1,13 +1,13 @@
-"""QueryExchange: sends this API process's queries to workers and receives the answers, in the event loop.
+"""QueryExchange: the queries of this API process on their way to workers and back. Belongs to the event loop.
 
-Texts of searches are encoded by the same workers as jobs, and before these. Texts for the same spec go to a
-worker in one message: at once while the workers have few of our messages, otherwise when the next answer
-comes. Texts that a dead worker had, or that Redis has lost, are sent once more, each client's texts in a
-message of their own, so that a text that kills workers fails its neighbours at most once.
+Texts of searches become vectors on the same workers as everything else, and before bulk. What waits for one spec goes
+to a worker in one message: at once while workers have few of ours in hand, together with whatever has come meanwhile
+when an answer comes. What a dead worker had, or a Redis that lost its content, is sent once more, each client's texts
+by themselves, so that no text takes its neighbours with it twice.
 
-The texts of a large request go to workers in parts, so that other requests come in between, and no message is
-larger than one part. Each part has the full time-out of a search: a request of two thousand texts fails if it
-makes no progress, not because it is long.
+The many texts of one request go to workers in parts, so that others come in between, and no message is larger than one
+part. Each part has the time of a search for itself: a request of two thousand texts is given up when it makes no
+progress, and not because it is long.
 """
 
 import asyncio
@@ -47,25 +47,24 @@ from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
 
-# A message to a worker has at most this many texts and bytes. The texts of one part are in one message.
+# A message to a worker holds at most so many texts and bytes. The texts of one client share a message.
 MAX_TEXTS: Final = 64
 MAX_BYTES: Final = 1 << 20
 # A request has at most this many parts at the workers at once, so that other requests need not wait for all of it.
 PARTS_AT_ONCE: Final = 4
 # Each worker that answers gets two messages, so that one is encoded while the next is tokenized.
 MESSAGES_PER_WORKER: Final = 2
-# A worker counts as present for this long after it last took a message.
+# A worker counts as present for so long after its last answer.
 KNOWN_SECONDS: Final = 10.0
 # The time between two checks of a message that is not answered yet.
 LOOK_SECONDS: Final = 0.1
-# The time from posting or taking a message to the first check: one pulse of a worker, and a margin for a busy
-# machine.
+# Until the first of them, from when it was posted or taken: a pulse, and what it takes on a busy machine.
 FIRST_LOOK_SECONDS: Final = PULSE_SECONDS + 0.3
 AWAY_SECONDS: Final = 0.1
-# For this long, a repeated query may find no worker: after Redis has lost its content, workers announce
-# themselves again at their next pulse.
+# So long a query that is sent again may find nobody who listens: when Redis lost its content, workers say at their
+# next pulse that they live.
 RETURN_SECONDS: Final = PULSE_SECONDS + 0.05
-# The time between two checks for a worker that takes queries, while there is none.
+# Between two looks for a worker that takes queries, while there is none.
 ABSENCE_SECONDS: Final = 0.25
 NO_REDIS: Final = (
     "This API knows no Redis, through which the texts of queries go to workers: set VECTORMILL_REDIS_URL to that of "
@@ -83,15 +82,12 @@ logger = logging.getLogger(__name__)
 
 
 class MessageLost(Exception):
-    """A message got no answer, or an answer that does not fit it."""
+    """A message was not answered, or with an answer that cannot be its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The vectors of one client's texts.
-
-    `failures` maps the index of each failed text to the reason; the row of a failed text is zeros.
-    """
+    """The vectors of one client's texts. `failures` maps the place of a failed text to its reason; its row is zeros."""
 
     vectors: npt.NDArray[np.float32]  # [texts, dimensions]
     failures: Mapping[int, str]
@@ -101,13 +97,13 @@ class Answered:
 
 @dataclass(slots=True, eq=False)
 class QueryTexts:
-    """Texts of one client's request that are sent in one message."""
+    """The texts of one client's request."""
 
     texts: Sequence[bytes]
     deadline: float  # on the event loop's clock
-    traceparent: str | None = None  # if the request is traced
+    traceparent: str | None = None  # where the request is traced
     is_repeated: bool = False
-    is_wanted: bool = True  # False once the client is answered or has disconnected
+    is_wanted: bool = True  # until its client is answered, or has gone
 
     @property
     def num_bytes(self) -> int:
@@ -116,15 +112,15 @@ class QueryTexts:
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message of queries that was posted to the workers, and the future of its answer."""
+    """A message that was posted."""
 
     id: bytes
     space: str
     content: bytes
     answer: "asyncio.Future[EncodedTexts | NotEncoded]"
-    next_look: float  # when to check on it if it is not answered by then
+    next_look: float  # when it is looked after, unless it is answered before
     taker: str | None = None
-    is_missed: bool = False  # at the last check
+    is_missed: bool = False  # at the last look
 
     def describe_loss(self) -> str:
         if self.taker is None:
@@ -133,7 +129,7 @@ class Message:
 
 
 class QueryExchange:
-    """A client that has workers encode the texts of queries. It connects to Redis at its first query."""
+    """Has workers encode the texts of queries. Connects, and hears answers, when it is first asked."""
 
     def __init__(
         self,
@@ -155,16 +151,16 @@ class QueryExchange:
             count=lambda _, waiting: count_together(waiting),
         )
         self._messages: dict[bytes, Message] = {}
-        self._takers: dict[str, dict[str, float]] = {}  # by space, when each worker took its last message
+        self._takers: dict[str, dict[str, float]] = {}  # by space, when each worker has last taken a message
         self._producer: QueryProducer | None = None
         self._hearing: asyncio.Task[None] | None = None
-        self._clock_offset: float | None = None  # to add to the loop's clock for that of Redis
+        self._clock_offset: float | None = None  # from the loop's clock to Redis's
 
     async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
-        """Return the vector of each checked query, float32 [dimensions], in the space of `spec`.
+        """Return the vectors of checked queries, each float32 [dimensions], in the space of `spec`.
 
-        Raise InvalidItem if a text cannot be encoded, EncodingTimeout if no worker answers in time, QueryLost
-        if two attempts failed, and Unavailable if the API is stopping or has no Redis.
+        Raises InvalidItem when a text can have no vector, EncodingTimeout when no worker answers in time, QueryLost
+        when two workers died with it, and Unavailable when the API stops or knows no Redis.
         """
         different = list(dict.fromkeys(texts))
         if self._registry.is_read(spec.model):
@@ -176,20 +172,14 @@ class QueryExchange:
         return [by_text[text] for text in texts]
 
     async def answer_all(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-        """Return the results of texts or pairs for the task of `spec`. Raise InvalidItem if any has failed.
-
-        Raise the other errors of encode_queries too.
-        """
+        """Return what the task makes of texts or pairs, of which none has failed. Raises as encode_queries."""
         answered = await self.answer(spec, texts)
         for reason in answered.failures.values():
             raise InvalidItem(f"The query cannot be encoded: {reason}.")
         return answered
 
     async def answer(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-        """Return the results of at least one text or pair for the task of `spec`, sent to workers in parts.
-
-        Failed texts are in the result's `failures`. Raise the other errors of encode_queries.
-        """
+        """Return what the task makes of texts or pairs, at least one, in parts. Raises as encode_queries."""
         parts = list(cut_parts(texts))
         if len(parts) == 1:
             return await self._answer_part(spec, texts)
@@ -203,15 +193,12 @@ class QueryExchange:
         try:
             return join_parts(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # once a part has failed or the client has gone, nobody needs the others
+            for task in tasks:  # of a part that failed, or whose client has gone, the others are not wanted
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer_part(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-        """Return the results of texts that fit in one message.
-
-        While no worker takes queries of this spec, wait.
-        """
+        """Answer texts that fit one message. While no worker takes queries of this spec, wait for one."""
         if self._settings.redis_url is None:
             raise Unavailable(NO_REDIS)
         timeout = self._settings.search_timeout_seconds
@@ -241,7 +228,7 @@ class QueryExchange:
             asked.is_wanted = False
 
     def _explain_wait(self, spec: EncodingSpec) -> str:
-        """Return the reason why a query was not answered, in the words used for a waiting job."""
+        """Return why a query was not answered, in the words of a job that waits."""
         with self._engine.connect() as connection:
             reason = explain_query_wait(connection, spec)
         return reason or (
@@ -264,9 +251,9 @@ class QueryExchange:
     # ---- to the workers
 
     async def _send(self, spec: EncodingSpec, together: Sequence[QueryTexts]) -> list[Answered]:
-        """Send the texts of these clients in one message, and return each client's results.
+        """Send the texts of these clients in one message. Return what each client gets.
 
-        Raise MessageLost, QueryLost if no worker is there for a repeated query, and Unavailable.
+        Raises MessageLost, QueryLost when what is repeated finds no worker, and Unavailable.
         """
         try:
             message = await self._post_message(self._connect(), spec, together)
@@ -291,11 +278,7 @@ class QueryExchange:
     async def _post_message(
         self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts]
     ) -> Message:
-        """Post the texts as a message, trying again until a worker listens and Redis has accepted it.
-
-        Raise MessageLost if all clients have gone, QueryLost if no worker is there for a repeated query, and
-        Unavailable.
-        """
+        """Post until a worker listens and Redis has taken it, as long as somebody waits for it."""
         loop = asyncio.get_running_loop()
         is_repeated, began = together[0].is_repeated, loop.time()
         while True:
@@ -317,7 +300,7 @@ class QueryExchange:
             except OutOfMemoryError:
                 raise Unavailable(FULL) from None
             except RedisError as error:
-                self._clock_offset = None  # after a reconnect, it may be another Redis
+                self._clock_offset = None  # another Redis may answer next
                 logger.debug("A query waits for Redis: %s", error)
                 await asyncio.sleep(AWAY_SECONDS)
             finally:
@@ -325,7 +308,7 @@ class QueryExchange:
                     del self._messages[message.id]
 
     def _refuse_unwanted(self, together: Sequence[QueryTexts]) -> None:
-        """Raise MessageLost if every client has gone, and Unavailable if the API is stopping."""
+        """Raise MessageLost when every client has gone, and Unavailable when the API stops."""
         if self._is_stopping():
             raise Unavailable(STOPPING)
         if not any(asked.is_wanted for asked in together):
@@ -372,10 +355,7 @@ class QueryExchange:
             message.answer.set_result(answer)
 
     def _note_taker(self, space: str, worker: str, now: float) -> None:
-        """Record that a worker has taken a message.
-
-        Forget workers that have taken none for KNOWN_SECONDS, so that their number stays bounded.
-        """
+        """Forget the workers that have not answered for long, so that no more are known than live."""
         self._takers.setdefault(space, {})[worker] = now
         for known in list(self._takers):
             takers = self._takers[known]
@@ -386,11 +366,7 @@ class QueryExchange:
     async def _wait_for_answer(
         self, producer: QueryProducer, message: Message, together: Sequence[QueryTexts]
     ) -> EncodedTexts:
-        """Return the answer to a message.
-
-        Raise MessageLost if two checks in a row did not find the message, the worker could not encode it, or
-        all clients have gone; and Unavailable.
-        """
+        """Return the answer, as long as somebody waits for it. Raises MessageLost once two looks have missed it."""
         while not (await asyncio.wait([message.answer], timeout=LOOK_SECONDS))[0]:
             self._refuse_unwanted(together)
             now = asyncio.get_running_loop().time()
@@ -401,7 +377,7 @@ class QueryExchange:
             except RedisError as error:
                 logger.debug("Queries wait for Redis: %s", error)
                 continue
-            # At the first miss, the answer or the note of who took the message may still be on its way.
+            # At the first miss its answer, or who took it, may be on the way.
             if not is_there and message.is_missed and not message.answer.done():
                 raise MessageLost(message.describe_loss())
             message.is_missed, message.next_look = not is_there, now + LOOK_SECONDS
@@ -418,20 +394,16 @@ class QueryExchange:
 
 
 def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:
-    """Raise InvalidItem if a text cannot be encoded.
-
-    The error begins with `place`, the position of the query.
-    """
+    """Raise InvalidItem when the text can have no result; the message opens with the place of the query."""
     failure = find_text_failure(text.encode("utf-8", "surrogatepass"), settings.max_text_chars)
     if failure is not None:
         raise InvalidItem(f"{place}The {what} cannot be encoded: {failure.detail}.")
 
 
 def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
-    """Return the spec for queries to a collection: its own spec, with the model's prompt for queries if any.
+    """Return the collection's own spec, with the prompt that its model has for queries; a long query is never refused.
 
-    Long queries are truncated instead of refused. A query is a vector of floats, whatever type the collection
-    keeps.
+    A query is a vector of floats, whatever type the collection keeps.
     """
     prompts = registry.card(spec.model).prompts
     long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
@@ -439,7 +411,7 @@ def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
 
 
 def cut_parts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the texts in parts that each fit in one message; a part that is a single text may be larger."""
+    """Yield the texts in runs that fit one message: a run of one text may be larger."""
     start = num_bytes = 0
     for index, text in enumerate(texts):
         if index > start and (index - start == MAX_TEXTS or num_bytes + len(text) > MAX_BYTES):
@@ -479,7 +451,7 @@ def spell_spec(spec: EncodingSpec) -> bytes:
 
 
 def count_together(waiting: Sequence[QueryTexts]) -> int:
-    """Return how many of the waiting entries, from the oldest, go into one message; at least 1."""
+    """Return how many of these clients' texts go into one message, from the oldest; at least 1."""
     num_texts = num_bytes = 0
     for number, asked in enumerate(waiting):
         num_texts += len(asked.texts)
@@ -490,10 +462,7 @@ def count_together(waiting: Sequence[QueryTexts]) -> int:
 
 
 def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[Answered]:
-    """Return each client's part of an answer.
-
-    Raise MessageLost if the answer does not have the texts' length.
-    """
+    """Return what each client gets of an answer. Raises MessageLost for one that cannot be of them."""
     num_texts = sum(len(asked.texts) for asked in together)
     lengths = (4 * num_texts * answer.dimensions, 4 * num_texts)
     if answer.dimensions <= 0 or (len(answer.values), len(answer.num_tokens)) != lengths:

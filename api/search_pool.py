@@ -1,7 +1,7 @@
-"""SearchPool: connections and threads for searches alone, so that slow searches delay nothing else.
+"""SearchPool: connections and threads that only searches use, so that slow ones hold up nothing else.
 
-Concurrent searches that differ in little but their vectors run together in one statement: the connection,
-thread, settings and plan of a statement cost several times as much as searching a few thousand rows.
+Searches that come together and differ in little but their vectors are run together, in one statement: beside the search
+of a few thousand rows, its connection, its thread, its settings and its plan cost several times as much.
 """
 
 import asyncio
@@ -21,24 +21,21 @@ from vectormill.domain.errors import SearchTimeout
 from vectormill.search.matches import MOST_TOGETHER, SearchWithVector, find_company, find_matches
 from vectormill.search.search import Nearest
 
-# The number of connections, and so of concurrent statements. Even fewer keep two cores of Postgres busy.
+# As many searches run at once as there are connections; two cores of Postgres are busy with fewer.
 SEARCH_CONNECTIONS: Final = 3
-# Searches in one statement may take this long together, since the first waits for the last. If each takes
-# longer, a statement gets its share of all waiting searches.
+# Searches that run together may take so long, for the first of it waits for the last; and where each takes longer,
+# its share of all that wait.
 TOGETHER_SECONDS: Final = 0.02
 MOST_GENERATIONS: Final = 100
 
-# The searches of one request, and the generation that they search.
+# The searches of one request, of this generation.
 Wanted = tuple[Generation, Sequence[SearchWithVector]]
-# The generation's id, and what searches must have in common to share a statement.
+# The generation's id, and what searches that one statement answers have in common.
 Company = tuple[int, Hashable]
 
 
 class SearchPool:
-    """A pool that runs SEARCH_CONNECTIONS statements at a time.
-
-    Other searches wait in the event loop, where they need neither a thread nor a connection.
-    """
+    """Runs so many searches at once; others wait in the event loop, where they hold neither thread nor connection."""
 
     def __init__(self, engine: Engine, timeout_seconds: float, max_waiting: int) -> None:
         self._engine = engine
@@ -52,15 +49,14 @@ class SearchPool:
             max_wait_seconds=timeout_seconds,
             is_of_one=lambda error: not isinstance(error, SearchTimeout | OperationalError),
         )
-        self.seconds_each: dict[int, float] = {}  # per search, in a generation's last statement
+        self.seconds_each: dict[int, float] = {}  # of a search, in the last round of a generation
 
     async def find(self, generation: Generation, searches: Sequence[SearchWithVector]) -> list[Nearest]:
-        """Return the matches of these searches, as find_matches does.
-
-        Raise SearchTimeout if the searches wait too long for earlier ones, and the errors of find_matches.
+        """Find the matches of these searches, as find_matches does. Raise SearchTimeout when those before it
+        take too long.
         """
         company = find_company(searches[0][0]) if len(searches) == 1 else None
-        alone = object()  # equals no other search's, so that this one runs alone
+        alone = object()  # what no other search has in common with this one
         try:
             return await self._coalescer.ask(
                 (generation.id, alone if company is None else company), (generation, searches)
@@ -73,15 +69,12 @@ class SearchPool:
             ) from None
 
     def close(self) -> None:
-        """Close the threads and connections. Call this when no search is running."""
+        """Close threads and connections. Call when nobody searches any more."""
         self._threads.shutdown()
         self._engine.dispose()
 
     def _count_together(self, company: Company, waiting: Sequence[Wanted]) -> int:
-        """Return how many waiting searches to run in one statement, at most MOST_TOGETHER.
-
-        It is as many as take TOGETHER_SECONDS, or the statement's share of all that wait if that is more.
-        """
+        """Return how many searches take little time together, or their share of all that wait if that is more."""
         num_free = SEARCH_CONNECTIONS - self._coalescer.num_running
         share = math.ceil(self._coalescer.num_waiting / num_free)
         seconds_each = self.seconds_each.get(company[0], math.inf)
@@ -96,7 +89,7 @@ class SearchPool:
         return [[next(found) for _ in wanted] for _, wanted in together]
 
     def _note_seconds(self, generation_id: int, seconds: float) -> None:
-        """Record how long a search of a generation took, for the MOST_GENERATIONS generations searched last."""
+        """Note how long a search of a generation took, for as many generations as are searched in turn."""
         self.seconds_each.pop(generation_id, None)
         self.seconds_each[generation_id] = seconds
         if len(self.seconds_each) > MOST_GENERATIONS:
@@ -108,21 +101,21 @@ class SearchPool:
 
 
 class LiveGenerations:
-    """A look-up of a collection's live generation, shared by all requests that wait for it.
+    """Looks up which generation of a collection is searched, once for all requests that wait for the answer.
 
-    Nothing is cached, and a request never joins a look-up that has already begun, so it sees every swap that
-    was committed before it came. Used by the event loop alone.
+    Nothing is kept: a look-up that began before a request is not for it, so every request sees a swap that was
+    committed before it came. Belongs to the event loop.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
-        # A single statement needs no transaction, whose BEGIN and COMMIT are two more round trips.
+        # One statement needs no transaction, whose begin and end are two more ways to Postgres.
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._coalescer: Coalescer[str, None, Generation] = Coalescer(
             self._look_up, max_waiting=max_waiting, max_running_of=lambda _: 1
         )
 
     async def find(self, name: str) -> Generation:
-        """Return the live generation of a collection. Raise CollectionNotFound."""
+        """Return the live generation of a collection. Raises CollectionNotFound."""
         return await self._coalescer.ask(name, None)
 
     async def _look_up(self, name: str, askers: Sequence[None]) -> list[Generation]:

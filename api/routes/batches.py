@@ -118,9 +118,7 @@ def post_batch(
     The same request again, while its batch has not ended or for ten minutes, answers the same batch: clients repeat
     what was not answered in time. Other metadata, or an Idempotency-Key of its own, makes another.
     """
-    Intake(resources.settings).look(
-        resources.engine
-    )  # the number of items is known only once the file is read
+    Intake(resources.settings).look(resources.engine)  # its number of items is not known yet
     words = "".join(word for pair in (body.metadata or {}).items() for word in pair)
     if not all(map(is_storable, words)):
         reason = "metadata contains a NUL character or half of a UTF-16 surrogate pair"
