@@ -1,7 +1,7 @@
-"""Write the part of the Python client that is made and not written: `python -m tools.client`.
+"""Generate the blocking client from the asynchronous one: `python -m tools.client`.
 
-`vectormill/client/sync`, the client that blocks, is made from the asynchronous one by replacing words; what is more
-than words is in `flow`. A test makes it again and compares.
+`vectormill/client/sync` is generated from `vectormill/client/aio` by replacing words; what differs by more
+than words is in `flow`. A test generates it again and compares.
 """
 
 import re
@@ -30,7 +30,7 @@ NOTE: Final = "# Made of the same file in `aio` by `python -m tools.client`: cha
 
 
 def list_files() -> tuple[str, ...]:
-    """Return the files of the asynchronous client that are translated, by their paths below it."""
+    """Return the files of the asynchronous client that are translated, as paths relative to its folder."""
     folder = ROOT / ASYNC
     return tuple(
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py") if path.name != BY_HAND)
@@ -45,7 +45,7 @@ def make_blocking(file: str) -> str:
 
 
 def arrange(text: str, path: Path) -> str:
-    """Return the text with imports and lines as the linter wants them."""
+    """Return the text with imports sorted and lines formatted by ruff."""
     ruff = (sys.executable, "-m", "ruff")
     for command in (("check", "--select", "I,F401", "--fix-only", "--quiet"), ("format", "--quiet")):
         text = subprocess.run(
@@ -56,7 +56,7 @@ def arrange(text: str, path: Path) -> str:
 
 
 def make_files() -> dict[str, str]:
-    """Return the text of every made file by its path from the root."""
+    """Return the text of every generated file by its path from the repository root."""
     return {f"{BLOCKING}/{file}": make_blocking(file) for file in list_files()}
 
 

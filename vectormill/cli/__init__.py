@@ -1,4 +1,4 @@
-"""The command line: starts processes and speaks HTTP. Imports nothing heavy until a command runs."""
+"""The command line, which starts processes and calls the API. Imports nothing heavy before a command runs."""
 
 from vectormill.cli.app import main
 

@@ -1,4 +1,4 @@
-"""`python -m vectormill.cli`, for children that must run under this very interpreter."""
+"""Entry point of `python -m vectormill.cli`, for child processes that must use the same interpreter."""
 
 from vectormill.cli.app import main
 

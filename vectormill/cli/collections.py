@@ -1,4 +1,4 @@
-"""Collections: the commands that make, show, change, export, check and delete them, and what is shown of one."""
+"""Commands that create, show, change, export, check and delete collections, and their output."""
 
 import json
 import sys
@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-# The largest unit of which there are two at the least.
+# From the largest unit down: an age is shown in the first unit of which it has at least two.
 TIME_UNITS: Final = (("days", 86_400), ("h", 3600), ("min", 60))
 GENERATION_COLUMNS: Final = (
     "id", "state", "model", "fingerprint", "rows", "vectors", "indexes", "attributes", "live since",
@@ -449,7 +449,7 @@ def _headline(collection: Collection) -> str:
 
 
 def describe_results(collection: Collection) -> str:
-    """Describe what a collection holds, such as "default, 384 dimensions" or "reranker, scores of no, yes"."""
+    """Describe a collection's results, such as "default, 384 dimensions" or "reranker, scores of no, yes"."""
     kind, model, options = collection["kind"], collection["model"], collection["options"]
     if kind == SCORES:
         labels = options.get("labels", ())
@@ -615,7 +615,7 @@ def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _describe_results(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the lines on results, for whichever kind the collection has."""
+    """Yield the report's lines on vectors, scores or records, depending on the collection's kind."""
     if vectors := report.get("vectors"):
         num_broken = vectors["num_not_finite"] + vectors["num_zero"] + vectors["num_odd_norms"]
         norms = ""

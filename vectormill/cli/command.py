@@ -1,8 +1,8 @@
-"""Command: makes a function a command, with its arguments, options, help and output. Knows no command.
+"""Turn functions into commands of Typer, with arguments, options, help and output. Contains no command.
 
-The parameters before `*` are the command's arguments, the others its options. The docstring is the help; under `Args:`
-it explains each parameter that is not among ARGUMENTS and OPTIONS, with the placeholder and the bounds of its value in
-parentheses:
+The parameters before `*` are the command's arguments, the others its options. The docstring is the help; its
+`Args:` section explains each parameter that is not in ARGUMENTS or OPTIONS, with the placeholder and the
+bounds of the value in parentheses:
 
     limit (N, 1 to 100): Show at most N matches.  [default: 10]
 """
@@ -23,13 +23,13 @@ from vectormill.domain.encoding import Option, list_options
 from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, describe_outputs
 
 ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}."
-# A parameter: its name, what stands in parentheses, its help, and the default that is shown in place of its own.
+# An entry of `Args:`: the name, the text in parentheses, the help, and the default to show in the help.
 ENTRY: Final = re.compile(r"(\w+)(?: \(([^)]*)\))?:(?: (.*?))?(?:\s*\[default: (.*)\])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is said of a parameter: its help, the placeholder of its value, its flags, bounds and default."""
+    """The documentation of a parameter: its help, placeholder, flags, bounds and default."""
 
     help: str | None = None
     metavar: str | None = None
@@ -40,13 +40,13 @@ class Told:
 
 
 def read_docstring(docstring: str) -> tuple[str, dict[str, Told]]:
-    """Return the help of a command, and what its docstring says of each parameter."""
+    """Split a docstring into the help of a command and the documentation of its parameters."""
     text, _, entries = inspect.cleandoc(docstring).partition("\n\nArgs:\n")
     return text, dict(read_entries(entries))
 
 
 def read_entries(text: str) -> Iterator[tuple[str, Told]]:
-    """Yield what each entry says; a line that is indented further goes on with the entry above it."""
+    """Yield the name and documentation of each parameter; indented lines continue the entry above."""
     for entry in re.split(r"\n(?=\S)", textwrap.dedent(text).strip("\n")):
         if matched := ENTRY.fullmatch(" ".join(entry.split())):
             name, value, help, default = matched.groups()
@@ -67,7 +67,7 @@ def read_value(value: str | None, help: str | None, default: str | None) -> Told
     return Told(help, metavar, tuple(flags), least, most, default)
 
 
-# What a parameter is where no docstring says otherwise.
+# The documentation of parameters that a command's docstring does not explain.
 ARGUMENTS: Final = dict(
     read_entries(f"""
     collection (COLLECTION): The collection's name.
@@ -104,11 +104,11 @@ OPTIONS: Final = dict(
 def command(
     app: typer.Typer, *examples: str, name: str | None = None, note: str = "", view: View | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds a function to `app` as a command, and returns it as it is.
+    """Return a decorator that adds a function to `app` as a command and returns the function unchanged.
 
-    A function that takes a `client` gets one of the API that the command's options name. `options` takes those of an
-    encoding, a flag each. With a `view` the command has `--json`: what it returns is printed as JSON, or shown by the
-    view. A text that it returns is told on stderr.
+    A parameter `client` receives a client of the API that the command's options name. A parameter `options`
+    becomes one flag for each encoding option. With a `view` the command has `--json`: the returned value is
+    printed as JSON, or else by the view. A returned string is printed on stderr.
     """
     said = [f"{'Examples' if len(examples) > 1 else 'Example'}: " + "\n\n".join(examples)] if examples else []
     epilog = "\n\n".join(said + ([note] if note else []))
@@ -162,7 +162,7 @@ JSON: Final = _optional("json", bool, False)
 
 
 def make_parameter(parameter: inspect.Parameter, explained: dict[str, Told]) -> inspect.Parameter:
-    """Return the parameter as Typer expects it: as an argument, or as an option that is called as it is."""
+    """Convert a parameter to one that Typer expects: an argument, or an option named like the parameter."""
     is_argument = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     told = (
         explained.get(parameter.name) or (ARGUMENTS if is_argument else OPTIONS).get(parameter.name) or Told()
@@ -188,7 +188,7 @@ def make_parameter(parameter: inspect.Parameter, explained: dict[str, Told]) -> 
 
 
 def make_flag(option: Option) -> inspect.Parameter:
-    """Return the flag of an option of encodings as Typer expects it, such as `--long-texts <truncate|fail>`."""
+    """Return the parameter that Typer expects for an encoding option, such as `--long-texts <truncate|fail>`."""
     told = option.help
     words = option.name.replace("_", "-")
     kind = Literal[told.choices] if told.choices else option.kind

@@ -1,4 +1,4 @@
-"""demo: the main job from end to end, on every docstring of the running Python's standard library."""
+"""The command demo, which runs a whole job on the docstrings of the running Python's standard library."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +26,7 @@ from vectormill.domain.task import EMBED
 
 app = typer.Typer()
 
-# The values of --task for type checkers; a test compares them with DEMOS.
+# The values of --task, as a literal type; a test compares them with DEMOS.
 DemoTask = Literal["embed", "score", "extract"]
 
 
@@ -85,7 +85,7 @@ def demo(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a demo runs, and with which model."""
+    """The service or data directory on which a demo runs, and its model."""
 
     data_dir: Path | None
     keep: bool
@@ -95,7 +95,7 @@ class _Place:
 
 @contextmanager
 def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[DemoModel, Callable[[], str]]]":
-    """Yield the model, and a function that waits for the service and returns the API's URL."""
+    """Yield the model, and a function that waits until the service is ready and returns the API's URL."""
     if place.api_url is not None:
         url = place.api_url
         yield find_remote(place.model), lambda: url
@@ -106,13 +106,13 @@ def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[DemoModel, Callab
 
 @contextmanager
 def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, DemoModel, Callable[[], str]]]":
-    """Start a stack of our own; yield its data directory, its model, and a function that waits for its API's URL."""
+    """Start a stack; yield its data directory, its model, and a function that waits for the API's URL."""
     from vectormill.cli.stack import Stack, workplace
     from vectormill.settings import load_settings
 
-    settings = load_settings()  # a misspelt variable is told here too
+    settings = load_settings()  # raises an error for misspelt environment variables
     with workplace(place.data_dir, place.keep) as directory:
-        # A model that is wrong is told before a minute of starting.
+        # Refuse an unusable model before the stack takes a minute to start.
         weights = choose_weights(demo, place.model, settings, directory)
         with Stack(directory, weights.model, variables=register(settings, weights)) as stack:
             tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
@@ -122,9 +122,7 @@ def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, DemoModel
 
 
 def _keep_searchable(place: _Place, *, is_json: bool) -> None:
-    """Run the demo of a table that is followed. Raise CommandFailed unless the collection ends with the table's
-    rows.
-    """
+    """Run the demo of a followed table. Raise CommandFailed if the collection does not match the table."""
     import psycopg
     from sqlalchemy import make_url
 

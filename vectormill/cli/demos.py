@@ -1,10 +1,10 @@
-"""The demos of `vectormill demo`: one for each task, the model that it takes, and how its job is run and shown.
+r"""The demos of `vectormill demo`, one for each task: their models, items, and reports.
 
-`embed`    every docstring of the running Python's standard library, searched afterwards
-`score`    the first sentence of a docstring beside what follows it, and beside what follows another one: a model that
-           tells texts apart scores a sentence higher with its own rest; random weights do so every other time
-`extract`  who, where, when and which organization, in some sentences of Chinese, which is what the published model of
-           this kind, RexUniNLU, reads; no weights of it come with this package
+`embed`    every docstring of the running Python's standard library, which is searched afterwards
+`score`    the first sentence of a docstring, paired with its own rest and with the rest of another docstring: a
+           trained model scores the own rest higher; random weights do so half of the time
+`extract`  persons, places, times and organizations in Chinese sentences, because the published model of this
+           kind, RexUniNLU, reads Chinese; this package has none of its weights
 """
 
 import json
@@ -64,15 +64,15 @@ NUM_SHOWN_TEXTS: Final = 5
 RANDOM: Final = "random-extractor"
 
 Json = Mapping[str, Any]
-# The results of a job by key.
+# The results of a job, by the key of the item.
 Results = Mapping[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
 class DemoModel:
-    """A model by its name, None for the service's own; `path` where it is not registered.
+    """A model by its name, None for the service's default; `path` is its directory if it is not registered.
 
-    `reason` says why this one, in a few words; `told` what weights these are, in a sentence.
+    `reason` says in a few words why this model was chosen; `told` describes its weights in a sentence.
     """
 
     model: str | None
@@ -86,7 +86,7 @@ DEFAULT: Final = DemoModel(None, "the default", "The weights are those of the se
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """Tables for people, each a title, its columns and its rows; and figures for machines."""
+    """The result of a demo: tables for people, each with a title, columns and rows, and figures for machines."""
 
     tables: Sequence[tuple[str, tuple[str, ...], Sequence[Sequence[str]]]]
     figures: Mapping[str, Any]
@@ -96,8 +96,9 @@ class DemoReport:
 class TaskDemo:
     """The demo of a task.
 
-    `choose_weights` gets a directory that lives as long as the demo. `list_items` gets how many are wanted, or None.
-    `options` are the job's, `is_sound` says of a result that it is one, and `find` what there is to show of those.
+    `choose_weights` takes a directory that exists as long as the demo. `list_items` takes the number of
+    items, or None for the default. `options` are those of the job, `is_sound` says whether a result is valid,
+    and `find` makes the report on valid results.
     """
 
     task: str
@@ -114,7 +115,10 @@ class TaskDemo:
 def run_demo(
     client: "Client", demo: TaskDemo, items: Sequence["ItemJson"], weights: DemoModel, *, is_json: bool
 ) -> None:
-    """Run a demo on a service. Raise CommandFailed unless every item has a sound result, whatever the job's state."""
+    """Run a demo on a service.
+
+    Raise CommandFailed unless every item has a valid result, whatever the job's state.
+    """
     submitted = client.submit(items, model=weights.model, task=demo.task, **demo.options)
     tell(f"Submitted {submitted['num_items']:,} {demo.noun}s as job {submitted['id']}.")
     job = watch_job(client, submitted, poll_seconds=POLL_SECONDS)
@@ -156,7 +160,7 @@ def describe_python() -> str:
 
 
 def read_vectors(client: "Client", job_id: str) -> Iterator[Json]:
-    """Yield which keys have a vector of finite numbers; the vectors themselves are not kept."""
+    """Yield the key of each vector and whether its numbers are finite. The vectors are not kept."""
     for vector in client.vectors(job_id, partial=True):
         yield {
             "key": vector["key"],
@@ -165,7 +169,7 @@ def read_vectors(client: "Client", job_id: str) -> Iterator[Json]:
 
 
 def search_docstrings(client: "Client", items: Sequence["ItemJson"], results: Results) -> DemoReport:
-    """Search for some queries, if there is anything to find."""
+    """Search for some queries, unless there are no results to search, and return the matches."""
     queries = QUERIES if results else ()
     found = {query: client.search(COLLECTION, query, limit=NEAREST) for query in queries}
     texts = {item["key"]: item["text"] for item in items}
@@ -188,7 +192,7 @@ def first_line(text: str) -> str:
 
 
 def choose_embedder(directory: Path) -> DemoModel:
-    """Return the packaged model: real weights, although of no classifier."""
+    """Return the packaged model, whose weights are trained but not for classification."""
     from vectormill.models.registry import DEFAULT_MODEL
 
     return DemoModel(
@@ -200,7 +204,7 @@ def choose_embedder(directory: Path) -> DemoModel:
 
 
 def list_pairs(num_pairs: int | None) -> "list[ItemJson]":
-    """Return two pairs for each docstring: with its own rest, and with that of one from the library's other half."""
+    """Return two pairs for each docstring: with its own rest, and with another docstring's rest."""
     from vectormill.corpus import read_docstrings, split_first_sentence, take_evenly
 
     parts = [
@@ -227,7 +231,7 @@ def is_score(result: Json) -> bool:
 
 
 def compare_scores(client: "Client", pairs: Sequence["ItemJson"], results: Results) -> DemoReport:
-    """Tell how well the scores separate a sentence's own continuation from that of another sentence."""
+    """Report how well the scores separate a sentence's own continuation from that of another sentence."""
     scores = {key: float(result["score"]) for key, result in results.items()}
     by_kind = {kind: _pick(pairs, scores, kind) for kind in (OWN, OTHER)}
     both = [(own, by_kind[OTHER][key]) for key, own in by_kind[OWN].items() if key in by_kind[OTHER]]
@@ -250,7 +254,7 @@ def compare_scores(client: "Client", pairs: Sequence["ItemJson"], results: Resul
 
 
 def _pick(pairs: Sequence["ItemJson"], scores: dict[str, float], kind: str) -> dict[str, float]:
-    """Return the scores of one kind of pair by the docstring's name."""
+    """Return the scores of one kind of pair, keyed by the docstring's name."""
     keys = [pair["key"] for pair in pairs if pair["key"].endswith(f"/{kind}")]
     return {key.removesuffix(f"/{kind}"): scores[key] for key in keys if key in scores}
 
@@ -265,7 +269,7 @@ def _shorten(text: str) -> str:
 
 
 def write_extractor(directory: Path) -> DemoModel:
-    """Return a tiny model of random weights, written into the directory, with the packaged model's tokenizer."""
+    """Write a tiny model with random weights and the packaged tokenizer into the directory, and return it."""
     from vectormill.models.random_extractor import TINY, write_random_extractor
     from vectormill.models.registry import DEFAULT_MODEL, Registry
 
@@ -280,7 +284,7 @@ def write_extractor(directory: Path) -> DemoModel:
 
 
 def list_sentences(num_texts: int | None) -> "list[ItemJson]":
-    """Return so many sentences, again and again if need be; equal ones are read once."""
+    """Return the given number of sentences, repeated if necessary; equal sentences are encoded only once."""
     return [
         {"key": f"text-{number + 1}", "text": SENTENCES[number % len(SENTENCES)]}
         for number in range(num_texts or len(SENTENCES))
@@ -292,7 +296,7 @@ def read_records(client: "Client", job_id: str) -> Iterator[Json]:
 
 
 def is_record(result: Json) -> bool:
-    """Return whether all records are paths of at least one step."""
+    """Return whether every record of a result is a path of at least one step."""
     return all(step["type"] for record in result["output"] for step in record) and all(result["output"])
 
 
@@ -303,7 +307,7 @@ def count_records(client: "Client", items: Sequence["ItemJson"], results: Result
         for result in results.values()
         for record in result["output"]
     )
-    # Those with something to show come first.
+    # Show items with records before items without.
     there = [item for item in items if item["key"] in results]
     shown = sorted(there, key=lambda item: not results[item["key"]]["output"])[:NUM_SHOWN_TEXTS]
     examples = [(item["key"], mark_spans(item["text"], results[item["key"]]["output"])) for item in shown]
@@ -352,9 +356,9 @@ DEMOS: Final[Mapping[str, TaskDemo]] = {
 
 
 def choose_weights(demo: TaskDemo, model: str | None, settings: "Settings", directory: Path) -> DemoModel:
-    """Return the model of a demo; raise UnknownModel, ModelError or InvalidOption before anything is started.
+    """Return the model of a demo. Raise UnknownModel, ModelError or InvalidOption before anything is started.
 
-    `model` is a name or a directory. None leaves it to the demo, which may write a model into `directory`.
+    `model` is a name or a directory. With None the demo chooses, and may write a model into `directory`.
     """
     from vectormill.models.registry import EncodingOptions, Registry, make_spec
 
@@ -367,7 +371,7 @@ def choose_weights(demo: TaskDemo, model: str | None, settings: "Settings", dire
 
 
 def find_weights(model: str, settings: "Settings") -> DemoModel:
-    """Return a registered model, or the model in a directory under the directory's name."""
+    """Return a registered model, or a model in a directory, which is named after the directory."""
     path = Path(model).expanduser()
     if model in settings.models or not path.is_dir():
         return DemoModel(model, "asked for", f"The weights are those of {model}.")
@@ -376,8 +380,9 @@ def find_weights(model: str, settings: "Settings") -> DemoModel:
 
 
 def find_remote(model: str | None) -> DemoModel:
-    """Return a model of a service that runs already. Raise InvalidOption for a directory, which that service cannot
-    read.
+    """Return a model of a running service.
+
+    Raise InvalidOption for a directory, which the service cannot read.
     """
     if model is None:
         return DEFAULT
@@ -389,7 +394,7 @@ def find_remote(model: str | None) -> DemoModel:
 
 
 def list_models(settings: "Settings", weights: DemoModel) -> "dict[str, ModelEntry]":
-    """Return the models that are registered, and this one."""
+    """Return the registered models and this one."""
     from vectormill.settings import ModelEntry
 
     own = {} if weights.path is None else {str(weights.model): ModelEntry(path=str(weights.path))}
@@ -397,7 +402,7 @@ def list_models(settings: "Settings", weights: DemoModel) -> "dict[str, ModelEnt
 
 
 def register(settings: "Settings", weights: DemoModel) -> dict[str, str]:
-    """Return the variables with which a process knows the model; none where it is registered."""
+    """Return the environment variables that register the model; none if it is registered already."""
     if weights.path is None:
         return {}
     from vectormill.settings import PREFIX

@@ -1,4 +1,4 @@
-"""doctor: the command that says what this machine has, what it lacks and what to do about it. Changes nothing."""
+"""The command doctor, which reports what this machine has, what it lacks and how to fix it. Changes nothing."""
 
 import os
 import platform
@@ -28,14 +28,14 @@ FAIL: Final = "fail"
 STYLES: Final = {OK: "green", WARN: "yellow", FAIL: "red"}
 OLDEST_PYTHON: Final = (3, 11)
 NEEDED_PACKAGES: Final = ("celery", "kombu", "fastapi", "sqlalchemy", "psycopg", "redis", "numpy", "pyarrow")
-# Beside those that backends run models with.
+# Packages that a worker needs besides those of its backend.
 WORKER_PACKAGES: Final = ("transformers", "tokenizers", "safetensors")
 SCARCE_DISK_BYTES: Final = 10 << 30
 FEWEST_DISK_BYTES: Final = 1 << 30
 # A worker with the default model takes about 1 GiB, the embedded servers half of that.
 SCARCE_MEMORY_BYTES: Final = 2 << 30
 TESTED_POSTGRES: Final = 160000
-# 0.7 brought halfvec, without which no collection can be made.
+# pgvector 0.7 introduced halfvec, without which no collection can be created.
 OLDEST_PGVECTOR: Final = (0, 7)
 TIMEOUT_SECONDS: Final = 5.0
 FIND_PGVECTOR: Final = (
@@ -83,11 +83,14 @@ Check = Callable[["Settings"], Iterator[Finding]]
 
 
 def run_checks(settings: "Settings") -> Iterator[Finding]:
-    """Yield every finding, in the order in which problems are best solved. A check that breaks is a finding too."""
+    """Yield every finding, in the order in which problems should be solved.
+
+    A check that raises an error becomes a finding too.
+    """
     for name, check in CHECKS.items():
         try:
             yield from check(settings)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is what this machine lacks
+        except Exception as error:  # noqa: BLE001 - any error of a library becomes a finding
             yield Finding(
                 name, FAIL, describe(error), "Solve this first; `vectormill --debug doctor` shows more."
             )
@@ -214,7 +217,7 @@ def check_models(settings: "Settings") -> Iterator[Finding]:
 
 
 def ask_postgres(url: str) -> Iterator[Finding]:
-    """Yield whether Postgres is reachable, new enough, with pgvector, and at the newest migration."""
+    """Yield findings on Postgres: its version, pgvector, and the newest migration."""
     from sqlalchemy import text
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -247,7 +250,7 @@ def ask_postgres(url: str) -> Iterator[Finding]:
 
 
 def judge_postgres(number: int, name: str) -> Finding:
-    """Judge a version of Postgres, of which `number` is server_version_num and `name` what people call it."""
+    """Return the finding on a Postgres version; `number` is server_version_num, `name` the version as text."""
     if number < TESTED_POSTGRES:
         return Finding(
             "postgres", WARN, f"version {name}", "Use Postgres 16 or newer; older ones are not tested."
@@ -256,7 +259,7 @@ def judge_postgres(number: int, name: str) -> Finding:
 
 
 def judge_pgvector(installed: str | None, available: str | None) -> Finding:
-    """Judge the versions of pgvector in the database and on the server; None where there is none."""
+    """Return the finding on pgvector: its version in the database and on the server; None where it is absent."""
     from vectormill.embedded.postgres import MIN_PGVECTOR
 
     found = installed or available
@@ -275,7 +278,10 @@ def judge_pgvector(installed: str | None, available: str | None) -> Finding:
 
 
 def ask_redis(url: str) -> Iterator[Finding]:
-    """Yield whether Redis is reachable and never evicts keys: an evicted queue is lost until the reaper runs."""
+    """Yield findings on Redis: whether it is reachable and never evicts keys.
+
+    An evicted queue is lost until the reaper runs.
+    """
     import redis
 
     try:
@@ -296,7 +302,7 @@ def ask_redis(url: str) -> Iterator[Finding]:
 
 
 def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
-    """Yield whether the API is ready, with which workers, and whether it lets us in."""
+    """Yield findings on the API: whether it is ready, has workers, and accepts the API key."""
     import httpx
 
     from vectormill.client import is_loopback
@@ -325,7 +331,7 @@ def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
     else:
         yield Finding("service", OK, detail)
     for worker in workers:
-        if not worker["slots"]:  # its model is not loaded
+        if not worker["slots"]:  # a worker without slots has not loaded its model
             reason = worker["report"].get("state_reason") or "it gives no reason"
             advice = (
                 "Its jobs wait, and it tries again: mend that, or start a worker for the model elsewhere."
@@ -348,7 +354,7 @@ CHECKS: Final[dict[str, Check]] = {
 }
 
 
-# Whose versions decide what is computed and where it is kept, with the distributions that bring them.
+# The parts whose versions affect results and storage, with the distributions that contain them.
 PARTS = (
     ("torch", "torch"),
     ("openvino", "openvino"),
@@ -359,7 +365,7 @@ PARTS = (
 
 
 def describe_installation() -> Iterator[str]:
-    """Yield this release and the versions of what it runs on, one line each, the release first."""
+    """Yield lines with this release and then the versions of the packages and systems that it uses."""
     from vectormill.db.scripts import find_newest_revision
     from worker.devices.detect import detect_processor
 
@@ -375,7 +381,7 @@ def describe_installation() -> Iterator[str]:
 
 
 def find_version(distribution: str) -> str | None:
-    """Return the distribution's version from its metadata, since importing torch for it would take seconds."""
+    """Return a distribution's version from its metadata, because importing torch for it would take seconds."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,4 +1,7 @@
-"""encode, score and extract: a file of texts in, a file of results out, by a running service or one of our own."""
+"""Commands encode, score and extract: read a file of texts and write a file of results.
+
+They use a running service, or start one for the duration of the command.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -37,7 +40,7 @@ Job = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of an encoding, and how the texts are read."""
+    """The input, output and error files of a command, and how the texts are read."""
 
     input: str
     out: Path
@@ -51,7 +54,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The service and the model that a command asks for."""
+    """The service and the model that a command uses."""
 
     api_url: str | None
     data_dir: Path | None
@@ -216,10 +219,13 @@ def extract(
 
 
 def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_patient: bool = False) -> Outcome:
-    """Return the job, which has ended and whose results are in `files.out`. Raise CommandFailed without results."""
+    """Run a job on the input file and write its results to `files.out`. Return the ended job.
+
+    Raise CommandFailed if the job has no results.
+    """
     from vectormill.files.outputs import check_output, choose_format, write_vectors
 
-    # All that can be wrong with the call is found before anything is started.
+    # Check the arguments and the first items before anything is started.
     items = read_input(
         files.input, files.key_field, files.text_field, files.pair_field, strict=files.is_strict
     )
@@ -248,7 +254,7 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
 
 @contextmanager
 def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "Iterator[Client]":
-    """Yield a client of the service in question, or of a stack that lives as long as this block."""
+    """Yield a client of the running service, or of a stack that is stopped at the end of the block."""
     from vectormill.cli.endpoint import await_api_url
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
@@ -260,7 +266,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
         url = await_api_url(api_url, data_dir, settings)
         if url is None:
             if model is not None:
-                Registry(settings.models).card(model)  # what is refused is told before a minute of starting
+                Registry(settings.models).card(model)  # refuse the model before a minute of starting
             directory = settings.data_dir.expanduser()
             typer.echo(f"Starting Vectormill in {directory} …", err=True)
             url = cleanup.enter_context(Stack(directory, model)).wait_until_ready()
@@ -268,7 +274,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
 
 
 def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
-    """Follow the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
+    """Wait for the job to end. If interrupted, cancel the job, because nobody would fetch its results."""
     from vectormill.domain.errors import VectormillError
 
     try:
@@ -281,7 +287,7 @@ def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
 
 
 def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
-    """Write all failed items to the file, if one was named, and say the first of them."""
+    """Write all failed items to the file, if one was named, and print the first of them."""
     from vectormill.files.ndjson import encode_line
     from vectormill.files.outputs import open_replacement
 
@@ -300,7 +306,7 @@ def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
 
 
 def _show_spans(files: Files, most: int) -> None:
-    """Print the first texts that have records, spans marked."""
+    """Print the first texts that have records, with their spans marked."""
     import msgspec
 
     from vectormill.cli.spans import show_texts
@@ -313,7 +319,7 @@ def _show_spans(files: Files, most: int) -> None:
 
 
 def _read_schema(path: Path) -> str:
-    """Return the file's JSON if it is a schema. Raise InvalidOption, before anything is started."""
+    """Return the file's JSON if it is a valid schema. Raise InvalidOption before anything is started."""
     from vectormill.domain.schema import parse_schema
 
     try:

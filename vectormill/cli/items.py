@@ -1,4 +1,4 @@
-"""Items: the commands that put, get and delete single items of a collection."""
+"""Commands that put, get and delete single items of a collection."""
 
 import sys
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ def delete(
 
 
 def read_keys(keys: list[str], source: Path | None) -> Iterator[str]:
-    """Yield these keys and those of a file, one a line; empty lines are no keys."""
+    """Yield the given keys, then those of the file, one a line; empty lines are skipped."""
     yield from keys
     if source is None:
         return

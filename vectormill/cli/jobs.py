@@ -1,4 +1,4 @@
-"""Jobs: the commands that submit, watch, steer, export and delete them, and what is shown of a job."""
+"""Commands that submit, watch, pause, cancel, export and delete jobs, and the formatting of their output."""
 
 import itertools
 import sys
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 PAIR_FIELD: Final = "text_pair"
-# Told in words; --json has them as they are.
+# Fields that are shown as sentences; --json prints them unchanged.
 STAGE_FIELDS: Final = ("stages", "bound_by", "stage_seconds")
-# A worker tries to load its model again after 30 s, and what was in its way may have passed by then.
+# Workers retry loading a model after 30 s, and the retry may succeed.
 PATIENCE_SECONDS: Final = 45.0
 
 Job = Mapping[str, Any]
@@ -96,7 +96,7 @@ def submit(
 def read_input(
     input: str, key_field: str | None, text_field: str, pair_field: str | None = None, *, strict: bool
 ) -> "Iterable[ItemJson]":
-    """Return the items of a file, of which the first, or all with `strict`, are looked at before anything begins."""
+    """Return the items of a file. The first item, or with `strict` every item, is validated now."""
     from vectormill.files.texts import FAIL_ALONE, REFUSE, Fields, look_at_texts, read_texts
 
     fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
@@ -104,7 +104,7 @@ def read_input(
 
 
 def parse_metadata(text: str | None) -> dict[str, Any] | None:
-    """Return the object that --metadata gives. Raise InvalidOption."""
+    """Parse the JSON object given with --metadata. Raise InvalidOption if it is invalid."""
     import json
 
     def refuse_constant(name: str) -> None:
@@ -113,7 +113,7 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        # Python's reader takes NaN and Infinity, which JSON does not know.
+        # Python's parser accepts NaN and Infinity, which are no JSON.
         value = json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
         raise InvalidOption(f"--metadata is not JSON: {error}.") from error
@@ -203,7 +203,7 @@ def retry(client: "Client", job_id: str) -> Job:
 def delete(client: "Client", job_id: str) -> str:
     """Delete an ended job with its texts, errors and vectors. Rows in collections stay."""
     if client.job(job_id)["state"] == CANCELLING:
-        client.wait(job_id)  # for seconds: until workers hear of it
+        client.wait(job_id)  # this takes seconds, until workers have noticed the cancellation
     client.delete(job_id)
     return f"Deleted job {job_id}."
 
@@ -252,10 +252,10 @@ def export(
 
 
 def watch_job(client: "Client", job: Job, *, poll_seconds: float = 0.5, is_patient: bool = False) -> Job:
-    """Show how a job goes until it ends, and return it as it is then.
+    """Show a job's progress until it ends, and return the ended job.
 
-    Raise CommandFailed when no live worker has been able to load its model for PATIENCE_SECONDS, unless `is_patient`.
-    The job itself waits on.
+    Raise CommandFailed when no live worker has been able to load the job's model for PATIENCE_SECONDS, unless
+    `is_patient`. The job itself keeps waiting.
     """
     from vectormill.client.progress import Progress
     from vectormill.client.views import look_at_job
@@ -279,9 +279,9 @@ def watch_job(client: "Client", job: Job, *, poll_seconds: float = 0.5, is_patie
 
 
 def refuse_without_model(client: "Client", job: Job) -> None:
-    """Raise CommandFailed when there are workers for the job's model and none of them can load it."""
+    """Raise CommandFailed if the job's model has workers and none of them can load it."""
     workers = [worker for worker in client.workers() if worker["model"] == job["model"]]
-    # One that cannot load its model has no slots. Where there is none at all, one may be loading.
+    # A worker that cannot load its model has no slots. With no workers at all, one may still be starting.
     if workers and not any(worker["slots"] for worker in workers):
         raise CommandFailed(
             f"{job['waiting_because']} Nothing was written. Job {job['id']} stays, and goes on when a worker has "
@@ -293,7 +293,7 @@ def refuse_without_model(client: "Client", job: Job) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact; `reason` says why it is so, when somebody chose it."""
+    """A line of a summary; `reason` says why the value was chosen, if it was a choice."""
 
     name: str
     value: str
@@ -301,15 +301,13 @@ class Fact:
 
 
 def job_seconds(job: Job) -> float:
-    """Return seconds from the submission to the last commit, on the database's clock."""
+    """Return the seconds from submission to the last commit, by the database's clock."""
     created, finished = (datetime.fromisoformat(job[name]) for name in ("created_at", "finished_at"))
     return max((finished - created).total_seconds(), 1e-6)
 
 
 def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: str = "") -> list[Fact]:
-    """Return the lines of the table that ends a run; the choices are those of the workers that serve the job's
-    model.
-    """
+    """Return the lines of a job's closing summary, with the choices of the workers that serve its model."""
     seconds = job_seconds(job)
     lines = [
         Fact("items", f"{job['num_items']:,}"),
@@ -349,12 +347,12 @@ def _reuse_lines(job: Job) -> list[Fact]:
 
 
 def describe_long_texts(job: Job) -> list[str]:
-    """Return sentences that say what became of texts longer than the model reads; none when there was none."""
+    """Return sentences on texts that were longer than the model reads; none if there were none."""
     sentences = []
     num_cut, num_passages = job["truncated_items"], job.get("num_passages", 0)
     if num_cut:
         subject = "1 text was" if num_cut == 1 else f"{num_cut:,} texts were"
-        # Vectors of passages can be joined, scores and records cannot.
+        # Vectors of passages can be combined; scores and records cannot.
         other = ", or submit with --long-texts passages" if _has_vectors(job) else ""
         sentences.append(
             f"{subject} longer than {_limit(job)} and cut there; list them with `vectormill truncated {job['id']}`"
@@ -366,7 +364,7 @@ def describe_long_texts(job: Job) -> list[str]:
 
 
 def describe_missing_prompt(job: Job, models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence where the authors of the job's model want a prompt and the job has none."""
+    """Return a sentence if the model's authors recommend a prompt and the job has none."""
     if job["options"].get("prompt") or not _has_vectors(job):
         return []
     told = [model.get("unprompted") for model in models if model["name"] == job["model"]]
@@ -383,14 +381,14 @@ def _limit(job: Job) -> str:
 
 
 def describe_stages(record: Job) -> list[Fact]:
-    """Describe what bounded a job and how busy its stages were; return no lines while that is unknown."""
+    """Return lines on a job's bottleneck and how busy its stages were; none while that is unknown."""
     lines = []
     bound_by = record.get("bound_by")
     if bound_by:
         lines.append(Fact("bound by", bound_by["value"], bound_by["reason"]))
     stages: Mapping[str, Mapping[str, float]] = record.get("stages") or {}
     if stages:
-        # Waiting is no work, and with several chunks in hand most of them wait: several hundred per cent say nothing.
+        # Leave out waiting: with several chunks in flight it adds up to several hundred per cent.
         busy = {stage: figures["share"] for stage, figures in stages.items() if stage != WAIT}
         shares = " · ".join(f"{stage} {share:.0%}" for stage, share in busy.items())
         lines.append(
@@ -400,6 +398,6 @@ def describe_stages(record: Job) -> list[Fact]:
 
 
 def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Fact]:
-    """List what the workers report under a name, each different answer once."""
+    """Return a line for each different value that the workers report for a choice."""
     found = {describe_choice(report, name) for report in reports}
     return [Fact(name, value, reason) for value, reason in sorted(found)]

@@ -1,4 +1,7 @@
-"""API keys: the commands that make, list and revoke them. They speak to Postgres; the API itself wants a key."""
+"""Commands that create, list and revoke API keys.
+
+They access Postgres directly, because the API requires a key.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,9 +121,9 @@ def revoke(name: str, *, data_dir: Path | None = None) -> None:
 
 @contextmanager
 def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
-    """Yield the database of the settings, or that of the data directory: of its `up`, or started for this command.
+    """Yield the database of the settings or of the data directory, whose Postgres is started if necessary.
 
-    Raise ConfigurationError when it was never migrated.
+    Raise ConfigurationError if the database was never migrated.
     """
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
@@ -156,7 +159,7 @@ def find_database(settings: "Settings") -> Iterator[str]:
     elif running is not None:
         yield running.database_url
     else:
-        # An `up` that others shall reach wants a key before its first start. No Redis is needed for that.
+        # `vectormill up` on a public address needs a key before its first start. Keys need no Redis.
         with EmbeddedStack(directory, redis_url="redis://") as stack:
             upgrade(stack.database_url)
             yield stack.database_url

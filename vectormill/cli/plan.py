@@ -1,4 +1,4 @@
-"""plan: which devices would hold which part of a model, and why. Starts nothing and loads no weights."""
+"""The command plan, which shows how a model would be placed on devices, and why. Loads no weights."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""Printing: answers on stdout, as a table on a terminal, tab-separated elsewhere, or as JSON lines. Knows no answer."""
+"""Print answers on stdout: a table on a terminal, tab-separated lines elsewhere, or JSON lines."""
 
 import json
 import sys
@@ -21,16 +21,17 @@ View = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """An answer, and the exit code of the command that got it."""
+    """An answer, and the exit code with which the command ends."""
 
     answer: Any
     exit_code: int
 
 
 def print_answer(answer: Any, view: View | None, *, is_json: bool) -> None:
-    """Print what a command returned: as JSON, a line for each record of a list, or else by its view.
+    """Print what a command returned: as JSON, one line for each record of a list, or by its view.
 
-    Without a view it is a sentence for stderr, or None. Raise typer.Exit with the exit code of an Outcome.
+    Without a view, the answer is a sentence for stderr, or None. Raise typer.Exit with the exit code of an
+    Outcome.
     """
     exit_code = 0
     if isinstance(answer, Outcome):
@@ -48,12 +49,12 @@ def print_answer(answer: Any, view: View | None, *, is_json: bool) -> None:
 
 
 def tell(sentence: str) -> None:
-    """Say a sentence on stderr, so that stdout holds results only."""
+    """Print a sentence on stderr, so that stdout holds results only."""
     typer.echo(sentence, err=True)
 
 
 def print_json(value: Any) -> None:
-    """Print one line of JSON, so that many of them make NDJSON."""
+    """Print a value as one line of JSON; successive lines are NDJSON."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
@@ -62,9 +63,10 @@ Column = str | tuple[str, str | Callable[[Any], Any]]
 
 
 def listing(*columns: Column) -> View:
-    """Return a view of records as a table.
+    """Return a view that shows records as a table.
 
-    A column is a field that is its title, or a title with a field or with a function of the record.
+    A column is the name of a field, which is also its title, or a title with a field or a function of the
+    record.
     """
     pairs = [(column, column) if isinstance(column, str) else column for column in columns]
 
@@ -91,12 +93,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
-    """Print names and values, without those that are empty."""
+    """Print names and values; empty values are left out."""
     print_table(("", ""), [(name, value) for name, value in facts if value not in (None, "", {}, [])])
 
 
 def print_report(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table with a title, on a terminal and in a log alike."""
+    """Print a table with a title, in the same form on a terminal and in a log."""
     from rich.text import Text
 
     console = make_report_console()
@@ -118,7 +120,9 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> "Table
 
     table = Table(*columns, box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(_plain(cell)) for cell in row))  # Text: a key such as "[red]" is no markup
+        table.add_row(
+            *(Text(_plain(cell)) for cell in row)
+        )  # Text, because Rich would read a key such as "[red]" as markup
     return table
 
 
@@ -128,7 +132,7 @@ def _plain(cell: Any) -> str:
 
 
 def follow(wait: Callable[..., Any], identifier: str, look_at: "Callable[[Mapping[str, Any]], Look]") -> Any:
-    """Show the progress of a job or run until it ends, and return it as it is then."""
+    """Show the progress of a job or run until it ends, and return the ended job or run."""
     from vectormill.client.progress import Progress
 
     with Progress(look_at) as progress:

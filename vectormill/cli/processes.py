@@ -1,4 +1,4 @@
-"""The processes: api, scheduler, indexer, worker, flower, migrate, and `up`, which runs them all on one machine."""
+"""Commands that run a process: api, scheduler, indexer, worker, flower, migrate, and `up` for all."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-# Workers begin in worker/app.py.
+# The processes that start tracing here; workers start it in worker/app.py.
 TRACED: Final = ("api", "indexer", "scheduler")
 
 
@@ -150,7 +150,7 @@ def migrate() -> None:
 
 
 def begin_process(name: str, **overrides: Any) -> "Settings":
-    """Return the settings of this process, whose log lines go to stderr from now on. Raise ConfigurationError."""
+    """Configure logging of this process to stderr, and return its settings. Raise ConfigurationError."""
     from vectormill.processes.logs import begin_logging
     from vectormill.settings import find_collector, load_settings
     from vectormill.tracing import begin_tracing

@@ -1,6 +1,6 @@
-"""The demo of a table that stays searchable: indexed, changed by one percent, indexed again, searched with a filter.
+"""The demo of re-indexing: index a table, change one percent, re-index, and search with a filter.
 
-The table is one of docstrings in the embedded Postgres, made as a user's own would be; the rest goes through the API.
+The table holds docstrings, in the embedded Postgres, and is created as a user would; the rest uses the API.
 """
 
 import zlib
@@ -24,7 +24,7 @@ QUERY: Final = "how to parse a date"
 FILTER: Final[Mapping[str, Any]] = {"module": {"in": ["datetime", "time", "calendar"]}}
 NEAREST: Final = 5
 POLL_SECONDS: Final = 0.05
-# Rows are divided into lots by their names; what has one lot is half a hundredth of the table.
+# Rows are divided into this many lots by a hash of their names; a lot is half a percent of the table.
 NUM_LOTS: Final = 200
 
 CREATE_TABLE: Final = """
@@ -39,7 +39,7 @@ CREATE_TABLE: Final = """
 """
 COPY_ROWS: Final = "COPY library (name, docstring, module, depth, lot) FROM STDIN"
 QUERY_ROWS: Final = "SELECT name, docstring, module, depth FROM library"
-# One row in a hundred is touched, in every way in which a row can be.
+# These statements change one row in a hundred: some are inserted, some updated, some deleted.
 CHANGES: Final[Mapping[str, str]] = {
     "another text": "UPDATE library SET docstring = docstring || ' (Edited.)' WHERE lot = 0",
     "other metadata": "UPDATE library SET depth = depth + 10 WHERE lot = 1 AND depth = 2",
@@ -55,7 +55,7 @@ COUNTS: Final = ("unchanged", "new", "changed", "metadata_only", "moved", "delet
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One run, why it had something to do, and how many rows the table had then."""
+    """One run, the reason for it, and the number of rows of the table at that time."""
 
     title: str
     run: Mapping[str, Any]
@@ -73,12 +73,12 @@ class Round:
 
 
 def make_table(connection: "psycopg.Connection[Any]", docstrings: Iterable["Docstring"]) -> int:
-    """Make the table with one row for each docstring, and return the number of rows."""
+    """Create the table with one row for each docstring, and return the number of rows."""
     connection.execute(CREATE_TABLE)
     num_rows = 0
     with connection.cursor() as cursor, cursor.copy(COPY_ROWS) as copy:
         for docstring in docstrings:
-            if "\0" not in docstring.text:  # which no column of Postgres can hold
+            if "\0" not in docstring.text:  # Postgres cannot store NUL in a text
                 path = docstring.key.split(".")
                 lot = zlib.crc32(docstring.key.encode()) % NUM_LOTS
                 copy.write_row((docstring.key, docstring.text, path[0], len(path), lot))
@@ -87,7 +87,7 @@ def make_table(connection: "psycopg.Connection[Any]", docstrings: Iterable["Docs
 
 
 def change_table(connection: "psycopg.Connection[Any]") -> dict[str, int]:
-    """Change some rows of the table, and return how many were inserted, updated and deleted."""
+    """Change about one percent of the table; return how many rows were inserted, updated and deleted."""
     return {what: connection.execute(statement).rowcount for what, statement in CHANGES.items()}
 
 
@@ -98,7 +98,7 @@ def count_rows(connection: "psycopg.Connection[Any]", table: str) -> int:
 
 
 def follow_table(client: "Client", model: str | None) -> None:
-    """Make a collection whose source is the table."""
+    """Create a collection whose source is the table."""
     client.create_collection(COLLECTION, model=model)
     client.set_source(
         COLLECTION,
@@ -118,7 +118,7 @@ def reindex(
     title: str,
     on_poll: Callable[[Mapping[str, Any]], None],
 ) -> Round:
-    """Carry out one run and return it. Raise VectormillError when it did not complete."""
+    """Run a re-index and return its Round. Raise VectormillError if it did not complete."""
     started = client.reindex(COLLECTION)
     run = client.wait_run(started["id"], on_poll, poll_seconds=POLL_SECONDS)
     if run["state"] not in ("completed", "completed_with_errors"):
@@ -129,7 +129,7 @@ def reindex(
 def print_rounds(
     rounds: Sequence[Round], matches: Sequence[Mapping[str, Any]], *, is_json: bool = False
 ) -> None:
-    """Print what each run did and cost, and what a search with a filter finds."""
+    """Print the changes and cost of each run, and the matches of a search with a filter."""
     if is_json:
         print_json({"runs": [dict(each.run) for each in rounds], "search": list(matches)})
         return

@@ -1,4 +1,4 @@
-"""Runs: the commands that re-index a collection, and show, cancel and confirm runs; and what is shown of a run."""
+"""Commands that re-index a collection and show, cancel and confirm runs, and their output."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ app = typer.Typer(
     epilog="Example: vectormill runs list --collection docs",
     help="Show, cancel and confirm re-indexes, builds of indexes and checks.",
 )
-# A command with a name of its own, beside the others.
+# `vectormill reindex` is a top-level command, so it has an app of its own.
 reindex_app = typer.Typer()
 
-# Shown of a run that has ended: its source was empty, or it had none to read.
+# The counts of an ended run that read nothing: its source was empty, or the run needs no source.
 READ_NOTHING: Final = "no rows read"
 
 Run = Mapping[str, Any]
@@ -136,7 +136,7 @@ def confirm(client: "Client", run_id: str) -> Run:
 
 
 def look_at_run(run: Run) -> "Look":
-    """Return the phase of a run, and how far its job is, or else what it has read."""
+    """Return the progress of a run: its phase, and the progress of its job or else the rows read."""
     from vectormill.client.views import Look, count_ended, describe_counts
 
     encoding = run.get("encoding")
@@ -147,26 +147,26 @@ def look_at_run(run: Run) -> "Look":
 
 
 def describe_stage(run: Run) -> str:
-    """Return the phase of a run at work, or else its state."""
+    """Return the phase of a running run, or else the run's state."""
     return str(run["phase"]) if run["state"] == "running" and run["phase"] else str(run["state"])
 
 
 def describe_run_counts(run: Run) -> str:
-    """Format what a run has read and changed in one line, without zeros."""
+    """Format how many rows a run has read and changed as one line, without zeros."""
     counts = {name.removeprefix("num_").replace("_", " "): number for name, number in run["counts"].items()}
     told = " · ".join(f"{number:,} {name}" for name, number in counts.items() if number)
     return told or (READ_NOTHING if run.get("finished_at") else "nothing read yet")
 
 
 def describe_report(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a line for each phase's findings, without those that are empty, unknown, false or zero."""
+    """Yield a name and a line for each phase's findings, without empty, unknown, false and zero ones."""
     for phase, found in report.items():
         if told := describe_findings(found):
             yield f"{phase} found", told
 
 
 def describe_findings(found: Mapping[str, Any]) -> str:
-    """Return names and values in one line."""
+    """Format findings as one line of names and values."""
     return " · ".join(_findings(found))
 
 
@@ -194,7 +194,7 @@ def _describe_one(value: Any) -> str:
 
 
 def look_at_indexing(run: Run) -> "Look":
-    """Return the build that is going on, its phase and its share done."""
+    """Return the progress of an index run: the current build, its phase and its share done."""
     from vectormill.client.views import Look
 
     share = find_share(run)
@@ -202,13 +202,13 @@ def look_at_indexing(run: Run) -> "Look":
 
 
 def find_share(run: Run) -> float | None:
-    """Return the share done of the current phase of the build, 0 to 1; None when there is none or it is unknown."""
+    """Return the share done of a build's current phase, from 0 to 1; None if unknown."""
     share = (run["report"].get("indexing", {}).get("progress") or {}).get("share")
     return None if share is None else float(share)
 
 
 def describe_build_stage(run: Run) -> str:
-    """Return the current build and its phase, or else the run's state."""
+    """Return the name and phase of the current build, or else the run's state."""
     progress = run["report"].get("indexing", {}).get("progress")
     if run["state"] != "running" or not progress:
         return str(run["state"])
@@ -216,7 +216,7 @@ def describe_build_stage(run: Run) -> str:
 
 
 def describe_outcome(run: Run) -> list[str]:
-    """List what a run of indexes did, one line for each build or removal with its reason."""
+    """List what an index run did, one line for each build or removal, with reasons."""
     found = run["report"].get("indexing", {})
     lines = [
         f"Built {made['name']} in {made['seconds']:,.1f} s, {made['num_bytes'] / (1 << 20):,.1f} MiB."

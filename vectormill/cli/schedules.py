@@ -1,4 +1,4 @@
-"""Schedules: the commands for when collections are re-indexed, and what is shown of a schedule."""
+"""Commands for schedules, which say when collections are re-indexed, and the formatting of their output."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Re-index collections at the times of a cron expression.",
 )
 
-# A due time is dealt with within two seconds; after so many nobody looks at it.
+# The scheduler handles a due time within two seconds; later than this, no scheduler seems to be running.
 OVERDUE_SECONDS: Final = 60.0
 
 Schedule = Mapping[str, Any]
@@ -27,7 +27,7 @@ Overlap = Literal["skip", "queue"]
 
 
 def show_schedule(schedule: Schedule) -> None:
-    """Print one line for each fact about a schedule, the most asked-for first."""
+    """Print one line for each fact about a schedule, the most important first."""
     facts = [
         ("name", schedule["name"]),
         ("collection", schedule["collection"]),
@@ -177,14 +177,14 @@ def history(client: "Client", schedule: str, *, limit: int = 20) -> Iterator[Map
 
 
 def describe_due(schedule: Schedule) -> str:
-    """Format when the schedule is next due, on the clock of its zone and in UTC."""
+    """Format when the schedule is next due, in its own time zone and in UTC."""
     if schedule["paused_at"] is not None:
         return f"paused since {_minute(schedule['paused_at'])} UTC"
     due_at = _minute(schedule["next_due_at"])
     local = schedule["next_due_local"]
     if local is None or schedule["timezone"] == "UTC":
         return f"{due_at} UTC"
-    # The day in UTC is said where it is another one.
+    # Show the date in UTC only if it differs from the local date.
     in_utc = due_at if due_at[:10] != local[:10] else due_at[11:]
     return f"{_minute(local)} {schedule['timezone']} ({in_utc} UTC)"
 
@@ -194,7 +194,7 @@ def describe_success(schedule: Schedule) -> str:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Format what a run changed, without the rows that it found unchanged."""
+    """Format the number of rows that a run changed, by kind of change; unchanged rows are left out."""
     names = {
         "num_seen": "seen",
         "num_new": "new",
@@ -208,7 +208,7 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_standing(schedule: Schedule) -> str:
-    """Describe how the schedule stands in one sentence; whatever needs attention comes first."""
+    """Describe the state of a schedule in one sentence; problems come first."""
     name, problems = schedule["name"], []
     if schedule["lag_seconds"] > OVERDUE_SECONDS:
         problems.append(

@@ -1,4 +1,4 @@
-"""Searches: the command that searches what a collection holds."""
+"""The command that searches a collection."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 MAX_TEXT_CELL = 100
-# Fewer are read in milliseconds with an index or without, and whether one served is nothing to act upon.
+# The hint to build an index is for larger collections only: fewer rows are scanned in milliseconds.
 MANY_ROWS = 10_000
 
 
@@ -104,7 +104,7 @@ def search(
 
 
 def read_weights(written: str) -> dict[str, float]:
-    """Return the weights that are written as `VECTOR:TEXT`. Raise InvalidOption."""
+    """Parse weights written as `VECTOR:TEXT`. Raise InvalidOption for any other form."""
     try:
         vector, text = map(float, written.split(":"))
     except ValueError as error:
@@ -132,6 +132,9 @@ def shorten(text: str | None) -> str | None:
 
 
 def hide_passage(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the client's own metadata; the document has a column."""
+    """Return the client's own metadata, without the reserved entry on passages, which has a column.
+
+    Return None if nothing is left.
+    """
     own = {name: value for name, value in (metadata or {}).items() if name != PASSAGE}
     return own or None

@@ -1,4 +1,4 @@
-"""The service: which models it knows, which workers are alive, and how its schedules stand."""
+"""Commands that show the registered models and the live workers, with the state of the schedules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,10 @@ Worker = Mapping[str, Any]
 
 
 def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """Return a choice in a worker's report and its reason; a worker that is loading its model has not chosen yet."""
+    """Return a choice in a worker's report and its reason.
+
+    A worker that is still loading its model has made no choice yet.
+    """
     choice = report.get(name) or {}
     if name == SWITCHES and name in report:
         return ", ".join(report[name]) or "none", ""
@@ -36,7 +39,7 @@ def explain_choice(report: Mapping[str, Any], name: str) -> str:
 
 
 def describe_plan(report: Mapping[str, Any]) -> str:
-    """Return the strategy and the layers of each stage; a dash for a worker that is loading, which tells none."""
+    """Return the strategy and the layers of each stage; a dash for a worker that is loading its model."""
     placement = report.get("placement")
     if not placement:
         return "-"
@@ -76,7 +79,7 @@ def workers(client: "Client") -> Sequence[Worker]:
 
 
 def show_standing(client: "Client", *, is_json: bool) -> None:
-    """Print what the live workers do, and how the schedules stand."""
+    """Print the live workers and the state of the schedules."""
     workers = client.workers()
     if is_json:
         for worker in workers:
@@ -95,7 +98,7 @@ def describe_figure(value: float | None, form: str) -> str:
 
 
 def describe_loading(report: Mapping[str, Any]) -> str:
-    """Describe what all processes of the replica have read, and how long the slowest took."""
+    """Format how many bytes all processes of the replica have read, and how long the slowest of them took."""
     loadings = report.get("loadings")
     if not loadings:
         return "-"
@@ -110,7 +113,7 @@ def describe_memory(report: Mapping[str, Any]) -> str:
     return f"{used / (1 << 30):.1f} of {total / (1 << 30):.0f} GiB"
 
 
-# A dash stands for what the worker does not report.
+# The columns of the table of workers; a dash means that the worker does not report a value.
 REPORT_COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "state": lambda report: str(report.get("state", "-")),
     "device": lambda report: describe_choice(report, "device")[0],
@@ -125,7 +128,7 @@ REPORT_COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 
 
 def summarize_worker(worker: Worker) -> dict[str, str]:
-    """Return the figures of a worker by the title of their column."""
+    """Return a worker's figures, keyed by column title."""
     told = {title: describe(worker["report"]) for title, describe in REPORT_COLUMNS.items()}
     return {"name": worker["name"], "model": worker["model"], **told}
 

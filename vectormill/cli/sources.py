@@ -1,4 +1,4 @@
-"""Sources: the commands for where the texts of collections come from, for tables that are followed, and for pushes."""
+"""Commands for sources of collections, followed tables, and pushes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +19,10 @@ app = typer.Typer(
     epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
     help="Set where the texts of a collection come from, so that it follows them.",
 )
-# Beside the other commands that send texts.
+# `vectormill push` is a top-level command, so it has an app of its own.
 push_app = typer.Typer()
 
-# A query begins with one of these words.
+# A source that begins with one of these words is a query.
 QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
 
 Texts = list[str] | None
@@ -239,14 +239,17 @@ def push(
 
 
 def leave_out(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value not in (None, [])}
 
 
 def read_source(
     where: str, *, key: str | None, text: str | None, metadata: list[str] | None, text_pair: str | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """Return kind and options of a source in a word: a query is known by its first word, a folder by being one."""
+    """Return the kind and options of a source given as one string: a query, a folder or a file pattern.
+
+    A query is recognised by its first word, and a folder because it exists.
+    """
     words = where.split(None, 1)
     if len(words) > 1 and words[0].upper() in QUERY_WORDS:
         columns = {"key": key or "key", "text": text or "text", "text_pair": text_pair, "metadata": metadata}
@@ -258,12 +261,12 @@ def read_source(
 
 
 def absolute(name: str) -> str:
-    """Return a local path from the root, as another process has another working directory; a URL as it is."""
+    """Return a local path as an absolute path, because another process reads it; a URL is unchanged."""
     return name if "://" in name else str(Path(name).expanduser().absolute())
 
 
 def parse_split(how: str | None) -> dict[str, Any]:
-    """Return the split that is written as `paragraphs:200:1500`, `tokens:256:32` or `none`. Raise InvalidOption."""
+    """Parse a split written as `paragraphs:200:1500`, `tokens:256:32` or `none`. Raise InvalidOption."""
     if how in (None, "none"):
         return {}
     by, *numbers = how.split(":")

@@ -1,16 +1,16 @@
-"""Spans: a text with what was found in it marked, for people. Knows no files and no service."""
+"""Mark extracted spans in texts for display. Reads no files and calls no service."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# As the API answers them: records are paths of steps {"type", "span", "offset"}.
+# Records as the API returns them: paths of steps {"type", "span", "offset"}.
 Records = Sequence[Sequence[Mapping[str, Any]]]
 
 
 def mark_spans(text: str, records: Records) -> str:
-    """Return the text with brackets around each span and its types behind it: `[Ada](person) wrote it.`
+    """Return the text with each span in brackets, followed by its types: `[Ada](person) wrote it.`
 
-    Spans of a label that was not in the text, as of a class, stand before it.
+    Labels that are no span of the text, such as a class, come before the text.
     """
     types: dict[tuple[int, int], dict[str, None]] = {}
     labels: dict[str, None] = {}
@@ -23,7 +23,7 @@ def mark_spans(text: str, records: Records) -> str:
                 labels[step["type"]] = None
     marks: dict[int, list[tuple[int, str]]] = {}
     for (start, end), names in types.items():
-        # At one place inner spans end before outer ones, and outer ones begin before inner ones.
+        # At the same position, inner spans close before outer ones, and outer ones open before inner ones.
         marks.setdefault(start, []).append((1_000_000 - end, "["))
         marks.setdefault(end, []).append((-start, f"]({', '.join(names)})"))
     parts, before = [], 0
@@ -36,7 +36,10 @@ def mark_spans(text: str, records: Records) -> str:
 
 
 def show_texts(items: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], most: int) -> list[str]:
-    """Return a line for each of the first `most` texts that have records; both come in the order of submission."""
+    """Return a line for each of the first `most` texts that have records.
+
+    Items and rows come in the order of submission.
+    """
     lines: list[str] = []
     texts = iter(items)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Stack: a `vectormill up` that runs as a child during one command, and the data directory it runs on."""
+"""Run `vectormill up` as a child process for the duration of one command, and prepare its data directory."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import PREFIX, process_environment
 
 COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
-# The first start makes a Postgres cluster and loads a model; recovery after a crash may replay a large log.
+# The first start creates a Postgres cluster and loads a model; crash recovery may replay a large log.
 START_SECONDS: Final = 300.0
 # `up` promises to stop within 15 s.
 STOP_SECONDS: Final = 30.0
@@ -37,11 +37,11 @@ class StackFailed(Unavailable):
 
 
 class Stack:
-    """Every process of Vectormill on free ports, from the beginning of a `with` block to its end.
+    """A context manager that runs every process of Vectormill, on free ports, during its block.
 
-    What they say goes to `up.log` in the data directory. The block begins at once; `wait_until_ready` gives the
-    API's URL. `variables` are set besides those of our environment. SIGTERM and SIGHUP end the block as Ctrl-C does,
-    so that nothing is left running.
+    The processes log to `up.log` in the data directory. The block begins at once; `wait_until_ready` returns
+    the API's URL. `variables` are added to the environment of this process. SIGTERM and SIGHUP end the block
+    as Ctrl-C does, so that nothing is left running.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for number in ENDING_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # a second one must not end the stopping
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
         if self._child is not None:
             stop(self._child)
         for number, handler in self._handlers.items():
@@ -96,18 +96,18 @@ class Stack:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with open_log(self._log) as output:
-            output.truncate(0)  # the line `ready` of an earlier run must not be taken for this one's
-            # In a session of its own: Ctrl-C is for us, who cancel jobs before the stack stops.
+            output.truncate(0)  # otherwise the line `ready` of an earlier run would be found
+            # The child has its own session: Ctrl-C reaches only this process, which cancels jobs first.
             return spawn(self._command, env=self._environment, output=output)
 
 
 def has_said_ready(log: Path) -> bool:
-    """Return whether `up` has written its line `ready`."""
+    """Return whether `up` has written its line `ready` to the log."""
     return any(line.startswith(b"ready") for line in log.read_bytes().splitlines())
 
 
 def stop(child: "subprocess.Popen[bytes]") -> None:
-    """Ask a child to stop and wait for it, however often Ctrl-C is pressed; kill it when it takes too long."""
+    """Terminate a child and wait for it, even if Ctrl-C is pressed again; kill it after STOP_SECONDS."""
     deadline = time.monotonic() + STOP_SECONDS
     with contextlib.suppress(ProcessLookupError):
         child.terminate()
@@ -124,8 +124,9 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def make_data_dir(directory: Path) -> Path:
-    """Return the directory, made if necessary. Root's is traversable by others, since its Postgres runs as another
-    user.
+    """Create the directory if necessary, and return its absolute path.
+
+    A directory created by root can be traversed by others, because its Postgres runs as another user.
     """
     directory = directory.expanduser().absolute()
     if not directory.exists():
@@ -147,5 +148,5 @@ def workplace(data_dir: Path | None, keep: bool = False) -> Iterator[Path]:
         yield directory
     finally:
         if not keep:
-            remove_cluster(directory)  # it may lie elsewhere
+            remove_cluster(directory)  # the cluster may be outside the directory
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Webhooks: the commands for where the ends of jobs and runs are told. The API wants a key of the scope webhooks."""
+"""Commands for webhooks, which report ends of jobs and runs. The API requires a key of the scope webhooks."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ app = typer.Typer(
     help="Send signed messages to a URL when jobs and runs end (Standard Webhooks).",
 )
 
-# A test is over when its first attempt is: the API asks nobody else.
+# How long `webhooks test` waits for the first delivery attempt, which is the only one of a test.
 TEST_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.3
 
@@ -155,7 +155,7 @@ def replay(
 
 
 def parse_moment(written: str) -> "datetime":
-    """Parse an ISO 8601 moment, in UTC unless it names another zone. Raise InvalidOption."""
+    """Parse an ISO 8601 date and time, in UTC unless it names another zone. Raise InvalidOption."""
     from datetime import UTC, datetime
 
     try:

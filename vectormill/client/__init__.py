@@ -1,7 +1,7 @@
-"""Client: Vectormill's HTTP interface as a Python object. Knows the routes, not how they are served.
+r"""Client: Vectormill's HTTP interface as a Python object. Contains routes, not their implementation.
 
-Answers are the API's JSON objects, unchanged, as dictionaries whose fields type checkers know. Items go out
-and vectors come in as streams, in constant memory.
+Answers are the API's JSON objects, unchanged, as dictionaries whose fields are typed. Items are sent and
+vectors are received as streams, in constant memory.
 
     with Client("http://127.0.0.1:8000") as client:
         job = client.submit([{"key": "a", "text": "A text."}], collection="docs")

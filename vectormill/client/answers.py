@@ -1,4 +1,4 @@
-"""Answers of the API as objects of Python: events, matches and arrays of embeddings. Asks nothing."""
+"""Convert answers of the API to Python objects: events, matches and arrays of embeddings. Sends no requests."""
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,10 @@ class EventReader:
         self._data: list[bytes] = []
 
     def read(self, line: bytes) -> JobBody | None:
-        """Return the job, when the line ends an event that tells of one. Comments keep the connection awake."""
+        """Return the job if this line ends an event that carries one, else None.
+
+        Comment lines, which keep the connection alive, are skipped.
+        """
         line = line.removesuffix(b"\r")
         if line:
             name, _, value = line.partition(b":")
@@ -38,11 +41,11 @@ class EventReader:
 
 
 class Matches(list[MatchBody]):
-    """The matches of a search, best first, as `{"key", "score", "metadata"}` and what else was asked for.
+    """The matches of a search, best first, as `{"key", "score", "metadata"}` and the other parts requested.
 
-    `num_rows_read` is None when an index was used; without one every row is read, and this is about how many there are.
-    `next_offset` begins the next page, if there is one. `repeated_because` says why a search was repeated exactly after
-    its index had given too little.
+    `num_rows_read` is the approximate number of rows scanned; it is None when an index was used.
+    `next_offset` is the offset of the next page, if there is one. `repeated_because` says why an exact search
+    was run again after the index had returned too few matches.
     """
 
     num_rows_read: int | None = None
@@ -58,13 +61,14 @@ class Matches(list[MatchBody]):
         return matches
 
 
-# As many as POST /v1/embeddings takes.
+# The most texts that one request to POST /v1/embeddings may have.
 MAX_INPUTS: Final = 2_048
 
 
 def split_texts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Split texts into lists of at most MAX_INPUTS. Raise InvalidOption for a single text, whose letters would be
-    texts.
+    """Split texts into lists of at most MAX_INPUTS.
+
+    Raise InvalidOption for a single string, which would otherwise be split into its letters.
     """
     if isinstance(texts, str):
         raise InvalidOption("embed expects a list of texts; for one text use embed([text])[0].")
@@ -85,7 +89,7 @@ def read_embeddings(answer: EmbeddingsAnswer) -> "np.ndarray[Any, Any]":
 def join_embeddings(
     parts: Sequence["np.ndarray[Any, Any]"], dimensions: int | None
 ) -> "np.ndarray[Any, Any]":
-    """Return one array that may be written to; of no texts it has no rows."""
+    """Concatenate arrays of embeddings into one writable array; without texts the array has no rows."""
     import numpy as np
 
     return np.concatenate(

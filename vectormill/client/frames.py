@@ -1,6 +1,7 @@
-"""Frames: tables of pandas, polars and pyarrow as items to submit, and results as such tables.
+"""Convert tables of pandas, polars and pyarrow to items to submit, and results to such tables.
 
-Tables are known by what they can do, and their libraries never imported: whoever has a table has them loaded.
+A table's library is recognised by the module of its type, and is not imported here: a caller who passes a
+table has loaded it.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-# Rows that are in memory twice, as the table has them and as Python's objects.
+# Rows converted at a time: while they are, they are in memory twice, in the table and as Python objects.
 SLICE_ROWS: Final = 1024
 TABLES: Final = "a DataFrame of pandas or polars, a pyarrow.Table or a pyarrow.RecordBatchReader"
 
@@ -30,8 +31,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of key, text and pair. `metadata` are those that go along with each item; None means none was
-    named.
+    """The names of the columns with the key, the text and the second text of a pair.
+
+    `metadata` names the columns that are kept as metadata of each item; None means that none were named.
     """
 
     text: str = "text"
@@ -47,8 +49,9 @@ class Columns:
         pair: str | None,
         metadata: Mapping[str, Any] | Sequence[str] | None,
     ) -> "Columns | None":
-        """Return the named columns; None when no column was named. Raise InvalidOption for a text in place of a
-        list.
+        """Return the named columns; None if no column was named.
+
+        Raise InvalidOption if `metadata` is a string instead of a list.
         """
         if isinstance(metadata, str):
             raise InvalidOption(f"metadata names columns in a list: metadata=[{metadata!r}].")
@@ -58,17 +61,17 @@ class Columns:
         return cls(text or "text", key, pair, names)
 
     def wanted(self, present: Sequence[str]) -> list[str]:
-        """Return which of the present columns are read; no other is turned into objects."""
+        """Return the present columns that are needed; the others are never converted to Python objects."""
         named = {self.text, self.key, self.pair, *(self.metadata or ("metadata",))}
         own_key = () if self.key else KEY_FIELDS
         return [name for name in present if name in named or name in own_key]
 
 
 def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
-    """Return the items of `source`, which can be iterated again where that can. Raise InvalidOption for what has
-    no rows.
+    """Return the items of `source`; they can be iterated again if `source` can.
 
-    A missing column, or a text or key of another type, is an InvalidItem when its row is read.
+    Raise InvalidOption if `source` has no rows. A missing column, or a text or key of a wrong type, raises
+    InvalidItem when its row is read.
     """
     read_slices = find_reader(source)
     if read_slices is not None:
@@ -86,16 +89,16 @@ def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJ
 
 
 def find_reader(source: Any) -> "ReadSlices | None":
-    """Return the reader of a table's rows, by the library that its type belongs to."""
+    """Return the reader for a table, chosen by the library of its type; None if it is no table."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
     return next((reader for library, reader in READERS.items() if library in libraries), None)
 
 
 class ReadSlices(ABC):
-    """Reads a table's rows, of the columns asked for, some at a time."""
+    """Reads the requested columns of a table, a slice of rows at a time."""
 
     def can_repeat(self, table: Any) -> bool:
-        """Return whether a second reading gives the same rows."""
+        """Return whether the table can be read a second time with the same rows."""
         return True
 
     def names(self, table: Any) -> list[str]:
@@ -106,7 +109,10 @@ class ReadSlices(ABC):
 
 
 class PandasRows(ReadSlices):
-    """Reads rows of pandas. NaN, NaT and NA become None; the index is a column when it has the name of the key."""
+    """Reads rows of pandas.
+
+    NaN, NaT and NA become None; the index counts as a column if it has the key's name.
+    """
 
     def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
         index_name = table.index.name if columns.key not in self.names(table) else None
@@ -120,7 +126,7 @@ class PandasRows(ReadSlices):
 
 
 class PolarsRows(ReadSlices):
-    """Reads rows of polars. A lazy frame is collected first: polars streams to files, not to Python."""
+    """Reads rows of polars. A lazy frame is collected first, because polars cannot stream rows to Python."""
 
     def names(self, table: Any) -> list[str]:
         return list(table.collect_schema().names())
@@ -132,7 +138,7 @@ class PolarsRows(ReadSlices):
 
 
 class ArrowRows(ReadSlices):
-    """Reads rows of pyarrow; of a reader, which can be read once only, one batch is in memory at a time."""
+    """Reads rows of pyarrow. A RecordBatchReader can be read only once, with one batch in memory at a time."""
 
     def can_repeat(self, table: Any) -> bool:
         return not hasattr(table, "read_next_batch")
@@ -142,7 +148,9 @@ class ArrowRows(ReadSlices):
 
     def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
         wanted = columns.wanted(self.names(table)) or self.names(table)
-        batches = [table] if hasattr(table, "num_rows") else table  # of a table itself the slices are as good
+        batches = (
+            [table] if hasattr(table, "num_rows") else table
+        )  # a whole table is sliced below, so it needs no batches
         for batch in batches:
             for start in range(0, batch.num_rows, SLICE_ROWS):
                 yield from batch.slice(start, SLICE_ROWS).select(wanted).to_pylist()
@@ -157,7 +165,7 @@ READERS: Final[Mapping[str, ReadSlices]] = {
 
 @dataclass(frozen=True, slots=True)
 class TableItems:
-    """A table's rows as items."""
+    """An iterable of the rows of a table as items."""
 
     table: Any
     columns: Columns
@@ -169,7 +177,7 @@ class TableItems:
 
 @dataclass(frozen=True, slots=True)
 class RowItems:
-    """Dictionaries with other names, or texts alone, as items."""
+    """An iterable of items made from texts, or from dictionaries whose fields have other names."""
 
     source: Iterable[Any]
     columns: Columns
@@ -190,7 +198,10 @@ def make_items(rows: Iterable[Row], columns: Columns) -> Iterator[ItemJson]:
 
 
 def pick_metadata(row: Row, names: Iterable[str], number: int) -> dict[str, Any]:
-    """Raise InvalidOption for a column that is not there. Dates are told as ISO 8601 does."""
+    """Return the named columns of a row as metadata, with dates in ISO 8601.
+
+    Raise InvalidOption if a column is missing; `number` is the row's number in the message.
+    """
     try:
         return {name: _plain(row[name]) for name in names}
     except KeyError as error:
@@ -201,7 +212,7 @@ def pick_metadata(row: Row, names: Iterable[str], number: int) -> dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can express: ISO dates and moments, and Python's own numbers and lists."""
+    """Convert a value to one that JSON can express: dates to ISO 8601, NumPy values to Python's own."""
     if hasattr(value, "isoformat"):
         return value.isoformat()
     return value.tolist() if hasattr(value, "tolist") else value
@@ -215,14 +226,17 @@ class MissingLibrary(VectormillError, ImportError):
 
 
 class Matrix(NamedTuple):
-    """`keys[i]` is the key of `values[i]`: a vector of [num_keys, width], or a score of [num_keys]."""
+    """Keys and their values: `keys[i]` is the key of `values[i]`.
+
+    `values` is a matrix of vectors [num_keys, width], or an array of scores [num_keys].
+    """
 
     keys: list[str]
     values: "np.ndarray[Any, Any]"
 
 
 def require_library(library: str) -> None:
-    """Raise MissingLibrary, before anything is fetched."""
+    """Raise MissingLibrary if the library is not installed. Call it before anything is fetched."""
     if importlib.util.find_spec(library) is None:
         raise MissingLibrary(
             f"{library} is not installed, and this needs it: pip install 'vectormill[{EXTRA}]'."
@@ -236,7 +250,10 @@ def read_parquet(path: Path) -> "pyarrow.Table":
 
 
 def make_matrix(table: "pyarrow.Table") -> Matrix:
-    """Raise InvalidOption for what has no numbers."""
+    """Convert a table of results to keys and NumPy values.
+
+    Raise InvalidOption if the results are not numbers.
+    """
     keys = table["key"].to_pylist()
     if "score" in table.column_names:
         return Matrix(keys, table["score"].to_numpy())
@@ -255,5 +272,5 @@ def make_polars(table: "pyarrow.Table") -> "polars.DataFrame":
     import polars
 
     made = polars.from_arrow(table)
-    assert isinstance(made, polars.DataFrame)  # of one column alone it would be a Series
+    assert isinstance(made, polars.DataFrame)  # from_arrow returns a Series only for a single column
     return made

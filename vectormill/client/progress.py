@@ -1,4 +1,4 @@
-"""Progress: something that is watched, as a live bar on a terminal and as a plain line now and then elsewhere.
+"""Show the progress of a job or run: a live bar on a terminal, and a plain line every few seconds elsewhere.
 
 Writes to stderr, so that stdout holds results only.
 """
@@ -20,7 +20,10 @@ PLAIN_PAUSE_SECONDS: Final = 5.0
 
 
 class Progress:
-    """Shows one thing after another; call it with each answer of the API, of which `look_at` says what to show."""
+    """A progress display; call it with each answer of the API.
+
+    `look_at` returns what to show of an answer.
+    """
 
     def __init__(self, look_at: Callable[[Mapping[str, Any]], Look], console: Console | None = None) -> None:
         self._look_at = look_at
@@ -49,7 +52,7 @@ class Progress:
 
     def __call__(self, answer: Mapping[str, Any]) -> None:
         look = self._look_at(answer)
-        # A job that gets its turn now and then waits for the same as before, and has no reason meanwhile.
+        # A job that is served in turns alternates between no reason and the same reason: print that reason once.
         news = look.reason if look.reason != self._reason else None
         self._reason = news or self._reason
         if self._bar.console.is_terminal:
@@ -62,7 +65,9 @@ class Progress:
 
     def _draw(self, look: Look, news: str | None) -> None:
         if news:
-            self._bar.console.print(Text(news))  # Text: it may quote an error with brackets
+            self._bar.console.print(
+                Text(news)
+            )  # Text, because Rich would read brackets in a quoted error as markup
         total = None if look.share is None else 1.0
         self._bar.update(
             self._task, description=look.stage, counts=look.counts, total=total, completed=look.share or 0.0

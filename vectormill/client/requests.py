@@ -1,4 +1,4 @@
-"""Requests: what goes over the wire, what its failures mean and when to repeat it. Makes no request itself."""
+"""Build requests of the client, explain their failures, and decide when to retry them. Sends none itself."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.problems import ApiError, ApiUnreachable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-# A server may be silent for minutes while it commits a large upload: that is no failure.
+# While the server commits a large upload it may send nothing for minutes, which is no failure.
 LONG_SILENCE_SECONDS: Final = 600.0
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 NDJSON_HEADERS: Final = {"Content-Type": "application/x-ndjson"}
@@ -27,36 +27,39 @@ Json = dict[str, Any]
 
 
 class Keyed(msgspec.Struct):
-    """The key of a line; its numbers are skipped."""
+    """A line of NDJSON of which only the key is decoded; other fields are skipped."""
 
     key: str
 
 
 def find_last_key(lines: bytes) -> str:
-    """Return the key of the last of these whole lines."""
+    """Return the key of the last of these complete NDJSON lines."""
     return msgspec.json.decode(lines.rpartition(b"\n")[2], type=Keyed).key
 
 
 def find_timeout(seconds: float, *, silence: float = 0.0) -> httpx.Timeout:
-    """Bound each wait for the server, not a whole transfer."""
+    """Return a time-out for each single wait for the server, not for the whole transfer."""
     return httpx.Timeout(max(seconds, silence), connect=min(seconds, 10.0))
 
 
 def describe_connection(base_url: str, api_key: str | None) -> dict[str, Any]:
-    """Return the arguments of an httpx client. Raise VectormillError for a key that no header can carry."""
+    """Return the arguments of an httpx client.
+
+    Raise VectormillError if the API key cannot be sent in a header.
+    """
     return {
         "base_url": base_url,
         "headers": _authorization(api_key),
-        # Reading the system's certificates takes a tenth of a second, and plain HTTP needs none: redirects are not
-        # followed, and without certificates no other server would be trusted.
+        # Reading the system's certificates takes 0.1 s and plain HTTP needs none. Redirects are not
+        # followed, and without certificates no TLS server would be trusted.
         "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if base_url.startswith("http:") else True,
-        # A proxy of the environment cannot reach this machine's own loopback.
+        # A proxy named in the environment cannot reach this machine's loopback.
         "trust_env": not is_loopback(base_url),
     }
 
 
 def explain(error: httpx.HTTPError, base_url: str, method: str, path: str) -> VectormillError:
-    """Return an error of httpx as one of this package: a sentence that says what to do."""
+    """Convert an httpx error to an error of this package, whose sentence says what to do."""
     if isinstance(error, httpx.ConnectError):
         return ApiUnreachable(
             f"No Vectormill API answers at {base_url}. Start one with `vectormill up`, or name another with --api-url "
@@ -78,9 +81,9 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 
 def write_json(value: Any) -> bytes:
-    """Encode a value as JSON. Raise InvalidOption for one that JSON cannot express.
+    """Encode a value as JSON. Raise InvalidOption if JSON cannot express the value.
 
-    Half of a surrogate pair travels escaped, so that the server can say where it is.
+    A lone surrogate is sent escaped, so that the server can say where it is.
     """
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -98,7 +101,7 @@ def is_unicode(written: str) -> bool:
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether the URL names this machine's own loopback."""
+    """Return whether the URL's host is a loopback address."""
     return is_loopback_host(httpx.URL(url).host)
 
 
@@ -107,7 +110,10 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_key_header(idempotency_key: str | None) -> dict[str, str]:
-    """Return the header that makes a request safe to repeat: with a key of its own, unless one is given."""
+    """Return an Idempotency-Key header, which makes a request safe to repeat.
+
+    A key is generated if none is given.
+    """
     return {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
 
 
@@ -116,12 +122,12 @@ def make_path(*parts: str) -> str:
 
 
 def fill_path(path: str, *places: object) -> str:
-    """Return the path of an operation with these places, percent-encoded, for its names in braces."""
+    """Return the operation's path with these values, percent-encoded, in place of its names in braces."""
     return re.sub(r"{[^}]+}", "{}", path).format(*(_quote(str(place)) for place in places))
 
 
 def _quote(part: str) -> str:
-    """Percent-encode a part of a path; dots alone too, which would mean the folder above."""
+    """Percent-encode a segment of a path. "." and ".." are encoded too, because they would name a folder."""
     return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
 
 
@@ -129,25 +135,28 @@ def _quote(part: str) -> str:
 DEFAULT_SECONDS: Final = 6.0
 FIRST_SECONDS: Final = 0.2
 LONGEST_SECONDS: Final = 30.0
-# The share of a pause that is added at random: clients that were refused together do not come back together.
+# The share of a pause that is added at random (jitter), so that clients refused together do not retry together.
 JITTER_SHARE: Final = 0.25
 RETRIED_STATUS: Final = (429, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """`most_seconds` bounds all pauses of a call together; `chance` gives 0 to 1."""
+    """The retry policy of a client.
+
+    `most_seconds` bounds the sum of a call's pauses; `chance` returns a random number from 0 to 1.
+    """
 
     most_seconds: float = DEFAULT_SECONDS
     chance: Callable[[], float] = random.random
 
     def begin(self) -> "Pauses":
-        """Return the pauses of one call, or of one stretch without progress."""
+        """Return a new sequence of pauses, for one call or for a retry after progress was made."""
         return Pauses(self)
 
 
 class Pauses:
-    """The pauses of a call: each twice as long as the one before, none shorter than `Retry-After` asks for."""
+    """The backoff of one call: each pause is twice as long as the one before, and at least `Retry-After`."""
 
     def __init__(self, retries: Retries) -> None:
         self._retries = retries
@@ -155,7 +164,7 @@ class Pauses:
         self._left = retries.most_seconds
 
     def before_next(self, error: ApiError | ApiUnreachable) -> float | None:
-        """Return seconds to wait before the call is made again; None when it is not worth it, or the time is over."""
+        """Return the seconds to wait before the next attempt; None if a retry is useless or too late."""
         if isinstance(error, ApiError) and error.status not in RETRIED_STATUS:
             return None
         asked = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0

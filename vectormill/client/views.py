@@ -1,4 +1,4 @@
-"""Views: what is shown of something that is watched, and a bar of a job's progress in a notebook."""
+"""Describe the progress of a job or run for display, and show a progress bar in a notebook."""
 
 import html
 import sys
@@ -12,9 +12,11 @@ from vectormill.jobs.job import PAUSED
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The progress of something. `share`, 0 to 1, is the part of `stage` that is done, None where that is unknown.
+    """The progress of a job or run.
 
-    `reason` is shown once, until it changes.
+    `share` is the part of `stage` that is done, from 0 to 1; None if unknown.
+
+    `reason` says why the job waits; it is shown once, until it changes.
     """
 
     stage: str
@@ -28,25 +30,27 @@ class Look:
 
 
 def look_at_job(job: Mapping[str, Any]) -> Look:
-    """Return a job's state, its counts, and what it waits for."""
+    """Return a job's state, its counts and the reason why it waits."""
     num_items = job["num_items"]
     share = count_ended(job) / num_items if num_items else None
     return Look(job["state"], describe_counts(job), share, job.get("waiting_because"))
 
 
 def count_ended(job: Mapping[str, Any]) -> int:
-    """Return items that have a vector or an error."""
+    """Return the number of items that have a result or an error."""
     return int(job["num_done"]) + int(job["num_failed"])
 
 
 def describe_counts(job: Mapping[str, Any]) -> str:
-    """Return items, failures, rate and remaining time in one line."""
+    """Format a job's items, failures, rate and remaining time as one line."""
     parts = [f"{count_ended(job):,} of {job['num_items']:,} items"]
     if job["num_failed"]:
         parts.append(f"{job['num_failed']:,} failed")
     if job.get("num_retried_chunks"):
         parts.append(f"{job['num_retried_chunks']:,} chunks retried")
-    if job.get("items_per_second") and job["state"] != PAUSED:  # a rate would look as if it went on
+    if (
+        job.get("items_per_second") and job["state"] != PAUSED
+    ):  # a rate would suggest that a paused job is running
         parts.append(f"{job['items_per_second']:,.0f}/s")
     if job.get("eta_seconds"):
         parts.append(f"{describe_seconds(job['eta_seconds'])} left")
@@ -68,11 +72,11 @@ Show = Callable[[Mapping[str, Any]], None]
 
 @contextmanager
 def showing() -> Iterator[Show]:
-    """Call it with each answer of the API."""
+    """Yield a function that shows the progress of a job; call it with each answer of the API."""
     if is_notebook():
         yield NotebookBar()
     elif sys.stderr.isatty():
-        from vectormill.client.progress import Progress  # rich takes a twentieth of a second
+        from vectormill.client.progress import Progress  # importing rich takes 0.05 s
 
         with Progress(look_at_job) as progress:
             yield progress
@@ -81,7 +85,7 @@ def showing() -> Iterator[Show]:
 
 
 def is_notebook() -> bool:
-    """Return whether a Jupyter kernel runs this: it shows displayed objects and no terminal control characters."""
+    """Return whether this code runs in a Jupyter kernel, which shows HTML and no terminal control characters."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
@@ -94,7 +98,10 @@ class Handle(Protocol):
 
 
 class NotebookBar:
-    """One line and a bar under the cell, written anew with each answer; no widget: it is saved with the page."""
+    """A line and a bar below a notebook cell, redrawn with each answer.
+
+    It is plain HTML and no widget, so that it is saved with the notebook.
+    """
 
     def __init__(self) -> None:
         self._handle: Handle | None = None
@@ -110,7 +117,7 @@ class NotebookBar:
 
 
 def describe_look(look: Look) -> dict[str, str]:
-    """Return the view by media type: a bar in HTML, and a line of plain text."""
+    """Return the progress by media type: a bar in HTML, and a line of plain text."""
     reason = f"<br><small>{html.escape(look.reason)}</small>" if look.reason else ""
     share = "" if look.share is None else f' value="{look.share:.4f}"'
     return {

@@ -1,1 +1,1 @@
-"""Postgres (with pgvector) and Valkey of our own, from PyPI wheels, for one machine and for tests."""
+"""Embedded Postgres (with pgvector) and Valkey, from PyPI wheels, for a single machine and for tests."""

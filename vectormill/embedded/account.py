@@ -1,8 +1,9 @@
-"""Account: the user that a server runs as, and where that user can reach its files. Knows nothing of the servers.
+"""The user account that an embedded server runs as, and directories that this user can reach.
 
-Postgres refuses to run as root. Started by root, it runs as an existing user without privileges, `postgres` or
-`nobody`; no user is added. Its files must lie where that user can go. The mode of directories that are not ours is
-never changed, so the files go to a place of ours when root's own directories are closed to others.
+Postgres refuses to run as root. Started by root, it runs as an existing user without privileges, `postgres`
+or `nobody`; no user is added. Its files must be in directories that this user can enter. The mode of
+directories that do not belong to Vectormill is never changed, so when root's own directories are closed to
+others, the files go to one of OUR_PLACES.
 """
 
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from vectormill.embedded.errors import EmbeddedServerFailed
 
-# /var/lib survives a reboot; the others serve systems where it is read-only.
+# /var/lib survives a reboot; the second is for systems where /var/lib is read-only.
 OUR_PLACES = (Path("/var/lib/vectormill"), Path("/var/tmp/vectormill-root"))  # noqa: S108 - checked by _is_ours
 
 
@@ -28,9 +29,9 @@ class Account:
     gid: int
 
     def can_enter(self, directory: Path) -> bool:
-        """Return whether the user may traverse the directory and all above it, by their mode bits.
+        """Return whether the user may traverse the directory and all its parents, by their mode bits.
 
-        An access control list may allow more or less; then Postgres's own message tells.
+        An access control list may allow more or less; in that case Postgres reports the error itself.
         """
         directory = directory.resolve()
         return all(self._may_traverse(part.stat()) for part in (directory, *directory.parents))
@@ -44,15 +45,18 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """Return the user that Postgres runs as when we are root; None when we are not, and it runs as ourselves."""
+    """Return the user that Postgres runs as if this process is root; None if it is not root.
+
+    Without root, Postgres runs as the user of this process.
+    """
     if os.geteuid() != 0:
         return None
-    for name in ("postgres", "_postgres", "nobody"):  # the second is macOS's own
+    for name in ("postgres", "_postgres", "nobody"):  # macOS calls the user _postgres
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        if entry.pw_uid > 0:  # macOS writes nobody as -2
+        if entry.pw_uid > 0:  # on macOS the uid of nobody is -2
             return Account(name, entry.pw_uid, entry.pw_gid)
     raise EmbeddedServerFailed(
         "Postgres refuses to run as root, and there is no user postgres or nobody to run it as; "
@@ -61,7 +65,7 @@ def server_account() -> Account | None:
 
 
 def owner_of(directory: Path) -> Account | None:
-    """Return the user that owns the directory, if it is another than ourselves."""
+    """Return the owner of the directory; None if this process is the owner."""
     status = directory.stat()
     if status.st_uid == os.geteuid():
         return None
@@ -73,13 +77,13 @@ def owner_of(directory: Path) -> Account | None:
 
 
 def place_of_ours(account: Account) -> Path:
-    """Return a directory owned by root where the account can go, for what it cannot reach elsewhere."""
+    """Return a directory owned by root that the account can enter, for files it could not reach elsewhere."""
     for place in (*OUR_PLACES, Path(tempfile.gettempdir()) / "vectormill-root"):
         try:
             if not place.is_dir():
                 make_directory(place, 0o755)
         except OSError:
-            continue  # no such parent, or a read-only file system: the next
+            continue  # the parent is missing or read-only: try the next place
         if _is_ours(place) and account.can_enter(place):
             return place
     raise EmbeddedServerFailed(
@@ -89,14 +93,17 @@ def place_of_ours(account: Account) -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Return whether only root can have put something there: /tmp is open to all, and its names can be guessed."""
+    """Return whether only root can have written to the directory.
+
+    /tmp is open to all users, and its names can be guessed.
+    """
     status = directory.lstat()
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not open_to_others
 
 
 def make_directory(directory: Path, mode: int, account: Account | None = None) -> None:
-    """Make a directory with exactly this mode, whatever the umask, owned by the account if there is one."""
+    """Create a directory with exactly this mode, whatever the umask, owned by the account if one is given."""
     directory.mkdir()
     directory.chmod(mode)
     if account is not None:
@@ -104,7 +111,7 @@ def make_directory(directory: Path, mode: int, account: Account | None = None) -
 
 
 def write_private(path: Path, text: str, account: Account | None = None) -> None:
-    """Put the text into a file that only its owner can read, all of it or none, replacing an earlier one."""
+    """Atomically write the text to a file that only its owner can read, replacing an earlier file."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

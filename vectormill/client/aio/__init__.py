@@ -1,1 +1,1 @@
-"""The client as coroutines. `sync` is made of it: `python -m tools.client`."""
+"""The asynchronous client. `python -m tools.client` generates `sync` from it."""

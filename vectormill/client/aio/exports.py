@@ -1,7 +1,7 @@
-"""Exports over HTTP: a body that is written into a file or read row by row, and goes on after a lost connection.
+"""Exports over HTTP: a body is written to a file or read row by row, and resumed after a lost connection.
 
-NDJSON goes on behind the last line that came whole. Other formats cannot: without its end such a file is none, so that
-it begins anew, and only in a path. A path gets the whole export or is left as it was.
+NDJSON continues after the last complete line. Other formats start again, which is possible for a path only,
+because an incomplete file of such a format cannot be read. A path gets the whole export or stays unchanged.
 """
 
 import tempfile
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 
 
 NDJSON = "ndjson"
-# Headers of the answer that are asked for again when the export goes on, by the name of the parameter.
+# The generation that the first answer named: a resumed export asks for the same one.
 GENERATION_HEADER = "Vectormill-Generation"
 
 
 @dataclass(slots=True)
 class Export:
-    """A body to fetch: where it is, how it is asked for, and the error when it breaks off for good."""
+    """A response body to fetch: its path, parameters and format, and why it broke off, if it did.
+
+    `answered` keeps the status of the first answers and the generation that they named.
+    """
 
     path: str
     parameters: Mapping[str, Any]
@@ -49,16 +52,19 @@ class Export:
 
 
 class ExportTransport(Transport):
-    """The parts that exports of jobs and of collections share."""
+    """Requests that exports of jobs and of collections share."""
 
     async def write_export(self, export: Export, target: str | Path | BinaryIO) -> int:
-        """Return the number of bytes. A file object gets what came until an error."""
+        """Write an export to a file and return the number of bytes.
+
+        After an error, a file object keeps the bytes received so far; a path stays unchanged.
+        """
         if isinstance(target, str | Path):
             return await self._write_whole(export, Path(target))
         return await self._write_parts(export, target)
 
     async def export_parts(self, export: Export) -> AsyncIterator[bytes]:
-        """Yield the body, in parts of whole lines where it has lines."""
+        """Yield the body in parts; for NDJSON each part consists of whole lines."""
         after = export.parameters.get("after")
         try:
             if export.format == NDJSON:
@@ -107,14 +113,16 @@ class ExportTransport(Transport):
 
 
 Row = TypeVar("Row")
-# From the name of a format to its export.
+# Returns the export for the name of a format.
 Describe = Callable[[str], Awaitable[Export]]
 
 
 class Results(AsyncIterator[Row], Generic[Row]):
-    """Rows of an export, iterated once, in constant memory and in order; nothing is asked for before that.
+    """The rows of an export, iterated once, in order and in constant memory.
 
-    Each `to_…` fetches all of it, by Parquet, whatever was iterated before.
+    No request is sent before the first row is read.
+
+    Each `to_…` method fetches all rows again as Parquet, whether or not some were iterated before.
     """
 
     def __init__(self, transport: ExportTransport, describe: Describe) -> None:
@@ -131,7 +139,7 @@ class Results(AsyncIterator[Row], Generic[Row]):
         return await anext(self._rows)
 
     async def to_arrow(self) -> "pyarrow.Table":
-        """Return all of it as a table of pyarrow; an embedding is a list of fixed size."""
+        """Return all rows as a pyarrow table; embeddings are lists of fixed size."""
         require_library("pyarrow")
         with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
             path = Path(folder) / "results.parquet"
@@ -139,18 +147,16 @@ class Results(AsyncIterator[Row], Generic[Row]):
             return read_parquet(path)
 
     async def to_numpy(self) -> Matrix:
-        """Return keys, and the matrix [num_keys, width] of their vectors, or the scores [num_keys] of a job that
-        scores.
-        """
+        """Return the keys, and a matrix [num_keys, width] of vectors or an array [num_keys] of scores."""
         return make_matrix(await self.to_arrow())
 
     async def to_pandas(self) -> "pandas.DataFrame":
-        """Return a row a key; an embedding is an array of NumPy."""
+        """Return a DataFrame with one row a key; an embedding is a NumPy array."""
         require_library("pandas")
         return make_pandas(await self.to_arrow())
 
     async def to_polars(self) -> "polars.DataFrame":
-        """Return a row a key; an embedding is an Array of fixed width."""
+        """Return a DataFrame with one row a key; an embedding is an Array of fixed width."""
         require_library("polars")
         return make_polars(await self.to_arrow())
 

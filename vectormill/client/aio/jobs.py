@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submit, look, wait, steer, and fetch their results as rows, files or tables."""
+"""Calls for jobs: submit, watch, pause, cancel, and fetch results as rows, files or tables."""
 
 import json
 import time
@@ -25,7 +25,7 @@ EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
 
 class JobCalls(ExportTransport):
-    """Calls for jobs and their results. `partial` includes those of a job that has not ended."""
+    """Calls for jobs and their results. `partial` includes results of a job that has not ended."""
 
     async def submit(
         self,
@@ -43,15 +43,16 @@ class JobCalls(ExportTransport):
         progress: bool = False,
         **options: Unpack[RequestedArguments],
     ) -> JobBody:
-        """Stream the items as NDJSON and return the new job. What `options` are and do: docs/CONFIGURATION.md.
+        """Stream the items as NDJSON and return the new job. For `options` see docs/CONFIGURATION.md.
 
-        Items are `{"key", "text"}` dictionaries, texts alone, or the rows of a table: a DataFrame of pandas or polars,
-        a table or stream of batches of pyarrow. `text`, `key` and `pair` name columns, else `text`, and `key` or `id`;
-        `metadata` that is a list names those that go along with each item, as an object it belongs to the job.
-        `progress` waits for the job's end, with a bar where somebody sees it.
+        Items are `{"key", "text"}` dictionaries, texts alone, or the rows of a table: a DataFrame of pandas
+        or polars, a table or RecordBatchReader of pyarrow. `text`, `key` and `pair` name columns; the
+        defaults are `text`, and `key` or `id`. A list as `metadata` names the columns to keep as metadata of
+        each item; an object is metadata of the job. `progress` waits for the job's end and shows a progress
+        bar in a terminal or a notebook.
 
-        When `items` can be iterated again (a list, a table or a file reader, not a generator), a lost connection is
-        survived: the upload is repeated under the same Idempotency-Key, so there is never a second job.
+        If `items` can be iterated again (a list, a table or a file reader, not a generator), the upload is
+        repeated after a lost connection under the same Idempotency-Key, so there is never a second job.
         """
         columns = Columns.choose(text, key, pair, metadata)
         sent = flow.prepare_items(items, columns)
@@ -76,11 +77,11 @@ class JobCalls(ExportTransport):
         return await self.wait(job["id"], progress=True) if progress else job
 
     async def job(self, job_id: str) -> JobBody:
-        """Return the job as it stands now."""
+        """Return the job in its current state."""
         return await self.ask(operations.SHOW, job_id)
 
     def jobs(self, state: str | None = None) -> AsyncIterator[JobBody]:
-        """Yield all jobs, newest first, page by page."""
+        """Yield all jobs, or those in one state, newest first, page by page."""
         return self.pages(JobBody, operations.LIST.path, {"state": state})
 
     async def wait(
@@ -92,10 +93,10 @@ class JobCalls(ExportTransport):
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
     ) -> JobBody:
-        """Poll until the job ends and return it; `on_poll` gets every answer, the last one too.
+        """Poll until the job ends and return it. `on_poll` is called with every answer, including the last.
 
-        `progress` shows a bar in a terminal or a notebook, and nothing elsewhere. A paused job is waited for until
-        somebody resumes or cancels it. Raise WaitTimeout after `timeout_seconds`; the job itself goes on.
+        `progress` shows a bar in a terminal or a notebook, and nothing elsewhere. A paused job is waited for
+        until it is resumed or cancelled. Raise WaitTimeout after `timeout_seconds`; the job itself continues.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with ExitStack() as shown:
@@ -115,10 +116,10 @@ class JobCalls(ExportTransport):
                 await self.pause_for(poll_seconds)
 
     async def events(self, job_id: str) -> AsyncIterator[JobBody]:
-        """Yield the job now, and whenever it has moved, until it has ended; the API pushes them (Server-Sent
-        Events).
+        """Yield the job now and after each change, until it has ended.
 
-        A lost connection is made again for as long as each brings news.
+        The API pushes the changes (Server-Sent Events). A lost connection is opened again as long as each
+        connection brings news.
         """
         path = fill_path(operations.FOLLOW.path, job_id)
         pauses = self.retries.begin()
@@ -144,15 +145,15 @@ class JobCalls(ExportTransport):
                 await self.pause_for(pause)
 
     async def cancel(self, job_id: str) -> JobBody:
-        """Stop it; what was committed until then stays."""
+        """Cancel the job; results committed before that stay."""
         return await self.ask(operations.CANCEL, job_id)
 
     async def pause(self, job_id: str) -> JobBody:
-        """Keep back what no worker holds yet; what a worker has is finished."""
+        """Pause the job: no further chunks are handed out, and those already on workers finish."""
         return await self.ask(operations.PAUSE, job_id)
 
     async def resume(self, job_id: str) -> JobBody:
-        """Let a paused job go on."""
+        """Resume a paused job."""
         return await self.ask(operations.RESUME, job_id)
 
     async def retry(self, job_id: str) -> JobBody:
@@ -160,10 +161,10 @@ class JobCalls(ExportTransport):
         return await self.ask(operations.RETRY, job_id)
 
     async def delete(self, job_id: str) -> None:
-        """Remove an ended job with its texts, errors, and vectors that are in no collection; rows in collections
-        stay.
+        """Delete an ended job with its texts, errors, and vectors that are in no collection.
 
-        A job that has not ended is refused (ApiError 409): cancel it first.
+        Rows in collections stay. The API refuses to delete a job that has not ended (ApiError 409): cancel it
+        first.
         """
         await self.ask(operations.DELETE, job_id)
 
@@ -172,23 +173,26 @@ class JobCalls(ExportTransport):
         return self.pages(ItemErrorBody, fill_path(operations.LIST_ERRORS.path, job_id), {})
 
     def truncated(self, job_id: str) -> AsyncIterator[TruncatedItemBody]:
-        """Yield every item that was cut because it was too long, as `{"key"}`, page by page."""
+        """Yield every item whose text was truncated, as `{"key"}`, page by page."""
         return self.pages(TruncatedItemBody, fill_path(operations.LIST_TRUNCATED.path, job_id), {})
 
     async def export(
         self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
     ) -> int:
-        """Stream the job's results into a file, and return the number of bytes.
+        """Stream the job's results to a file, and return the number of bytes.
 
-        A path gets the whole export or is left as it was; a file object gets what came until an error. A lost
-        connection is made again: NDJSON goes on behind the last line, another format begins anew, in a path alone.
+        A path gets the whole export or stays unchanged; a file object keeps the bytes received before an
+        error. After a lost connection, NDJSON continues after the last line; another format starts again, for
+        a path only.
         """
         described = await self._describe_export(job_id, None, format, partial)
         return await self.write_export(described, target)
 
     def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
-        """Return every vector as `{"key", "embedding"}`, in constant memory, or all as a table: `.to_numpy()` and
-        others.
+        """Return every vector as `{"key", "embedding"}`, row by row in constant memory or all as a table.
+
+        `.to_numpy()`, `.to_arrow()`, `.to_pandas()` and `.to_polars()` of the answer fetch all vectors at
+        once.
         """
         return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
 
@@ -201,7 +205,7 @@ class JobCalls(ExportTransport):
         return self._results(job_id, RESULT_ROUTES[RECORD], partial)
 
     def results(self, job_id: str, *, partial: bool = False) -> Results[dict[str, Any]]:
-        """Return every result of a job of whatever task, as a row of its kind."""
+        """Return the results of a job of any task, as rows of that task."""
         return self._results(job_id, None, partial)
 
     def _results(self, job_id: str, route: str | None, partial: bool) -> Results[Any]:
@@ -221,6 +225,6 @@ class JobCalls(ExportTransport):
         )
 
     async def _find_route(self, job_id: str) -> str:
-        """Return the route of the job's results; a job that embeds names no task."""
+        """Return the route of the job's results, by its task. Jobs that embed have no task field."""
         job = await self.ask(operations.SHOW, job_id)
         return RESULT_ROUTES[TASKS[job["options"].get("task", EMBED)].result]

@@ -1,4 +1,4 @@
-"""What somebody waits for, over HTTP: searches, and texts encoded or judged at once without a job."""
+"""Calls that answer at once: searches, and texts encoded or reranked without a job."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SearchCalls(Transport):
-    """Calls that search a collection, or encode or judge texts before anything is stored."""
+    """Calls that search a collection, or encode or rerank texts without storing anything."""
 
     async def search(
         self,
@@ -36,13 +36,13 @@ class SearchCalls(Transport):
         ef_search: int | None = None,
         fingerprint: str | None = None,
     ) -> Matches:
-        """Return the best matches for a text, for a vector of the same space, or for the row whose key is
-        `more_like`.
+        """Return the best matches for a text, an embedding of the same space, or a row.
 
-        `filter` is on the metadata, as `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or
-        hybrid, whose rankings `weights` weigh, as `{"vector": 1, "text": 0.5}`. `include` lists what is answered beside
-        key and score: vector, text, metadata; else the metadata. `group_by="document"` gives each document's best
-        passage. docs/SEARCH.md has all of it.
+        `more_like` is the key of a row to find similar rows for. `filter` is a condition on the metadata, as
+        `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or hybrid; `weights` are the
+        weights of the two rankings in hybrid mode, as `{"vector": 1, "text": 0.5}`. `include` lists the parts
+        returned besides key and score: vector, text, metadata; by default the metadata. `group_by="document"`
+        returns only the best passage of each document. See docs/SEARCH.md.
         """
         query = {
             "text": text,
@@ -66,10 +66,11 @@ class SearchCalls(Transport):
     async def search_many(
         self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
     ) -> list[Matches]:
-        """Search for many queries at once, and return their matches in order; their texts are encoded together.
+        """Search for many queries at once and return their matches, a list for each query, in order.
 
-        A query is a text, or an object of what `search` takes, and `options` are those of all queries that do not have
-        their own: `client.search_many("docs", ["dates", {"more_like": "a", "limit": 3}], filter={"lang": "de"})`.
+        The texts of all queries are encoded together. A query is a text, or an object with arguments of
+        `search`. `options` apply to every query that does not set its own: `client.search_many("docs",
+        ["dates", {"more_like": "a", "limit": 3}], filter={"lang": "de"})`.
         """
         asked = [{"text": query} if isinstance(query, str) else dict(query) for query in queries]
         if not asked:
@@ -89,10 +90,13 @@ class SearchCalls(Transport):
         normalize: bool | None = None,
         long_texts: str | None = None,
     ) -> "np.ndarray[Any, Any]":
-        """Return the texts' vectors, float32 [texts, dimensions], in their order; nothing is stored.
+        """Return the texts' vectors, float32 [texts, dimensions], in the order of the texts.
 
-        `input_type` is query or document, for models that have a prompt for either; `prompt` is one by name, or text.
-        It is the way of searches, 2,048 texts a request: for very many `submit` is cheaper. docs/OPENAI.md.
+        Nothing is stored.
+
+        `input_type` is query or document, for models that have a prompt for each; `prompt` is a prompt's name
+        or text. Texts are encoded like search queries, 2,048 a request: for very many texts `submit` is
+        cheaper. See docs/OPENAI.md.
         """
         options = {
             "model": model,
@@ -119,8 +123,9 @@ class SearchCalls(Transport):
         return_documents: bool = False,
         max_tokens: int | None = None,
     ) -> RerankAnswer:
-        """Return the documents that answer the query best, best first, as `{"index", "relevance_score"}` of
-        `results`.
+        """Return the documents that answer the query best, best first.
+
+        The list `results` of the answer has `{"index", "relevance_score"}` of each document.
         """
         body = {
             "query": query,

@@ -1,4 +1,4 @@
-"""Where the rows of collections come from, over HTTP: sources, runs and schedules."""
+"""Calls for sources of collections, runs and schedules."""
 
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ from vectormill.sources.bodies import FollowingBody, FollowRequest, PushBody, So
 
 
 class SourceCalls(Transport):
-    """Calls for sources: where the texts of collections come from."""
+    """Calls for sources, which are where the texts of collections come from."""
 
     async def set_source(
         self,
@@ -31,9 +31,9 @@ class SourceCalls(Transport):
         split: Mapping[str, Any] | None = None,
         check: bool = True,
     ) -> SourceBody:
-        """Set the collection's source, after a look at its first rows unless `check` is False.
+        """Set the collection's source. Its first rows are read before, unless `check` is False.
 
-        `kind` is sql, files, tree, push or own_texts; its options, and `split`, are those of docs/SOURCES.md.
+        `kind` is sql, files, tree, push or own_texts. For `options` and `split` see docs/SOURCES.md.
         """
         body = {"kind": kind, "options": dict(options or {}), "split": dict(split or {})}
         parameters = {"check": "true" if check else "false"}
@@ -45,7 +45,10 @@ class SourceCalls(Transport):
         return await self.ask(source_operations.SHOW, collection)
 
     async def check_source(self, collection: str) -> SourceCheckBody:
-        """Read the first rows of the source now: their number, three of them, and errors in single rows."""
+        """Read the first rows of the source now.
+
+        Return their number, three of them, and errors in single rows.
+        """
         return await self.ask(source_operations.CHECK, collection, timeout=self.long_timeout)
 
     async def delete_source(self, collection: str) -> None:
@@ -63,8 +66,8 @@ class SourceCalls(Transport):
     ) -> PushBody:
         """Stream rows to a collection whose source is a push, and return `{"run", "num_items", …}`.
 
-        `complete` says that these are all rows: those of the collection that are not among them are deleted. When
-        `items` can be iterated again, a lost connection is survived, as by `submit`.
+        `complete` says that these are all rows: other rows of the collection are deleted. If `items` can be
+        iterated again, the upload is repeated after a lost connection, as in `submit`.
         """
         headers = NDJSON_HEADERS | make_key_header(idempotency_key)
         if gzip:
@@ -82,20 +85,23 @@ class SourceCalls(Transport):
     async def follow(
         self, collection: str, *, table: str | None = None, key_column: str | None = None
     ) -> FollowingBody:
-        """Note every change of the source's table from now on; without names, those of the query."""
+        """Put triggers on the source's table that record every change from now on.
+
+        The table and key column default to those of the source's query.
+        """
         return await self.ask(source_operations.FOLLOW, collection, body=FollowRequest(table, key_column))
 
     async def unfollow(self, collection: str) -> FollowingBody:
-        """Remove the triggers; rows of the collection stay."""
+        """Remove the triggers from the source's table; rows of the collection stay."""
         return await self.ask(source_operations.UNFOLLOW, collection)
 
     async def following(self, collection: str) -> FollowingBody:
-        """Return the table that it follows, and how many of its changes wait."""
+        """Return the table that the collection follows, and the number of pending changes."""
         return await self.ask(source_operations.FOLLOWING, collection)
 
 
 class RunCalls(Transport):
-    """Calls for runs: long work on collections."""
+    """Calls for runs, which are long pieces of work on collections."""
 
     async def reindex(
         self,
@@ -111,11 +117,11 @@ class RunCalls(Transport):
         canary_sample: int | None = None,
         **options: Unpack[OptionArguments],
     ) -> RunBody:
-        """Start a run that makes the collection what its source is; only what differs is encoded.
+        """Start a run that brings the collection up to date with its source. Only differences are encoded.
 
-        Where `model` and `options` mean another vector space, a new generation is built beside the live one, and takes
-        its place when it is whole and has passed its canary. What they are and do: docs/CONFIGURATION.md; the limits:
-        docs/OPERATIONS.md.
+        If `model` and `options` mean another vector space, a new generation is built beside the live one, and
+        replaces it when it is complete and has passed its canary. For the options see docs/CONFIGURATION.md,
+        for the limits docs/OPERATIONS.md.
         """
         wishes = {
             "model": model,
@@ -133,14 +139,14 @@ class RunCalls(Transport):
     async def start_run(
         self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
     ) -> RunBody:
-        """Return a run of any kind: reindex, index or check."""
+        """Start a run of the given kind (reindex, index or check) and return it."""
         body = {"kind": kind, "options": options or {}}
         return await self.ask(
             run_operations.START, collection, body=body, headers=make_key_header(idempotency_key)
         )
 
     async def run(self, run_id: str) -> RunBody:
-        """Return the run as it stands now."""
+        """Return the run in its current state."""
         return await self.ask(run_operations.SHOW, run_id)
 
     def runs(self, collection: str | None = None) -> AsyncIterator[RunBody]:
@@ -160,9 +166,11 @@ class RunCalls(Transport):
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
     ) -> RunBody:
-        """Poll until the run ends or is held and return it; `on_poll` gets every answer, the last one too.
+        """Poll until the run ends or is held, and return it.
 
-        Raises WaitTimeout after `timeout_seconds`; the run itself goes on.
+        `on_poll` is called with every answer, including the last.
+
+        Raise WaitTimeout after `timeout_seconds`; the run itself continues.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
@@ -178,16 +186,16 @@ class RunCalls(Transport):
             await self.pause_for(poll_seconds)
 
     async def cancel_run(self, run_id: str) -> RunBody:
-        """Stop it and the job that encodes for it; what it has written until then stays."""
+        """Cancel the run and the job that encodes for it; what it has written before that stays."""
         return await self.ask(run_operations.CANCEL, run_id)
 
     async def confirm_run(self, run_id: str) -> RunBody:
-        """Let a held run do what it was held for."""
+        """Confirm a held run, so that it continues."""
         return await self.ask(run_operations.CONFIRM, run_id)
 
 
 class ScheduleCalls(Transport):
-    """When collections are re-indexed."""
+    """Calls for schedules, which say when collections are re-indexed."""
 
     async def create_schedule(
         self,
@@ -198,15 +206,16 @@ class ScheduleCalls(Transport):
         overlap: str | None = None,
         name: str | None = None,
     ) -> ScheduleBody:
-        """Re-index the collection at every due time from now on; called as the collection unless named.
+        """Create a schedule that re-indexes the collection at every due time.
 
-        `cron` has five fields, on the clock of `timezone` (UTC); `overlap` is skip or queue.
+        `cron` has five fields, in the time zone `timezone` (UTC by default); `overlap` is skip or queue. The
+        schedule has the collection's name unless `name` is given.
         """
         told = given({"timezone": timezone, "overlap": overlap, "name": name})
         return await self.ask(schedule_operations.CREATE, body=ScheduleRequest(collection, cron, **told))
 
     def schedules(self) -> AsyncIterator[ScheduleBody]:
-        """Yield every schedule, the oldest first, page by page."""
+        """Yield every schedule, oldest first, page by page."""
         return self.pages(ScheduleBody, schedule_operations.LIST.path, {})
 
     async def schedule(self, name: str) -> ScheduleBody:
@@ -216,20 +225,20 @@ class ScheduleCalls(Transport):
     async def change_schedule(
         self, name: str, *, cron: str | None = None, timezone: str | None = None, overlap: str | None = None
     ) -> ScheduleBody:
-        """Change what is not None."""
+        """Change a schedule; arguments that are None keep their value."""
         told = given({"cron": cron, "timezone": timezone, "overlap": overlap})
         return await self.ask(schedule_operations.CHANGE, name, body=ScheduleChange(**told))
 
     async def pause_schedule(self, name: str) -> ScheduleBody:
-        """Let due times pass until it is resumed."""
+        """Pause a schedule: due times are skipped until it is resumed."""
         return await self.ask(schedule_operations.PAUSE, name)
 
     async def resume_schedule(self, name: str) -> ScheduleBody:
-        """End a pause; what fell due in it stays missed."""
+        """Resume a paused schedule; due times missed in the meantime stay missed."""
         return await self.ask(schedule_operations.RESUME, name)
 
     async def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> ScheduledRunBody:
-        """Make a run now and return it as the history has it."""
+        """Start a run of the schedule now, and return its entry in the history."""
         return await self.ask(schedule_operations.RUN, name, headers=make_key_header(idempotency_key))
 
     async def delete_schedule(self, name: str) -> None:
@@ -237,5 +246,5 @@ class ScheduleCalls(Transport):
         await self.ask(schedule_operations.DELETE, name)
 
     def schedule_runs(self, name: str) -> AsyncIterator[ScheduledRunBody]:
-        """Yield every run that it made, the newest first, skipped ones with their reason, page by page."""
+        """Yield every run of a schedule, newest first, page by page; skipped ones have their reason."""
         return self.pages(ScheduledRunBody, fill_path(schedule_operations.HISTORY.path, name), {})

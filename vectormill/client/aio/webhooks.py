@@ -1,4 +1,4 @@
-"""Webhooks over HTTP."""
+"""Calls for webhooks."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ from vectormill.webhooks.webhook import ROTATION_SECONDS
 
 
 class WebhookCalls(Transport):
-    """Webhooks, which tell the ends of jobs and runs. All methods need a key of the scope webhooks."""
+    """Calls for webhooks, which report ends of jobs and runs. All methods need a key of the scope webhooks."""
 
     async def create_webhook(
         self,
@@ -29,12 +29,15 @@ class WebhookCalls(Transport):
         description: str = "",
         idempotency_key: str | None = None,
     ) -> NewWebhookBody:
-        """Make a webhook that is told of these events, or of all. The answer has its `secret`, this once."""
+        """Create a webhook for these events, or for all.
+
+        The answer has its `secret`, which is shown only this once.
+        """
         body = WebhookRequest(url, tuple(events), description)
         return await self.ask(operations.CREATE, body=body, headers=make_key_header(idempotency_key))
 
     def webhooks(self) -> AsyncIterator[WebhookBody]:
-        """Yield every webhook, the oldest first, page by page."""
+        """Yield every webhook, oldest first, page by page."""
         return self.pages(WebhookBody, operations.LIST.path, {})
 
     async def webhook(self, webhook_id: int) -> WebhookBody:
@@ -50,7 +53,7 @@ class WebhookCalls(Transport):
         description: str | None = None,
         is_enabled: bool | None = None,
     ) -> WebhookBody:
-        """Change what is not None. Enabled again, its failures are forgotten."""
+        """Change a webhook; arguments that are None keep their value. Enabling clears its failures."""
         told = None if events is None else tuple(events)
         return await self.ask(
             operations.CHANGE, webhook_id, body=WebhookChange(url, told, description, is_enabled)
@@ -59,7 +62,10 @@ class WebhookCalls(Transport):
     async def rotate_webhook_secret(
         self, webhook_id: int, *, grace_seconds: float | None = None
     ) -> NewWebhookBody:
-        """Make another `secret`; for a while, a day unless said, messages are signed with the former one too."""
+        """Create a new `secret`.
+
+        For `grace_seconds`, a day by default, messages are signed with the old secret as well.
+        """
         body = RotationRequest(ROTATION_SECONDS if grace_seconds is None else grace_seconds)
         return await self.ask(operations.ROTATE, webhook_id, body=body)
 
@@ -72,20 +78,26 @@ class WebhookCalls(Transport):
         await self.ask(operations.DELETE, webhook_id)
 
     def webhook_deliveries(self, webhook_id: int, *, state: str | None = None) -> AsyncIterator[DeliveryBody]:
-        """Yield every event of it, the newest first, page by page; `state` is pending, delivered or failed."""
+        """Yield every delivery of a webhook, newest first, page by page.
+
+        `state` is pending, delivered or failed.
+        """
         return self.pages(
             DeliveryBody, fill_path(operations.LIST_DELIVERIES.path, webhook_id), {"state": state}
         )
 
     async def webhook_delivery(self, webhook_id: int, delivery_id: int) -> DeliveryBody:
-        """Return one event of a webhook."""
+        """Return one delivery of a webhook."""
         return await self.ask(operations.SHOW_DELIVERY, webhook_id, delivery_id)
 
     async def replay_delivery(self, webhook_id: int, delivery_id: int) -> DeliveryBody:
-        """Send a delivery once more, with the same message id."""
+        """Send a delivery again, with the same message id."""
         return await self.ask(operations.REPLAY, webhook_id, delivery_id)
 
     async def replay_failed_deliveries(self, webhook_id: int, since: datetime) -> int:
-        """Send all once more that were given up, of events since then; return how many. `since` knows its zone."""
+        """Send all failed deliveries of events since then again; return their number.
+
+        `since` must have a time zone.
+        """
         answer = await self.ask(operations.REPLAY_FAILED, webhook_id, body=ReplayRequest(since))
         return answer["num_replayed"]

@@ -13,26 +13,30 @@ from vectormill.workers.bodies import Readiness, WorkerBody
 
 
 class Client(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, SourceCalls, WebhookCalls):
-    """Speaks to one Vectormill API.
+    """A client of one Vectormill API.
 
-    `api_key` is what `vectormill keys create` printed; else that of VECTORMILL_API_KEY is sent, if there is one.
-    `timeout` is in seconds and bounds each wait for the server, not a whole transfer. Every method raises ApiError when
-    the API refuses, ApiFailure when it breaks and ApiUnreachable when no answer comes.
+    `api_key` is what `vectormill keys create` printed; by default VECTORMILL_API_KEY is sent if it is set.
+    `timeout` is in seconds and bounds each single wait for the server, not a whole transfer. Every method
+    raises ApiError when the API refuses, ApiFailure when the API fails and ApiUnreachable when no answer
+    comes.
 
-    A request that can be repeated without harm is repeated when the API is full (429) or away (502 to 504), or a
-    connection that worked before is lost: each pause is about twice as long as the one before and never shorter than
-    the API asks for in Retry-After, and all pauses of a call are `retry_seconds` at the most. `pause` is what waiting
-    is done with.
+    A safe request is retried when the API is overloaded (429) or unavailable (502 to 504), or when a
+    connection that worked before is lost. Each pause is about twice as long as the one before and at least as
+    long as Retry-After; all pauses of a call together last at most `retry_seconds`. `pause` is the function
+    that sleeps.
     """
 
     def models(self) -> list[ModelBody]:
-        """Return every registered model, and how many workers serve it."""
+        """Return every registered model, with the number of workers that serve it."""
         return (self.ask(models.LIST))["data"]
 
     def workers(self) -> list[WorkerBody]:
-        """Return every live worker, with what it reports of its devices, its plan and its speed."""
+        """Return every live worker, with its devices, plan and speed."""
         return (self.ask(workers.LIST))["data"]
 
     def readiness(self) -> Readiness:
-        """Return which parts of the service are reachable. Raise ApiFailure where it cannot work at all."""
+        """Return which parts of the service are reachable.
+
+        Raise ApiFailure if the API cannot serve requests at all.
+        """
         return self.ask(workers.SHOW_READINESS)

@@ -1,5 +1,5 @@
 # Made of the same file in `aio` by `python -m tools.client`: change that one.
-"""Collections over HTTP: their descriptions, rows, items, generations and indexes."""
+"""Calls for collections: their descriptions, rows, items, generations and indexes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -21,15 +21,15 @@ from vectormill.collections.bodies import (
 from vectormill.runs import operations as run_operations
 from vectormill.runs.bodies import RunBody
 
-# The keys of one request; commits into the collection wait while the API deletes.
+# The number of keys in one request: commits to the collection are blocked while the API deletes them.
 BATCH_KEYS: Final = 1000
 
 
 class CollectionCalls(ExportTransport):
-    """Calls for collections themselves and their indexes: rows are found with `search`, and written by jobs.
+    """Calls for collections and their indexes. Rows are found with `search` and written by jobs.
 
-    `include` of an export names parts of a row: `vector` (`score` or `output`, by the collection's kind), `metadata`
-    and `text`; by default the first two.
+    `include` of an export names parts of a row: `vector` (`score` or `output`, by the collection's kind),
+    `metadata` and `text`; by default the first two.
     """
 
     def create_collection(
@@ -43,7 +43,10 @@ class CollectionCalls(ExportTransport):
         index_policy: str | None = None,
         index_options: Mapping[str, Any] | None = None,
     ) -> CollectionDetail:
-        """Return a collection without rows. `options` are those of a job: dimensions, prompt, vector_type and so on."""
+        """Create an empty collection and return it.
+
+        `options` are those of a job: dimensions, prompt, vector_type and so on.
+        """
         body = {
             "name": name,
             "model": model,
@@ -60,41 +63,48 @@ class CollectionCalls(ExportTransport):
         return self.pages(CollectionBody, operations.LIST.path, {})
 
     def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
-        """Return everything about one collection; `exact` counts its rows, which reads each of them."""
+        """Return a collection with all its details; `exact` counts its rows, which reads every row."""
         timeout = self.long_timeout if exact else self.short_timeout
         return self.ask(operations.SHOW, name, params=given({"exact": exact or None}), timeout=timeout)
 
     def change_collection(
         self, name: str, *, keep_text: bool | None = None, language: str | None = None
     ) -> CollectionDetail:
-        """Change what is not None."""
+        """Change settings of a collection; arguments that are None keep their value."""
         body = given({"keep_text": keep_text, "language": language})
         return self.ask(operations.CHANGE, name, body=body, timeout=self.long_timeout)
 
     def delete_collection(self, name: str, *, force: bool = False) -> None:
-        """Delete it with all its rows. While jobs or runs work on it only with `force`, which cancels them."""
+        """Delete a collection with all its rows.
+
+        The API refuses while jobs or runs work on the collection, unless `force` is set, which cancels them.
+        """
         parameters = given({"force": force or None})
         self.ask(operations.DELETE, name, params=parameters, timeout=self.long_timeout)
 
     def rollback_collection(self, name: str, *, allow_missing: bool = False) -> RollbackAnswer:
-        """Make the generation live that was live before; the run `run_id` of the answer carries what was put since.
+        """Make the previous generation live again.
 
-        Refused where texts put since are not kept, unless with `allow_missing`; `num_missing_rows` counts them.
+        The run `run_id` of the answer encodes the rows put since the swap. The API refuses if texts of those
+        rows are not kept, unless `allow_missing` is set; `num_missing_rows` counts these rows.
         """
         parameters = given({"allow_missing": allow_missing or None})
         return self.ask(operations.ROLL_BACK, name, params=parameters, timeout=self.long_timeout)
 
     def discard_generation(self, name: str, generation_id: int) -> None:
-        """Give up one that is being built, or is retired."""
+        """Discard a generation that is being built or is retired."""
         self.ask(operations.DISCARD, name, generation_id, timeout=self.long_timeout)
 
     def check_collection(self, name: str, *, sample: int | None = None) -> RunBody:
-        """Start a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
+        """Start a run that checks a collection; its report has the findings (see `wait_run`).
+
+        The run encodes `sample` of the texts again and compares the results.
+        """
         body = {"kind": "check", "options": given({"sample": sample})}
         return self.ask(run_operations.START, name, body=body, headers=make_key_header(None))
 
     def index(self, collection: str) -> IndexBody:
-        """Return the indexes that there are, what would be built now and why, and how far a build is."""
+        """Return a collection's indexes, what would be built now and why, and the progress of a build."""
         return self.ask(operations.SHOW_INDEX, collection)
 
     def set_index(
@@ -110,10 +120,10 @@ class CollectionCalls(ExportTransport):
         rebuild: bool = False,
         drop: bool = False,
     ) -> RunBody:
-        """Change the wanted indexes, and return the run that builds and drops them; `wait_run` follows it.
+        """Change the indexes of a collection and return the run that builds and drops them.
 
-        `policy` is auto, hnsw or none. `filters` are all fields of the metadata that have an index; what is None stays
-        as it is.
+        `policy` is auto, hnsw or none. `filters` lists all metadata fields that are to have an index.
+        Arguments that are None keep their value. `wait_run` follows the run.
         """
         body = {
             "policy": policy,
@@ -136,19 +146,21 @@ class CollectionCalls(ExportTransport):
         include: Sequence[str] | None = None,
         after: str | None = None,
     ) -> int:
-        """Stream a collection's rows, in the order of their keys, into a file, and return the number of bytes.
+        """Stream a collection's rows, in the order of their keys, to a file. Return the number of bytes.
 
-        NDJSON that loses its connection goes on behind the last row that came whole. Parquet cannot: without its end a
-        file is none, so that it begins anew, and only in a path. A path gets the whole export or is left as it was.
+        After a lost connection, NDJSON continues after the last complete row. Parquet starts again, which is
+        possible for a path only, because an incomplete Parquet file cannot be read. A path gets the whole
+        export or stays unchanged.
         """
         return self.write_export(self._describe_rows(name, format, include, after), target)
 
     def collection_rows(
         self, name: str, *, include: Sequence[str] | None = None, after: str | None = None
     ) -> Results[dict[str, Any]]:
-        """Return every row as `{"key", "embedding", "metadata", "text"}` of what is included, in constant memory.
+        """Return the collection's rows, to iterate in constant memory or to fetch as a table.
 
-        Of scores with `score`, `label` and `probabilities`, of records with `output`, instead of the embedding.
+        A row is `{"key", "embedding", "metadata", "text"}`, as far as included. Instead of the embedding,
+        rows of scores have `score`, `label` and `probabilities`, and rows of records `output`.
         """
 
         def describe(format: str) -> Export:
@@ -172,10 +184,11 @@ class CollectionCalls(ExportTransport):
         metadata: Mapping[str, Any] | None = None,
         wait_seconds: float | None = None,
     ) -> PutAnswer:
-        """Encode a text, or scores a pair, and keep the result under the key.
+        """Encode a text, or score a pair of texts, and store the result under the key.
 
-        The answer is `{"key", "job", "is_searchable", "searchable_at"}`.
-        Waits so long for it to be searchable, else as long as the API has it set; the job goes on all the same.
+        The answer is `{"key", "job", "is_searchable", "searchable_at"}`. The call waits at most
+        `wait_seconds`, by default the API's own limit, until the item is searchable; the job continues after
+        that.
         """
         return self.ask(
             operations.PUT_ITEM,
@@ -187,17 +200,21 @@ class CollectionCalls(ExportTransport):
         )
 
     def get_item(self, collection: str, key: str, *, has_vector: bool = False) -> ItemAnswer:
-        """Return what the collection has under the key, with a score or output; `embedding` only when asked for."""
+        """Return the item under the key, with its score or output.
+
+        The item has its `embedding` only if `has_vector` is set.
+        """
         parameters = {"include": "vector"} if has_vector else {}
         return self.ask(operations.SHOW_ITEM, collection, key, params=parameters)
 
     def delete_item(self, collection: str, key: str) -> None:
-        """Remove what is under the key, whether or not there is anything."""
+        """Delete the item under the key; a missing key is no error."""
         self.ask(operations.DELETE_ITEM, collection, key)
 
     def delete_items(self, collection: str, keys: Iterable[str]) -> DeleteAnswer:
-        """Remove what is under these keys, read as a stream: `{"num_keys", "num_deleted"}`, of which the latter
-        were there.
+        """Delete the items under these keys, which are read as a stream.
+
+        Return `{"num_keys", "num_deleted"}`, where `num_deleted` counts the keys that existed.
         """
         total: DeleteAnswer = {"num_keys": 0, "num_deleted": 0}
         rest = iter(keys)

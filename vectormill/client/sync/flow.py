@@ -1,6 +1,6 @@
-"""Flow: all in which the client that blocks differs from the other by more than words. Its twin is in `aio`.
+"""The parts of the blocking client that cannot be generated from `aio` by replacing words.
 
-The one file of this folder that is written by hand.
+This is the only file of the folder that is written by hand.
 """
 
 import time
@@ -23,17 +23,17 @@ def pause(seconds: float) -> None:
 
 
 def prepare_items(items: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
-    """Return rows as items."""
+    """Convert rows of `items` to items, by the named columns."""
     return read_items(items, columns)
 
 
 def can_repeat(items: Iterable[ItemJson]) -> bool:
-    """Return whether a second reading gives the same items."""
+    """Return whether the items can be iterated a second time."""
     return iter(items) is not items
 
 
 def encode_body(items: Iterable[ItemJson], *, gzip: bool) -> Iterator[bytes]:
-    """Return items as NDJSON, in parts fit for a stream."""
+    """Yield items as NDJSON, in parts that can be streamed."""
     parts = encode_parts(items)
     return compress_parts(parts) if gzip else parts
 

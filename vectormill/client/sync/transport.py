@@ -1,5 +1,5 @@
 # Made of the same file in `aio` by `python -m tools.client`: change that one.
-"""Transport: requests to one API, repeated where that does no harm; errors of httpx become errors of this package."""
+"""Transport: requests to one API, retried where that is safe. httpx errors become errors of this package."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,12 +31,12 @@ from vectormill.problems import ApiError, ApiUnreachable, read_problem
 from vectormill.settings import read_api_key
 
 Answer = TypeVar("Answer")
-# Takes the key of the last line that came; gives the body of what follows it.
+# Takes the key of the last line received; yields the body that follows that line.
 OpenParts = Callable[[str | None], Iterator[bytes]]
 
 
 class Transport:
-    """The connection that all methods of a client share. Knows no route."""
+    """The connection that all methods of a client share. Contains no routes."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class Transport:
         make_body: Callable[[], Any] | None = None,
         **request: Any,
     ) -> Answer:
-        """Send a request and return the API's answer as `answer`. `json` is the body, or else what `make_body`
-        returns.
+        """Send a request and return the API's answer as `answer`.
 
-        Raise InvalidOption for a value that JSON cannot express.
+        The body is `json`, or else what `make_body` returns. Raise InvalidOption for a value that JSON cannot
+        express.
         """
         if "json" in request:
             body = write_json(request.pop("json"))
@@ -119,7 +119,10 @@ class Transport:
         body: msgspec.Struct | Mapping[str, Any] | None = None,
         **request: Any,
     ) -> Answer:
-        """Return the answer to an operation on the path that has these places, in their order."""
+        """Call an operation and return its answer.
+
+        `places` fill the placeholders of its path, in their order.
+        """
         if body is not None:
             request["json"] = msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body
         request.setdefault("is_repeatable", operation.is_repeatable)
@@ -138,7 +141,10 @@ class Transport:
                 return
 
     def resumed_parts(self, open_parts: OpenParts, after: str | None = None) -> Iterator[bytes]:
-        """Yield parts of whole lines. Go on behind the last line of a lost connection, as long as each brings more."""
+        """Yield parts of whole lines.
+
+        After a lost connection, continue after the last line, as long as each connection brings more.
+        """
         pauses = self.retries.begin()
         while True:
             rest = b""
@@ -160,7 +166,7 @@ class Transport:
 
     @contextmanager
     def answered(self, method: str, path: str, **request: Any) -> Iterator[httpx.Response]:
-        """Yield the response to one request, its body unread. Errors of httpx become errors of this package."""
+        """Yield the response to one request, its body unread. httpx errors become errors of this package."""
         try:
             with self._http.stream(method, path, **request) as response:
                 self._has_answered = True
