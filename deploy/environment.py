@@ -1,12 +1,12 @@
-"""Makes `.venv`: Python, uv, a build of torch for this machine, and what requirements.lock names.
+"""Create `.venv`: Python, uv, a build of torch for this machine, and the packages of requirements.lock.
 
-`make run` asks for what the main job needs, `make test` for the development tools too, and `make lock` computes the
-lock anew. uv does the work because it installs the whole lock in seconds where pip takes minutes; it comes from the
-package index like everything else, and pip does the same work, slower, where no uv can be had. uv reads nothing of
-pip's configuration, so it is translated here: whoever installs behind a mirror, with certificates of their own or from
-a folder of wheels, has told pip so and needs to tell nobody else.
+`make run` installs what the main job needs, `make test` the development tools too, and `make lock` computes
+the lock. uv does the work because it installs the whole lock in seconds where pip takes minutes. uv itself is
+installed from the package index; where that fails, pip does the same work more slowly. uv does not read pip's
+configuration, so it is translated here: users of a mirror, of their own certificates or of a folder of wheels
+have configured pip and need to configure nothing else.
 
-Knows nothing of Vectormill, and imports the standard library alone: nothing else is there yet.
+Imports only the standard library, because nothing else is installed yet.
 """
 
 import argparse
@@ -32,10 +32,10 @@ LOCK_SETTINGS: Final = ROOT / "deploy" / "lock.toml"
 PROJECT: Final = ROOT / "pyproject.toml"
 TORCH_CHOICE: Final = VENV / ".torch-index"
 OLDEST_PYTHON: Final = (3, 11)
-# The extras of pyproject.toml that each goal installs.
+# The extras of pyproject.toml that each Makefile target installs.
 EXTRAS: Final[Mapping[str, str]] = {"run": "all", "dev": "all,dev"}
 
-# pip's options and what uv calls them. pip joins several values by white space; uv wants commas between folders.
+# pip's options and uv's variables for them. pip separates values by white space; uv needs commas between folders.
 UV_NAMES: Final[Mapping[str, str]] = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_EXTRA_INDEX_URL",
@@ -59,7 +59,7 @@ class SetupFailed(Exception):
 
 
 def main() -> None:
-    """Make the environment that the command line asks for."""
+    """Create the environment that the command line requests."""
     parser = argparse.ArgumentParser(description="Make .venv, or compute requirements.lock anew.")
     parser.add_argument("goal", choices=[*EXTRAS, "lock"])
     parser.add_argument("--torch-index", default="", help="the index of another build of torch; remembered")
@@ -103,7 +103,7 @@ def make_venv() -> None:
 
 
 def list_pip_options() -> dict[str, str]:
-    """Read what pip is configured for, of its files and variables, as pip itself reports it."""
+    """Return pip's configuration, from its files and environment variables, as pip reports it."""
     command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "config", "list"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return read_pip_options(printed.splitlines())
@@ -112,7 +112,7 @@ def list_pip_options() -> dict[str, str]:
 def read_pip_options(lines: Iterable[str]) -> dict[str, str]:
     """Return the options that apply to `pip install`, from the lines of `pip config list`.
 
-    Variables come before the section of the command, and that before the global one, as in pip:
+    As in pip, variables take precedence over the section of the command, and that over the global one:
     https://pip.pypa.io/en/stable/topics/configuration/#precedence-override-order
     """
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
@@ -125,7 +125,7 @@ def read_pip_options(lines: Iterable[str]) -> dict[str, str]:
 
 
 def translate_pip_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make uv use the indexes, folders, certificates and proxy that pip is told to use."""
+    """Return environment variables that give uv the same indexes, folders, certificates and proxy as pip."""
     variables: dict[str, str] = {}
     for option, value in options.items():
         name = UV_NAMES.get(option)
@@ -145,14 +145,14 @@ def translate_pip_options(options: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """A program that installs packages into the environment: uv, or pip where there is no uv."""
+    """A program that installs packages into the environment: uv, or pip where uv is not available."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     is_uv: bool
 
     def try_to(self, *arguments: str, environment: Mapping[str, str] | None = None) -> bool:
-        """Run the program without a word and return whether it succeeded."""
+        """Run the program without output and return whether it succeeded."""
         variables = {**self.environment, **(environment or {})}
         done = subprocess.run([*self.command, *arguments], cwd=ROOT, env=variables, capture_output=True)
         return done.returncode == 0
@@ -169,11 +169,11 @@ class Installer:
 
 
 def find_installer(environment: Mapping[str, str], options: Mapping[str, str]) -> Installer:
-    """Install the uv that the lock names, and return it; pip where none can be had.
+    """Install the version of uv in the lock, and return it; pip if uv cannot be installed.
 
-    Variables of uv's own that are set already stay as they are. pip compares the versions of all indexes, and so does
-    uv here: otherwise a mirror that has a part of them would hide the others. Where the system has certificates, they
-    count, as they do for pip since 24.2.
+    Variables of uv that are set already stay unchanged. uv compares the versions of all indexes, as pip does:
+    otherwise a mirror with some versions of a package would hide the others. uv trusts the system's
+    certificates where there are any, as pip does since 24.2.
     """
     plain = {**environment, "VIRTUAL_ENV": str(VENV), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     pip = Installer((str(PYTHON), "-m", "pip"), plain, is_uv=False)
@@ -193,12 +193,12 @@ def find_installer(environment: Mapping[str, str], options: Mapping[str, str]) -
 
 
 def say(sentence: str) -> None:
-    """Write a line for whoever waits."""
+    """Print a line on stderr."""
     sys.stderr.write(sentence + "\n")
 
 
 def read_locked(name: str) -> str:
-    """Return what the lock says of a package: `name==version` and its hashes."""
+    """Return the entry of a package in the lock: `name==version` and its hashes."""
     lock = LOCK.read_text(encoding="utf-8")
     found = re.search(rf"^{re.escape(name)}==\S+ .*(?:\n    .*)*\n", lock, re.MULTILINE)
     if found is None:
@@ -211,21 +211,21 @@ def read_locked(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """One way to get torch: what the installer is asked for, and the sentence that is printed when it worked."""
+    """A build of torch: the installer's arguments, and the sentence to print after its installation."""
 
     arguments: tuple[str, ...]
     said: str
-    outside: bool = False  # asks a server that pip was never told about
+    outside: bool = False  # uses a server that pip is not configured for
 
 
 def choose_torch(
     version: str, index: str, *, has_gpu: bool, has_sources: bool, is_linux: bool
 ) -> list[TorchBuild]:
-    """Return the builds of torch to try, the best first; the last is tried aloud.
+    """Return the builds of torch to try, the best first. The last is installed with visible output.
 
-    PyPI's build for Linux brings several GB of CUDA libraries, which nothing uses without a GPU. The CPU build has a
-    local version, `+cpu`; some mirrors and folders of wheels have it. Only where pip is told of no source of its own
-    is PyTorch's index asked, which uv knows.
+    PyPI's build for Linux includes several GB of CUDA libraries, which are useless without a GPU. The CPU
+    build has a local version, `+cpu`, which some mirrors and folders of wheels offer. PyTorch's own index,
+    which uv knows, is used only if pip is configured with no source of its own.
     """
     if index:
         return [
@@ -248,7 +248,7 @@ def choose_torch(
 
 
 def has_gpu_driver() -> bool:
-    """Say whether a driver of NVIDIA or AMD is loaded here."""
+    """Return whether a driver of NVIDIA or AMD is installed."""
     if Path("/dev/kfd").exists():
         return True
     try:
@@ -259,7 +259,7 @@ def has_gpu_driver() -> bool:
 
 
 def install_torch(installer: Installer, index: str) -> None:
-    """Install the build of torch that fits this machine, unless it is there and no other is asked for."""
+    """Install the build of torch for this machine, unless it is installed and no other is requested."""
     version = next(line for line in read_extra("worker") if line.startswith("torch=="))
     remembered = TORCH_CHOICE.read_text(encoding="utf-8") if TORCH_CHOICE.exists() else ""
     index = index or remembered
@@ -271,7 +271,7 @@ def install_torch(installer: Installer, index: str) -> None:
         version, index, has_gpu=has_gpu, has_sources=has_sources, is_linux=is_linux
     )
     for build in attempts:
-        # A server outside that this network does not reach shall not cost minutes.
+        # Give up quickly on a server that this network may not reach, instead of waiting for minutes.
         impatient = {"UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"} if build.outside else {}
         if build.outside and not installer.is_uv:
             continue
@@ -292,7 +292,7 @@ def read_extra(name: str) -> list[str]:
 
 
 def find_installed(name: str) -> str:
-    """Return the version of a package in the environment, or the empty string."""
+    """Return the version of a package in the environment; an empty string if it is not installed."""
     code = f"import importlib.metadata as m; print(next((d.version for d in m.distributions(name={name!r})), ''))"
     return subprocess.check_output([str(PYTHON), "-c", code], text=True).strip()
 
@@ -301,9 +301,9 @@ def find_installed(name: str) -> str:
 
 
 def constraints(installer: Installer) -> tuple[str, str]:
-    """Hold every package to the version of the lock, and with uv to the files whose hashes stand there.
+    """Return arguments that limit every package to the version in the lock, and for uv to its hashes.
 
-    pip would want a hash for the project itself too, as soon as one constraint has any; it is given versions alone.
+    With hashes, pip would require one for the project itself, so pip gets only the versions.
     """
     if installer.is_uv:
         return "--constraint", str(LOCK)
@@ -313,20 +313,21 @@ def constraints(installer: Installer) -> tuple[str, str]:
 
 
 def install(installer: Installer, extras: str, torch_index: str) -> None:
-    """Install torch, then the project and all that these extras need, as the lock names it."""
+    """Install torch, then the project and the packages of these extras, in the versions of the lock."""
     say(f"Installing into {VENV.name}; the first time downloads half a gigabyte.")
     install_torch(installer, torch_index)
     installer.run(
         "install", *constraints(installer), "setuptools"
-    )  # builds the project, and no build needs the index
+    )  # installed first, so that building the project needs no index
     installer.run("install", *constraints(installer), "--no-build-isolation", "--editable", f".[{extras}]")
 
 
 def compile_lock(installer: Installer, flags: list[str]) -> None:
-    """Compute the lock from pyproject.toml: every platform and Python that the project promises, with hashes.
+    """Compute the lock from pyproject.toml, with hashes, for every supported platform and Python.
 
-    Hashes are read from the index alone: a folder or a second index may have only some files of a version. torch is
-    left out with the CUDA libraries of one build of it, since each machine chooses its own.
+    Hashes are read from the main index alone, because a folder or a second index may have only some files of
+    a version. torch and the CUDA libraries of its builds are left out, since each machine chooses its own
+    build.
     """
     if not installer.is_uv:
         raise SetupFailed("the lock is computed by uv, which cannot be installed here")

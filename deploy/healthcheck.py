@@ -1,11 +1,11 @@
-"""Answers a container's health check: exit code 0 when the process beside it is well, 1 with a sentence when not.
+"""A container's health check: exit code 0 if its process is healthy, else 1 with a sentence.
 
     healthcheck.py http://127.0.0.1:8000/readyz    the address answers with success
-    healthcheck.py scheduler                       a scheduler has given a sign of life lately
-    healthcheck.py indexer                         an indexer has given one lately
-    healthcheck.py worker                          a worker of this host has given one lately
+    healthcheck.py scheduler                       a scheduler has sent a heartbeat lately
+    healthcheck.py indexer                         an indexer has sent a heartbeat lately
+    healthcheck.py worker                          a worker of this host has sent a heartbeat lately
 
-Scheduler, indexer and workers listen on no port; their signs of life stand in Postgres. Knows nothing of containers.
+Scheduler, indexer and workers listen on no port; their heartbeats are in Postgres.
 """
 
 import socket
@@ -21,7 +21,7 @@ from vectormill.workers.workers import INDEXER, SCHEDULER, list_signs_of_life, l
 
 
 def find_complaint(subject: str) -> str | None:
-    """Return what is wrong with the process, as a sentence; None when it is well."""
+    """Return a sentence that says why the process is unhealthy; None if it is healthy."""
     try:
         if subject not in (SCHEDULER, INDEXER, "worker"):
             urlopen(subject, timeout=4).close()  # noqa: S310 - the URL is one that docker-compose.yml names

@@ -1,7 +1,7 @@
-"""Takes the pictures of the console: `python -m deploy.pictures` starts a stack, gives it real work, and looks at it.
+"""Take the screenshots of the console: `python -m deploy.pictures` starts a stack and gives it real work.
 
-Needs a Chromium (`chromium` of PATH, or what CHROMIUM names). Texts are docstrings of Python's standard library, the
-model is the packaged one; what the pictures show is what this machine did while they were taken.
+Needs a Chromium (`chromium` in PATH, or the program that CHROMIUM names). The texts are docstrings of
+Python's standard library, encoded by the packaged model.
 """
 
 import argparse
@@ -28,13 +28,13 @@ WINDOW: Final[ViewportSize] = {"width": 1180, "height": 740}
 TALL_WINDOW: Final[ViewportSize] = {"width": 1180, "height": 1010}
 START_SECONDS: Final = 300.0
 WORK_SECONDS: Final = 900.0
-# A picture of a job is taken when so much of it is done: there is a line to see.
+# The share of the job that is done when its picture is taken, so that its chart shows a line.
 SHOWN_SHARE: Final = 0.4
 
 
 @contextmanager
 def running_stack(chunk_max_items: int) -> Iterator[httpx.Client]:
-    """Yield a client of a `vectormill up` of its own, which is ended with the block."""
+    """Start a `vectormill up` for the duration of the block, and yield a client of it."""
     port, flower_port = find_ports(2)
     with new_directory() as home:
         command = [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(home)]
@@ -67,7 +67,7 @@ def wait_for_worker(client: httpx.Client, stack: "subprocess.Popen[bytes]") -> N
             workers = []
         if any(worker["report"].get("state", "running") == "running" for worker in workers):
             return
-        time.sleep(1)  # another process is asked, which sends no event
+        time.sleep(1)  # the stack is another process, so poll
     sys.exit("The stack did not come up; `vectormill up` says why.")
 
 
@@ -90,11 +90,11 @@ def wait_for_share(client: httpx.Client, job_ids: Sequence[str], share: float) -
     while any(find_share(client, job_id) < share for job_id in job_ids):
         if time.monotonic() > until:
             sys.exit(f"The jobs are not done to {share:.0%} in {WORK_SECONDS:g} s.")
-        time.sleep(1)  # another process is asked, which sends no event
+        time.sleep(1)  # the stack is another process, so poll
 
 
 def submit_work(client: httpx.Client, docstrings: Sequence[Docstring]) -> str:
-    """Submit jobs in most states there are, and return the id of the one that is to be shown at work."""
+    """Submit jobs that end up in most of the possible states. Return the id of the job to show at work."""
     pairs = [(docstring.key, docstring.text) for docstring in docstrings]
     count = len(pairs)
     titles = [(key, split_first_sentence(text)[0] or text) for key, text in take_evenly(pairs, count // 10)]
@@ -115,7 +115,7 @@ def submit_work(client: httpx.Client, docstrings: Sequence[Docstring]) -> str:
 
 
 def open_pages(browser: Browser, url: str, job_id: str) -> dict[str, Page]:
-    """Open the pages, and return them by the names of their pictures. They follow what happens, as a visitor's do."""
+    """Open the pages to photograph, and return them by picture name. They update live, as for a visitor."""
     schemes: tuple[tuple[Literal["light", "dark"], str], ...] = (("light", ""), ("dark", "-dark"))
     pages = {}
     for scheme, suffix in schemes:
@@ -143,7 +143,7 @@ def main() -> None:
         pages = open_pages(browser, str(client.base_url).rstrip("/"), shown)
         wait_for_share(client, [shown], SHOWN_SHARE)
         for name, page in pages.items():
-            page.wait_for_timeout(1500)  # until the stream has told the same
+            page.wait_for_timeout(1500)  # until the page has received the latest event
             page.screenshot(path=PICTURES / name)
         browser.close()
 

@@ -1,9 +1,10 @@
-"""Records a command as a terminal shows it, as one SVG that moves: the README's picture of a real run.
+"""Record a command in a terminal as one animated SVG: the README's picture of a real run.
 
     python -m deploy.recording docs/pictures/demo.svg -- vectormill demo
 
-The command runs under a pseudo-terminal; what it writes is laid on a screen as a terminal does it, and some of these
-screens become the picture. Nothing is made up, but pauses are shortened. Knows those control sequences that Rich uses.
+The command runs under a pseudo-terminal; its output is rendered as a terminal would, and some of the
+resulting screens become frames of the picture. Nothing is invented, but pauses are shortened. Supports the
+control sequences that Rich uses.
 """
 
 import argparse
@@ -25,9 +26,9 @@ from typing import Final
 
 COLUMNS, ROWS = 100, 34
 MAX_FRAMES: Final = 12
-# What a frame is shown at the least and at the most, and the last one.
+# The shortest and longest time of a frame, and the time of the last one, in seconds.
 SHORTEST, LONGEST, LAST = 0.6, 1.6, 6.0
-# A burst of more lines than these is shown in steps, so that nothing scrolls by unseen.
+# Output of more lines than these at once is shown in steps, so that nothing scrolls by unseen.
 STEP_LINES: Final = 14
 CHAR_WIDTH, LINE_HEIGHT, MARGIN = 8.4, 17, 14
 SEQUENCE: Final = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b[()][A-Z0-9]|\x1b[=>]")
@@ -50,7 +51,7 @@ Screen = tuple[tuple[Cell, ...], ...]
 
 @dataclass(slots=True)
 class Terminal:
-    """Lines of cells, all that ever were; what is seen are the last ones."""
+    """A terminal that keeps all lines of cells ever written; the screen shows the last ones."""
 
     lines: list[list[Cell]] = field(default_factory=lambda: [[]])
     row: int = 0
@@ -114,7 +115,7 @@ class Terminal:
 
 
 def run(command: Sequence[str], said: str) -> tuple[list[tuple[float, Screen]], int]:
-    """Return every screen with the second at which it was there, and the exit status."""
+    """Run the command. Return every screen with its time in seconds, and the exit status."""
     terminal = Terminal()
     terminal.write(f"\x1b[32m$\x1b[0m \x1b[1m{said}\x1b[0m\r\n")
     begun = time.monotonic()
@@ -132,17 +133,17 @@ def run(command: Sequence[str], said: str) -> tuple[list[tuple[float, Screen]], 
 
 
 def read_all(descriptor: int) -> Iterator[str]:
-    """Yield what is written, in the pieces in which it arrives."""
+    """Yield the output as text, in the pieces in which it arrives."""
     rest = b""
     while True:
         select.select([descriptor], [], [])
         try:
             data = os.read(descriptor, 1 << 16)
-        except OSError:  # the other end is closed
+        except OSError:  # the command has closed the terminal
             return
         if not data:
             return
-        time.sleep(0.03)  # what belongs together comes together
+        time.sleep(0.03)  # wait for the rest of the same output
         rest += data
         text = rest.decode("utf-8", errors="ignore")
         rest = b"" if text.encode() == rest else rest[len(text.encode()) :]
@@ -156,7 +157,9 @@ def cut(text: str) -> Iterator[str]:
 
 
 def choose(screens: Sequence[tuple[float, Screen]]) -> list[tuple[float, Screen]]:
-    """Choose screens, each with how long it is shown: the first, the last ones, and evenly spaced ones between."""
+    """Choose the screens to show, each with its seconds: the first, the last ones, and evenly spaced ones
+    between.
+    """
     distinct = [next(group) for _, group in groupby(screens, key=lambda each: each[1])]
     tail = distinct[-5:]
     body = distinct[1:-5]
@@ -168,7 +171,10 @@ def choose(screens: Sequence[tuple[float, Screen]]) -> list[tuple[float, Screen]
 
 
 def draw(frames: Sequence[tuple[float, Screen]], title: str) -> str:
-    """Return one SVG. Each frame is seen in its part of the time; who wants no motion sees the last."""
+    """Return the frames as one animated SVG.
+
+    With reduced motion only the last frame is shown.
+    """
     width, height = COLUMNS * CHAR_WIDTH + 2 * MARGIN, ROWS * LINE_HEIGHT + 3 * MARGIN
     total = sum(seconds for seconds, _ in frames)
     style, groups, start = [], [], 0.0

@@ -1,6 +1,7 @@
-"""Renews what the console has of others: `python -m deploy.vendored` takes the files below out of their npm packages.
+"""Update the third-party files of the console: `python -m deploy.vendored` extracts them from npm packages.
 
-Needs npm and the registry, and is run by a developer who changes a version here; users have the files in the wheel.
+Needs npm and its registry. Developers run it after changing a version here; users have the files in the
+wheel.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ VENDOR: Final = Path(__file__).parent.parent / "api" / "console" / "static" / "v
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An npm package, the exact version, and the files of it that a browser is given. `folder` has no scope."""
+    """An npm package: its exact version and the files that browsers load. `folder` is its name without scope."""
 
     name: str
     version: str
@@ -83,7 +84,7 @@ def main() -> None:
 
 
 def renew(package: Package) -> str:
-    """Replace every folder of the package by one of its version; the row that tells so."""
+    """Replace all folders of the package by one with this version, and return its row of the README."""
     with tempfile.TemporaryDirectory() as directory:
         subprocess.run(
             ["npm", "pack", "--silent", f"{package.name}@{package.version}"], cwd=directory, check=True

@@ -1,4 +1,7 @@
-"""Vectormill: text in, vectors out, in bulk. What API, scheduler, worker and command line share; torch-free."""
+"""Vectormill: durable bulk embedding jobs.
+
+The code that API, scheduler, worker and command line share; no torch.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +13,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import the clients only when asked for: every process imports this package, few need httpx."""
+    """Import the clients on first access, because every process imports this package but few need httpx."""
     if name in ("AsyncClient", "Client"):
         from vectormill import client
 

@@ -1,15 +1,15 @@
-"""Coalescer: carries out together what callers ask for at the same time, and answers each of them by itself.
+"""Coalescer: combine questions that callers ask at the same time into one call, and answer each caller.
 
-Questions wait under a key, and only questions of one key go together. Belongs to one event loop. Knows nothing of what
-is asked: whoever makes it hands in the function that answers many questions at once.
+Questions wait under a key, and only questions with the same key are combined. A coalescer belongs to one
+event loop. Its creator passes the function that answers many questions at once.
 
-| what is asked              | key                 | goes together           | at once                 |
-| -------------------------- | ------------------- | ----------------------- | ----------------------- |
-| query: QueryExchange       | spec                | a message of 64 texts   | 2 messages for a worker |
-| search: SearchPool         | generation and form | a statement of 20 ms    | 3 statements            |
-| put: Puts                  | collection          | a job of one chunk      | 1 job of a collection   |
-| generation: LiveGenerations | collection         | all who wait            | 1 read of a collection  |
-| API keys: Keyring          | none                | all who wait            | 1 read                  |
+| question                    | key                 | combined into           | calls at once           |
+| --------------------------- | ------------------- | ----------------------- | ----------------------- |
+| query: QueryExchange        | spec                | a message of 64 texts   | 2 messages for a worker |
+| search: SearchPool          | generation and form | a statement of 20 ms    | 3 statements            |
+| put: Puts                   | collection          | a job of one chunk      | 1 job of a collection   |
+| generation: LiveGenerations | collection          | all waiting questions   | 1 read of a collection  |
+| API keys: Keyring           | none                | all waiting questions   | 1 read                  |
 """
 
 import asyncio
@@ -32,12 +32,12 @@ NO_ROOM: Final = (
 
 
 class NotBegun(TimeoutError):
-    """The question waited as long as it may for those before it, and was not begun."""
+    """The call for the question did not begin before the longest waiting time had passed."""
 
 
 @dataclass(slots=True, eq=False)
 class Caller(Generic[Question, Answer]):
-    """One caller's question, and the future in which the caller waits for its answer."""
+    """The question of one caller, and the future of its answer."""
 
     question: Question
     answer: "asyncio.Future[Answer]"
@@ -47,7 +47,10 @@ class Caller(Generic[Question, Answer]):
             self.answer.set_exception(error)
 
     def forget(self) -> None:
-        """Drop the answer: its caller has gone. An error that came a moment ago is read, or asyncio would log it."""
+        """Cancel the future, because the caller has gone.
+
+        If the future has an exception already, retrieve it, since asyncio would otherwise log it.
+        """
         if not self.answer.cancel() and not self.answer.cancelled():
             self.answer.exception()
 
@@ -91,7 +94,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         self._numbers = itertools.count()
         self._queues: dict[
             KeyT, dict[int, Caller[Question, Answer]]
-        ] = {}  # by number: the oldest comes first
+        ] = {}  # by key, then by number, oldest first
         self._running: Counter[KeyT] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -99,11 +102,14 @@ class Coalescer(Generic[KeyT, Question, Answer]):
 
     @property
     def num_running(self) -> int:
-        """Return the number of calls of `carry_out` that have not ended."""
+        """Return the number of calls of `carry_out` in progress."""
         return len(self._tasks)
 
     async def ask(self, key: KeyT, question: Question) -> Answer:
-        """Return the answer. Raises what `carry_out` raises, LimitReached and NotBegun."""
+        """Return the answer to a question.
+
+        Raise what `carry_out` raises, LimitReached if too many questions wait, or NotBegun.
+        """
         if self.num_waiting >= self._max_waiting:
             raise LimitReached(NO_ROOM.format(num=self.num_waiting))
         loop = asyncio.get_running_loop()
@@ -126,7 +132,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
             waiting.forget()
 
     async def close(self) -> None:
-        """Wait until what was begun has ended. Call when nobody asks any more."""
+        """Wait until all calls in progress have ended. Call after the last `ask`."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -135,7 +141,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
             waiting.refuse(NotBegun())
 
     def _remove(self, key: KeyT, number: int) -> Caller[Question, Answer] | None:
-        """Take a question out of its queue. Return None when it is not there: it was begun."""
+        """Remove a question from its queue and return it. Return None if its call has begun."""
         queue = self._queues.get(key, {})
         waiting = queue.pop(number, None)
         if waiting is not None:
@@ -145,12 +151,12 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         return waiting
 
     def _wake(self) -> None:
-        """Begin a moment later, with all that comes in this turn of the event loop, or in the pause."""
+        """Schedule the next calls, after this turn of the event loop or after the pause."""
         if self._timer is None and self._queues:
             self._timer = asyncio.get_running_loop().call_later(self._choose_pause(), self._begin)
 
     def _begin(self) -> None:
-        """Begin as many calls as there is room for; the key whose oldest question waits longest comes first."""
+        """Begin as many calls as the limits allow; the key with the oldest question comes first."""
         self._timer = None
         while self.num_running < self._max_running:
             ready = [key for key in self._queues if self._running[key] < self._max_running_of(key)]
@@ -173,7 +179,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         self, key: KeyT, together: Sequence[Caller[Question, Answer]], task: "asyncio.Task[None]"
     ) -> None:
         for waiting in together:
-            waiting.answer.cancel()  # does nothing, unless the task itself was cancelled
+            waiting.answer.cancel()  # has an effect only if the task was cancelled
         self._tasks.discard(task)
         self._running[key] -= 1
         if not self._running[key]:
@@ -186,7 +192,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
             for waiting, answer in zip(together, answers, strict=True):
                 if not waiting.answer.done():
                     waiting.answer.set_result(answer)
-        except Exception as error:  # noqa: BLE001 - it is raised to each of the callers
+        except Exception as error:  # noqa: BLE001 - it is raised in each of the callers
             if len(together) > 1 and self._is_of_one(error):
                 for waiting in together:
                     if not waiting.answer.done():

@@ -1,7 +1,7 @@
-"""Corpus: every docstring of the running Python's standard library, found by reading its source.
+"""The docstrings of the running Python's standard library, read from its source, as a corpus of texts.
 
-Some 8,700 real texts that every machine has: the demo, the tests and the benchmarks encode them. Imports nothing of
-what it reads, and knows nothing of jobs.
+The demo, the tests and the benchmarks encode these 8,700 real texts, which every machine has. The modules are
+parsed and not imported.
 """
 
 import ast
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-# Python's own tests and what was installed besides; `lib2to3` is gone since 3.13.
+# Folders to skip: Python's own tests and installed packages. `lib2to3` was removed in 3.13.
 LEFT_OUT: Final = ("test", "idlelib/idle_test", "lib2to3/tests", "site-packages", "dist-packages")
 
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """One docstring. `key` is the qualified name of what it documents: `module.Class.method`."""
+    """A docstring. `key` is the qualified name of the documented object: `module.Class.method`."""
 
     key: str
     text: str
@@ -37,8 +37,8 @@ def standard_library() -> Path:
 def read_docstrings(directory: Path | None = None) -> Iterator[Docstring]:
     """Yield every docstring below the directory, folder by folder in alphabetical order, from top to bottom.
 
-    A name that is defined again (under another condition, or as a property's setter) gets `#2`, `#3`, … Files that
-    this Python cannot parse (some packages carry such) are passed over. Empty docstrings are none.
+    A name that is defined again (under another condition, or as a property's setter) gets `#2`, `#3`, … Files
+    that this Python cannot parse, which some packages contain, and empty docstrings are skipped.
     """
     root = standard_library() if directory is None else directory
     for path in _source_files(root):
@@ -46,14 +46,17 @@ def read_docstrings(directory: Path | None = None) -> Iterator[Docstring]:
 
 
 def split_first_sentence(text: str) -> tuple[str, str]:
-    """Return the first sentence in one line, without its full stop, and the rest, which may be empty."""
+    """Return a text's first sentence, in one line and without full stop, and the rest.
+
+    The rest may be empty.
+    """
     paragraph, _, paragraphs = text.strip().partition("\n\n")
     sentence, _, sentences = " ".join(paragraph.split()).partition(". ")
     return sentence.removesuffix("."), f"{sentences}\n\n{paragraphs}".strip()
 
 
 def take_evenly(values: Sequence[T], count: int) -> list[T]:
-    """Return `count` values in their order, equally far apart; all of them when there are no more."""
+    """Return `count` evenly spaced values, in their order; all values if there are no more than `count`."""
     if count >= len(values):
         return list(values)
     return [values[number * len(values) // count] for number in range(count)]
@@ -62,7 +65,7 @@ def take_evenly(values: Sequence[T], count: int) -> list[T]:
 def _source_files(root: Path) -> Iterator[Path]:
     for name, folders, files in os.walk(root):
         folder = Path(name)
-        # Pruned here, not filtered afterwards: site-packages may hold a hundred thousand files.
+        # Prune folders instead of filtering files: site-packages may hold a hundred thousand files.
         folders[:] = sorted(
             child for child in folders if (folder / child).relative_to(root).as_posix() not in LEFT_OUT
         )
@@ -77,7 +80,7 @@ def _module_name(relative: Path) -> str:
 def _read_module(path: Path, module: str) -> Iterator[Docstring]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in what others wrote
+            warnings.simplefilter("ignore")  # the files may contain invalid escapes
             tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError):
         return
@@ -88,12 +91,12 @@ def _read_module(path: Path, module: str) -> Iterator[Docstring]:
 
 
 def _walk(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """Yield qualified names and docstrings below a node, in the order of the source."""
+    """Yield the qualified names and docstrings below a node, in source order."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node)
         if text and text.strip():
             yield name, text
-    # Statements hold statements in these lists alone; expressions, most of a tree, define nothing with a docstring.
+    # Only these fields contain statements. Expressions, most of a tree, contain no docstrings.
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
         for child in getattr(node, field, ()):
             is_definition = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)

@@ -1,6 +1,6 @@
-"""Options of encoding in requests: fields and query parameters, made from the dataclass of the domain, one for each.
+"""Fields and query parameters for encoding options, generated from the options' dataclass.
 
-What an option can be of a given model is not said here: `make_spec` refuses it with the model's limits.
+Limits that depend on the model are not checked here, but in `make_spec`.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,7 +16,10 @@ def type_of(option: Option) -> Any:
 
 
 def struct_of(options: type[EncodingOptions]) -> Any:
-    """Return the base of a msgspec struct: each field is its type or None, which it is when it is left out."""
+    """Return a msgspec struct with one optional field for each encoding option.
+
+    None, the default, means that the option was not given.
+    """
     fields = [
         (
             option.name,

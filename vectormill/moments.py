@@ -1,11 +1,11 @@
-"""Points in time as clients and people read them."""
+"""Format points in time for clients and people."""
 
 from datetime import UTC, datetime
 from typing import Annotated, overload
 
 from msgspec import Meta
 
-# A point in time in an answer.
+# A point in time in an answer of the API, as RFC 3339 text.
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
@@ -15,7 +15,7 @@ def in_utc(moment: datetime | None) -> datetime | None:
 
 
 def describe_moment(moment: datetime) -> str:
-    """Return a moment of UTC to the minute, for a sentence."""
+    """Format a UTC time to the minute, for a sentence."""
     return moment.strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -26,5 +26,5 @@ def tell_moment(moment: None) -> None: ...
 @overload
 def tell_moment(moment: datetime | None) -> Moment | None: ...
 def tell_moment(moment: datetime | None) -> Moment | None:
-    """Return the moment in UTC as answers have it (RFC 3339); None stays None."""
+    """Format a time in UTC as RFC 3339, as in answers of the API; None stays None."""
     return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

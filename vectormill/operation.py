@@ -1,8 +1,9 @@
-"""Operation: one thing that a client can ask of the API, described once.
+"""Operation: the description of one operation of the API.
 
-The route, the scope that a key needs, the OpenAPI document and the methods of the client come from it. Bodies and
-answers are types of msgspec: a body is a Struct, an answer a TypedDict with the values of JSON, so that one type says
-what the API writes and what the client returns. The rows of a feature stand in its folder.
+The route, the scope that a key needs, the OpenAPI document and the client's methods are made from it. Bodies
+and answers are msgspec types: a body is a Struct, an answer a TypedDict of JSON values, so that one type
+describes what the API writes and what the client returns. Each feature's folder has a table of its
+operations.
 """
 
 from collections.abc import Mapping
@@ -24,13 +25,14 @@ NextCursor = Annotated[str | None, Meta(description="Given as `after` for the ne
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[Answer]):
-    """A method on a path, with names in braces, that a key of `scope` may use; None where none is needed.
+    """An operation of the API: a method and a path with placeholders in braces.
 
-    Where `line` is the type of a line, a body is or may be a stream of NDJSON; where `form` is a JSON schema, it is a
-    multipart form. `query` has the query parameters. An answer in one of `media_types` is a stream of bytes; an answer
-    may also be of the type `other_answer`. `location` is the path of what was made, fields of the answer in braces.
-    `other_status` has an answer of the same type. An operation that `is_repeatable` does no harm when it is sent again
-    because no answer came.
+    An API key needs `scope`; None means that no key is needed. If `line` is given, the body may be a stream
+    of NDJSON with lines of that type; if `form`, a JSON schema, is given, the body is a multipart form.
+    `query` has the query parameters. An answer in one of `media_types` is a stream of bytes; an answer may
+    also have the type `other_answer`. `location` is the path of the created resource, with fields of the
+    answer in braces. An answer with `other_status` has the same type. An operation that `is_repeatable` may
+    safely be sent again after a lost answer.
     """
 
     method: str
@@ -57,7 +59,7 @@ class Nothing(msgspec.Struct):
 
 
 NO_CONTENT: Final = 204
-# Sixteen hexadecimal digits below 2^63: every string of the pattern is a position, so that the description is the rule.
+# Sixteen hexadecimal digits below 2^63, so that every string that matches the pattern is a valid cursor.
 CURSOR: Final = "[0-7][0-9a-f]{15}"
 After = Annotated[
     str | None,
@@ -73,19 +75,22 @@ class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def one_of(values: tuple[str | None, ...]) -> Meta:
-    """Return what says in the OpenAPI document that a string is one of these values."""
+    """Return msgspec metadata that lists the allowed values of a string in the OpenAPI document."""
     return Meta(extra_json_schema={"type": "string", "enum": list(values)})
 
 
 def describe(kind: type[Answer], thing: object, /, **others: Any) -> Answer:
-    """Return an answer of this kind: the attributes of the thing that are called as its fields, and these others."""
+    """Build an answer of type `kind` from attributes of the object and the other given fields.
+
+    An attribute is used for the field of the same name.
+    """
     names = kind.__annotations__
     told = {name: others[name] if name in others else tell_value(getattr(thing, name)) for name in names}
     return cast(Answer, told)
 
 
 def tell_value(value: object) -> object:
-    """Return a value as JSON has it."""
+    """Convert a value to one of JSON: times to RFC 3339 and UUIDs to strings."""
     if isinstance(value, datetime):
         return tell_moment(value)
     return str(value) if isinstance(value, UUID) else value

@@ -1,4 +1,4 @@
-"""Every operation that is described by a row; the others are described where their routes are (decision 0050)."""
+"""The operations of all features; routes without an Operation describe themselves (decision 0050)."""
 
 from typing import Any, Final
 

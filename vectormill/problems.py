@@ -1,4 +1,4 @@
-"""Problems: what the API's refusals and silences become in Python. Knows nothing of how requests are made."""
+"""Errors that the client raises for refusals and failures of the API. Sends no requests."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class ApiError(VectormillError):
         self.title = title
         self.detail = detail
         self.errors = tuple(errors)
-        # Our own API's detail names the places already; what stands between us and it may send anything.
+        # The detail of our API names the places already; a proxy in between may send anything.
         places = " ".join(map(_describe_place, self.errors))
         super().__init__(detail or f"The API refused the request: {title} (HTTP {status}). {places}".strip())
 
@@ -49,7 +49,7 @@ class WaitTimeout(Unavailable):
 def read_problem(
     status: int, reason: str, body: bytes, *, headers: Mapping[str, str] | None = None, now: datetime
 ) -> ApiError:
-    """Return the error for an answer other than 2xx, whether or not it carries problem details."""
+    """Build the error for an answer other than 2xx, with or without problem details (RFC 9457)."""
     try:
         problem = json.loads(body)
     except ValueError:
@@ -68,7 +68,10 @@ def read_problem(
 
 
 def read_retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return how many seconds the server asks to wait, given in seconds or as a date (RFC 9110, 10.2.3)."""
+    """Return the seconds to wait by the Retry-After header; None if it is absent or invalid.
+
+    The header has seconds or a date (RFC 9110, 10.2.3).
+    """
     written = headers.get("Retry-After", "").strip()
     if not written:
         return None
@@ -78,13 +81,13 @@ def read_retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
         moment = parsedate_to_datetime(written)
     except ValueError:
         return None
-    if moment.tzinfo is None:  # "-0000": a clock that does not say where it stands is read as UTC's
+    if moment.tzinfo is None:  # the zone "-0000" means unknown and is read as UTC
         moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - now).total_seconds())
 
 
 def _describe_place(error: Any) -> str:
-    """Describe an entry of a problem's `errors`: the place, and what is wrong there."""
+    """Format an entry of a problem's `errors`: the place of the error and its message."""
     if not isinstance(error, Mapping):
         return f"[{error}]"
     places = ("line", "pointer", "field", "loc", "parameter")

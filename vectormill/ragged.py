@@ -1,7 +1,7 @@
-"""Ragged: rows of different lengths in one array. What goes into a model, a row a sequence, and what comes out of it.
+"""Ragged arrays: rows of different lengths in one array, used as input and output of models.
 
-Token ids are rows of int32, vectors rows of float32 that are all equally long, records rows of bytes. No step here is
-taken a row: whoever holds many rows touches them with NumPy alone.
+Token ids are rows of int32, vectors are rows of float32 of equal length, and records are rows of bytes. All
+operations are vectorised with NumPy and loop over no rows.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,24 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Row i is `values[offsets[i]:offsets[i + 1]]`; the rows follow one another without gaps, from `offsets[0]` on."""
+    """Rows of different lengths in one array: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    The rows follow one another without gaps, beginning at `offsets[0]`.
+    """
 
     values: Values  # [total] of any type
     offsets: NDArray[np.int64]  # [n + 1], ascending
 
     @classmethod
     def from_lengths(cls, values: Values, lengths: "NDArray[Any]") -> "Ragged":
-        """Return rows of these lengths, which cover `values` [total]."""
+        """Return rows with these lengths over `values` [total], which they cover completely."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return cls(values, offsets)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Values], dtype: "np.dtype[Any] | type[Any]") -> "Ragged":
-        """Copy the rows; their type is `dtype`, also when there are none."""
+        """Copy rows into one array of type `dtype`, which also holds if there are no rows."""
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         return cls.from_lengths(
             np.concatenate([np.zeros(0, dtype), *rows]).astype(dtype, copy=False), lengths
@@ -38,7 +41,7 @@ class Ragged:
 
     @classmethod
     def from_matrix(cls, matrix: Values) -> "Ragged":
-        """Return the rows of `matrix` [n, width]; a view where that is contiguous."""
+        """Return the rows of `matrix` [n, width]; a view if the matrix is contiguous."""
         num_rows, width = matrix.shape
         return cls(matrix.reshape(-1), np.arange(num_rows + 1, dtype=np.int64) * width)
 
@@ -49,7 +52,7 @@ class Ragged:
 
     @classmethod
     def join(cls, parts: "Sequence[Ragged]") -> "Ragged":
-        """Return all rows of all parts, of which there is at least one, in order; a copy unless there is only one."""
+        """Concatenate the rows of one or more parts in order; a copy unless there is only one part."""
         if len(parts) == 1:
             return parts[0]
         lengths = np.concatenate([part.lengths for part in parts])
@@ -59,7 +62,10 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arrays alone: what dataclasses do for those with slots takes longer than a small batch."""
+        """Pickle the two arrays alone.
+
+        The default for dataclasses with slots would take longer than a small batch.
+        """
         return Ragged, (self.values, self.offsets)
 
     @property
@@ -73,7 +79,7 @@ class Ragged:
 
     @property
     def matrix(self) -> Values:
-        """Return a view [n, width] of rows that are all equally long. Raise ValueError when they are not."""
+        """Return a view [n, width] of rows of equal length. Raise ValueError if the lengths differ."""
         lengths = self.lengths
         width = int(lengths[0]) if len(lengths) else 0
         if not (lengths == width).all():
@@ -89,10 +95,10 @@ class Ragged:
         return Ragged(self.values, self.offsets[start : end + 1])
 
     def take(self, rows: NDArray[np.int64]) -> "Ragged":
-        """Copy these rows, in this order; a row may be taken twice."""
+        """Copy the rows with these indices, in this order; an index may occur repeatedly."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         ends = np.cumsum(lengths)
-        # Where each row begins here is where it begins there: the difference, for every value of it.
+        # For every value, the difference between its row's start in the source and in the copy.
         shifts = np.repeat(starts - (ends - lengths), lengths)
         return Ragged.from_lengths(self.values[shifts + np.arange(len(shifts))], lengths)

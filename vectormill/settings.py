@@ -22,15 +22,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from vectormill.domain.errors import ConfigurationError
 
 PREFIX = "VECTORMILL_"
-# So long after its last sign of life a process counts as gone. It is no setting: whoever asks and whoever beats would
-# have to agree on it.
+# A process without a heartbeat for this long counts as dead. It is a constant, because the processes that send
+# heartbeats and those that check them have to agree.
 ALIVE_SECONDS: Final = 15.0
-# One sign of life that is lost on the way, and one that is late, must not make a worker look dead nor end its leases.
+# One lost and one late heartbeat must neither make a worker look dead nor let its leases expire.
 BEATS_IN_A_LEASE: Final = 3
 
 
 class ModelEntry(BaseModel):
-    """The place of one registered model, and the options with which it is used."""
+    """The location of a registered model, and the options with which it is used."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +44,10 @@ class ModelEntry(BaseModel):
 
 
 def check_redis_url(url: str | None) -> str | None:
-    """Refuse what no client could read, without quoting it: a port that is none is often part of the password."""
+    """Raise ValueError if the URL is no valid Redis URL.
+
+    The message does not quote the URL, since an invalid port is often part of a password.
+    """
     try:
         is_read = url is None or (
             urlsplit(url).scheme in ("redis", "rediss", "unix") and urlsplit(url).port != 0
@@ -215,14 +218,14 @@ class Settings(BaseSettings):
 
 API_KEY_VARIABLE = PREFIX + "API_KEY"
 
-# Secrets; FLOWER_BASIC_AUTH is Flower's own name for ours.
+# Variables with secrets of Vectormill; FLOWER_BASIC_AUTH is Flower's own name for its password.
 SECRET_VARIABLES = frozenset(
     {f"{PREFIX}{name}" for name in ("DATABASE_URL", "REDIS_URL", "FLOWER_BASIC_AUTH")}
     | {API_KEY_VARIABLE, "FLOWER_BASIC_AUTH"}
 )
 
-# Secrets of others: a word of the name says so (PGPASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, and the headers that carry
-# traces to a collector), or the value has a password in it.
+# Secrets of other programs have a telling word in their name (PGPASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, and the
+# headers of requests to a trace collector), or a password in their value.
 SECRET_NAME: Final = re.compile(
     r"(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|KEY|CREDENTIAL|AUTH|HEADER)S?(?:_|$)", re.IGNORECASE
 )
@@ -233,9 +236,9 @@ WORKER_PREFIX = PREFIX + "WORKER_"
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Return the settings of the environment, overridden by flags of the command line that are not None.
+    """Return the settings of the environment, overridden by arguments that are not None.
 
-    Raises ConfigurationError for a value that does not fit and for a misspelt variable, with the nearest right name.
+    Raise ConfigurationError for an invalid value, and for a misspelt variable with the nearest correct name.
     """
     refuse_unknown_variables(os.environ, PREFIX, Settings, ignored_prefix=WORKER_PREFIX)
     try:
@@ -247,7 +250,7 @@ def load_settings(**overrides: Any) -> Settings:
 def refuse_unknown_variables(
     environment: Mapping[str, str], prefix: str, settings: type[BaseSettings], ignored_prefix: str = "-"
 ) -> None:
-    """Raise ConfigurationError when a variable with the prefix belongs to no setting."""
+    """Raise ConfigurationError if a variable with the prefix belongs to no setting."""
     known = [prefix + name.upper() for name in settings.model_fields]
     for variable in environment:
         if variable.startswith(prefix) and not variable.startswith(ignored_prefix) and variable not in known:
@@ -264,22 +267,25 @@ def describe_validation_error(error: ValidationError, prefix: str) -> str:
 
 
 def process_environment() -> dict[str, str]:
-    """Copy this process's environment, to build that of a child from."""
+    """Return a copy of this process's environment, as a base for that of a child."""
     return dict(os.environ)
 
 
 def read_api_key() -> str | None:
-    """Return the key of the environment, for a client that was given none; look at nothing else in it."""
+    """Return the API key in the environment, for a client that was given none. Read no other variable."""
     return os.environ.get(API_KEY_VARIABLE, "").strip() or None
 
 
 def find_collector(settings: Settings) -> str | None:
-    """Return where traces go: our setting, or else the one that OpenTelemetry has for all programs."""
+    """Return the URL of the trace collector: our setting, or else OpenTelemetry's common variable."""
     return settings.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip() or None
 
 
 def drop_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Keep what a process that speaks to no service may read, by the names of variables and by what they hold."""
+    """Return the variables without secrets, for a process that calls no service.
+
+    Secrets are recognised by the variable's name and by a password in its value.
+    """
     return {
         name: value
         for name, value in environment.items()

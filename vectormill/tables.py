@@ -1,8 +1,8 @@
 """The static tables of all features, in the schema `vectormill`.
 
-Tables of results are made at run time: see vectormill/collections/generation_tables.py.
+Tables of results are created at run time: see vectormill/collections/generation_tables.py.
 
-States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
+States are TEXT with a CHECK, never ENUM, because adding a state must not need a lock.
 """
 
 from vectormill.batches import table as batches

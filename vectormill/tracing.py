@@ -1,8 +1,8 @@
-"""Tracing: spans by OpenTelemetry, from the request to the commit. Without a collector we import nothing of it.
+"""Tracing with OpenTelemetry, from the request to the commit. Without a collector it is not imported.
 
-A job's trace goes through Postgres, not through Redis: its row keeps the `traceparent` of the request that made it,
-and whoever claims a chunk reads it with the claim. A message that is lost, repeated, or of the release before changes
-nothing. A query is in no table, so that its message has it.
+A job's trace context goes through Postgres and not through Redis: the job's row keeps the `traceparent` of
+the request that created it, and a worker that claims a chunk reads it with the claim. So lost, repeated or
+older messages do not affect traces. A query has no row, so its message carries the `traceparent`.
 """
 
 import logging
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 Value = str | int | float | bool
 
-# A collector that does not answer costs its exporter's thread so long for a batch, and nobody else anything.
+# A collector that does not answer blocks only the exporter's thread, for this long a batch.
 EXPORT_SECONDS: Final = 5.0
-# Spans that wait for it; more are dropped.
+# The number of spans that may wait for export; further ones are dropped.
 MAX_WAITING_SPANS: Final = 4096
 
 
 class Note:
-    """The notes on an open span; nothing is kept where no span is recorded."""
+    """The attributes and status of an open span; calls do nothing if no span is recorded."""
 
     def __init__(self, span: "Span | None" = None) -> None:
         self._span = span
@@ -50,17 +50,17 @@ class Note:
             self._span.set_status(StatusCode.ERROR, reason)
 
 
-# Stands for a span where none is recorded.
+# A stand-in for a span when tracing is off.
 NOTHING: Final = nullcontext(Note())
 _tracer: "Tracer | None" = None
 _provider: "TracerProvider | None" = None
 
 
 def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
-    """Send spans of this process to the collector at `endpoint` from now on; do nothing where there is none.
+    """Send spans of this process to the collector at `endpoint` from now on; do nothing if it is None.
 
-    `ratio` is the share of the traces begun here that is recorded. Raise ConfigurationError when the packages are not
-    installed.
+    `ratio` is the share of traces begun here that is recorded. Raise ConfigurationError if the packages are
+    not installed.
     """
     global _tracer, _provider
     if endpoint is None:
@@ -87,7 +87,7 @@ def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
 
 
 def end_tracing() -> None:
-    """Send what waits; afterwards nothing is recorded. A process that exits does so by itself."""
+    """Send the pending spans and stop recording. A process does this by itself when it exits."""
     global _tracer, _provider
     if _provider is not None:
         _provider.shutdown()
@@ -107,11 +107,11 @@ def span(
     began: float | None = None,
     **attributes: Value,
 ) -> AbstractContextManager[Note]:
-    """Return a span for as long as the block lasts, within the one that is open here, or within that of a
-    `traceparent`.
+    """Return a context manager for a span that is open during its block.
 
-    `links` are traceparents of others that it served as well. `began` is a time of time.time(), of a span that began
-    before. An error that leaves the block is noted.
+    Its parent is the open span, or the span that the traceparent `parent` names. `links` are the traceparents
+    of other spans that it served as well. `began` is a time.time() for a span that began earlier. An error
+    that leaves the block is recorded on the span.
     """
     if _tracer is None:
         return NOTHING
@@ -144,7 +144,7 @@ def _recorded(
 
 
 def note_past(name: str, began: float, ended: float | None = None) -> None:
-    """Record a span that is over, within the one that is open here. Times are of time.time()."""
+    """Record a span that has ended, below the open one. Times are those of time.time()."""
     if _tracer is None:
         return
     over = _tracer.start_span(name, start_time=int(began * 1e9))
@@ -152,7 +152,7 @@ def note_past(name: str, began: float, ended: float | None = None) -> None:
 
 
 def current_traceparent() -> str | None:
-    """Return the open span as W3C Trace Context writes it; None where none is recorded."""
+    """Return the open span as W3C `traceparent`; None if there is none."""
     if _tracer is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -163,13 +163,16 @@ def current_traceparent() -> str | None:
 
 
 def recorded_traceparent() -> str | None:
-    """Return the open span like current_traceparent, but None for a span that is passed on and not recorded."""
+    """Return the open span like current_traceparent, but None if the span is not recorded."""
     from_here = current_traceparent()
     return from_here if from_here is not None and int(from_here.rpartition("-")[2], 16) & 1 else None
 
 
 def _read_parent(traceparent: str | None) -> "Context | None":
-    """Return the parent that a traceparent names; None stands for the open span, and is returned for an invalid one."""
+    """Return the context that a traceparent names; None, which means the open span, if none is given.
+
+    An invalid traceparent gives an empty context.
+    """
     if traceparent is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

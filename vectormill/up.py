@@ -1,6 +1,7 @@
-"""Everything on one machine: servers, migrations, then API, scheduler, indexer, workers and Flower, until told to stop.
+"""The composition root of `vectormill up`, which runs everything on one machine until a stop is requested.
 
-The composition root of `vectormill up`. Knows the processes by their command lines only, never by import.
+Starts the servers, migrates the database, then starts API, scheduler, indexer, workers and Flower. Processes
+are started by their command lines and never imported.
 """
 
 import http.client
@@ -31,11 +32,11 @@ COMMAND = (sys.executable, "-m", "vectormill.cli")
 READY_TIMEOUT_SECONDS = 300.0  # a worker may load a large model from a slow disk
 MIGRATION_POLL_SECONDS = 0.1
 PROBE_TIMEOUT_SECONDS = 3.0
-WORKER_LINES = 4  # of each worker's log, where the reason stands last
-# Together under 15 s: the children, then each server, then at most 2 s for Postgres's immediate shutdown.
+WORKER_LINES = 4  # the last lines of each worker's log, which have the reason
+# A stop takes under 15 s: the children, then each server, then at most 2 s for an immediate shutdown of Postgres.
 CHILDREN_GRACE_SECONDS = 7.0
 SERVERS_GRACE_SECONDS = 2.5
-# Python itself, model files and their caches may be root's alone, and a GPU may be open to a group that root is not in.
+# Only root may be able to read Python, model files and their caches, or to use the GPU.
 AS_ROOT = (
     "started as root: Postgres runs as a user without privileges, everything else as root, because that user may not "
     "reach Python, the models or their caches; start vectormill as an ordinary user to have nothing run as root"
@@ -52,7 +53,10 @@ class PortTaken(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """Options of `vectormill up`. Servers whose URL is None are started under data_dir; port 0 means any free one."""
+    """The options of `vectormill up`.
+
+    Servers whose URL is None are started under `data_dir`; port 0 means any free one.
+    """
 
     data_dir: Path
     api_host: str
@@ -61,16 +65,16 @@ class UpOptions:
     flower_port: int
     database_url: str | None
     redis_url: str | None
-    models: tuple[str, ...]  # one worker each; none: one worker that decides for itself
-    environ: Mapping[str, str]  # what the children inherit
+    models: tuple[str, ...]  # one worker for each; if empty, one worker that chooses its model
+    environ: Mapping[str, str]  # the environment that the children inherit
     command: tuple[str, ...] = COMMAND
 
 
 def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
-    """Run everything until SIGINT, SIGTERM or SIGHUP, and return 0 after such a stop. Call it in the main thread.
+    """Run everything until SIGINT, SIGTERM or SIGHUP, and return 0 then. Call in the main thread.
 
-    Write one line that starts with "ready" to out when all is healthy. Raise a VectormillError when that cannot be
-    reached: AlreadyRunning, PortTaken, EmbeddedServerFailed, MigrationFailed, ChildNotReady. Nothing is left running
+    Write one line that starts with "ready" to `out` when all processes are healthy. If that fails, raise
+    AlreadyRunning, PortTaken, EmbeddedServerFailed, MigrationFailed or ChildNotReady. Nothing is left running
     either way.
     """
     if os.geteuid() == 0:
@@ -96,7 +100,7 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
     environ = {
         **options.environ,
         "VECTORMILL_DATA_DIR": str(options.data_dir),
-        "PYTHONUNBUFFERED": "1",  # or the last words of a killed child stay in its buffer
+        "PYTHONUNBUFFERED": "1",  # otherwise the last lines of a killed child would stay in its buffer
         "VECTORMILL_DATABASE_URL": stack.database_url,
         "VECTORMILL_REDIS_URL": stack.redis_url,
     }
@@ -119,23 +123,23 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address on which a child listens, and how to ask whether it is ready."""
+    """The address on which a child listens, with requests that check whether it is ready."""
 
     host: str
     port: int
 
     @property
     def url(self) -> str:
-        """Return the URL for people and programs on this machine."""
+        """Return the URL under which this machine can reach the child."""
         host = self._reachable_host()
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def _reachable_host(self) -> str:
-        """Return the host to ask: the loopback for a server that listens everywhere."""
+        """Return the host to connect to: the loopback for a server that listens on all addresses."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - read, not bound
 
     def answer(self, path: str) -> bytes | None:
-        """Return the body of a GET if the answer is 200, else None. No proxy of the environment is asked."""
+        """Return the body of a GET if the answer is 200, else None. Proxies of the environment are not used."""
         connection = http.client.HTTPConnection(
             self._reachable_host(), self.port, timeout=PROBE_TIMEOUT_SECONDS
         )
@@ -150,7 +154,7 @@ class Endpoint:
         return body if response.status == 200 else None
 
     def readiness(self) -> dict[str, Any]:
-        """Return the API's report of itself, workers and scheduler; empty when it is not ready."""
+        """Return the API's report on itself, workers and scheduler; empty if it is not ready."""
         try:
             said = json.loads(self.answer("/readyz") or b"{}")
         except ValueError:
@@ -159,19 +163,23 @@ class Endpoint:
 
 
 def refuse_to_open_without_key(host: str, stack: EmbeddedStack) -> None:
-    """Raise ConfigurationError before the API does so in a log that nobody reads."""
+    """Raise ConfigurationError if an API on a public host has no key.
+
+    The API would raise the same error, but in a log that nobody reads.
+    """
     if is_loopback_host(host):
         return
-    # Only now: on the loopback this process does without SQLAlchemy and its 20 MiB.
+    # Imported late, because on the loopback this process needs no SQLAlchemy, which takes 20 MiB.
     from vectormill.keys.api_keys import require_key_beyond_loopback
 
     require_key_beyond_loopback(stack.database_url, host, f" --data-dir {stack.data_dir}")
 
 
 def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
-    """Choose where a child listens; port 0 means any free one. Raise PortTaken.
+    """Choose the address on which a child listens; port 0 means any free one.
 
-    Looked at before the child is started: a stack of another data directory that listens there would answer for it.
+    Raise PortTaken if the port is in use. This is checked before the child is started, because a process of
+    another stack on that port would answer the readiness check.
     """
     if port and not processes.is_port_free(port, host):
         raise PortTaken(
@@ -184,7 +192,7 @@ def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
 def plan_children(
     options: UpOptions, api: Endpoint, flower: Endpoint, environ: Mapping[str, str], logs: Path
 ) -> list[ChildSpec]:
-    """Return the children in the order in which they are named in messages. Start nothing."""
+    """Return the specifications of all children, in the order in which messages name them. Start nothing."""
 
     def child(name: str, ready: Callable[[], bool], *arguments: str) -> ChildSpec:
         return ChildSpec(name, (*options.command, *arguments), environ, ready, logs / f"{name}.log")
@@ -216,7 +224,7 @@ def _listen(endpoint: Endpoint) -> tuple[str, ...]:
 
 
 def _worker_name(model: str, num_models: int) -> str:
-    """Return a name that can be a file's: a model may be a path or a hub name."""
+    """Return a name for a worker that is valid as a file name, since a model may be a path or a hub name."""
     if num_models == 1:
         return "worker"
     return "worker-" + "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)
@@ -232,7 +240,7 @@ def _migrate(
             if stopping.wait(MIGRATION_POLL_SECONDS):
                 raise StartCancelled
     finally:
-        # A migration is one transaction: killed, it has not happened.
+        # A migration is one transaction, so killing it leaves the database unchanged.
         end_child(process, ((signal.SIGTERM, CHILDREN_GRACE_SECONDS),))
     if process.returncode != 0:
         raise MigrationFailed(f"the database could not be migrated:{tail_of(log_path)}")

@@ -1,4 +1,4 @@
-"""The reference of the command line: what each command says of itself, as one page. Runs none of them."""
+"""Generate the command-line reference: the help of every command as one page. Runs no command."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ WIDTH = 100
 
 
 def describe_commands() -> str:
-    """Return Markdown with a section for each command, groups before their own."""
+    """Return Markdown with a section for each command; a group comes before its commands."""
     command = get_command(app)
     parts = ["# Command line", "Made of the commands themselves; each says the same with `--help`."]
     return "\n\n".join(

@@ -1,7 +1,7 @@
-"""Hooks of MkDocs: what the site has besides the pages of docs/, and links that are right in both places.
+"""Hooks of MkDocs that add pages from outside docs/ and adapt links.
 
-The README, the changelog and the benchmarks lie outside of docs/ and are pages here; three references are made of the
-code at each build, so nobody can forget to write them anew.
+README, changelog and benchmarks are pages of the site although they are outside docs/. Three references are
+generated from the code at each build, so that they are never out of date.
 """
 
 import re
@@ -14,13 +14,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # mkdocs is a program of its own, and a hook no module of a package
+sys.path.insert(0, str(ROOT))  # mkdocs loads a hook as a file and not as a module of a package
 
-from deploy.site.commands import describe_commands  # noqa: E402 - the path comes first
+from deploy.site.commands import describe_commands  # noqa: E402 - needs the path set above
 from deploy.site.notebook import render_notebook  # noqa: E402
 from deploy.site.routes import describe_routes  # noqa: E402
 
-# File of the repository -> page of the site.
+# Files of the repository outside docs/, and their pages on the site.
 OUTSIDE: Final = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -35,14 +35,14 @@ What is asked with it, and how: [the client](../CLIENT.md). Made of the docstrin
 ::: vectormill.client.AsyncClient
 """
 LINK: Final = re.compile(r"(?P<open>!?\[[^\]\n]*\]\()(?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
-# Of markup in a page, which a picture for each scheme of colors needs.
+# The source of an HTML image; pages use HTML for pictures that exist in a light and a dark version.
 ATTRIBUTE: Final = re.compile(r'(?<=<)(?P<tag>img|source)(?P<rest>[^>]*? (?:src|srcset)=")docs/')
 FENCE: Final = re.compile(r"^\s*(```|~~~)")
 ITEM: Final = re.compile(r"^([-*]|\d+\.) ")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Return the navigation as it is written, with all decisions."""
+    """Add all decision records to the navigation."""
     assert config.nav is not None
     decisions = sorted(f"decisions/{path.name}" for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
     for section in config.nav:
@@ -54,7 +54,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages that lie elsewhere, and those that are made."""
+    """Add pages from outside docs/, notebooks, and generated references."""
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for notebook in sorted((ROOT / "docs").glob("*.ipynb")):
@@ -71,7 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page with links that lead to where the site has what the repository has elsewhere."""
+    """Return the page with its links adapted to the site."""
     source = find_source(page.file.src_uri)
     text = LINK.sub(lambda link: rewrite_link(link, source, page.file.src_uri), markdown)
     if page.file.src_uri in OUTSIDE.values():
@@ -80,13 +80,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def find_source(page: str) -> Path:
-    """Return the file of the repository that a page is made of."""
+    """Return the repository file from which a page is made."""
     return next((ROOT / name for name, made in OUTSIDE.items() if made == page), ROOT / "docs" / page)
 
 
 def rewrite_link(link: re.Match[str], source: Path, page: str) -> str:
-    """Return a link of the repository as one of the site; one to a file that the site does not have becomes its
-    name.
+    """Return a repository link as a link of the site.
+
+    A link to a file that is not on the site is replaced by the file's name.
     """
     target = (source.parent / link["target"]).resolve()
     if not target.is_relative_to(ROOT) or not target.exists():
@@ -103,7 +104,7 @@ def rewrite_link(link: re.Match[str], source: Path, page: str) -> str:
 
 
 def separate_lists(text: str) -> str:
-    """Put an empty line before each list, which only the site's reader of Markdown needs."""
+    """Insert an empty line before each list, which MkDocs' Markdown parser needs, unlike GitHub's."""
     lines: list[str] = []
     is_code = False
     for line in text.split("\n"):

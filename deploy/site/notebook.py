@@ -1,4 +1,4 @@
-"""A notebook as a page: its texts, its code and what that gave when it was last run. Runs nothing."""
+"""Convert a notebook to a page with its texts, its code and the outputs of the last run. Runs nothing."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def render_cell(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def render_output(output: dict[str, Any]) -> str | None:
-    """Render text as text and a picture as a picture; return None for what only a notebook can show."""
+    """Render an output as text or as a picture; return None if only a notebook could show it."""
     data = output.get("data", {})
     if "image/png" in data:
         picture = base64.b64encode(base64.b64decode("".join(data["image/png"]))).decode()

@@ -1,4 +1,4 @@
-"""The reference of the HTTP interface: the API's own OpenAPI document, as one page. Serves nothing."""
+"""Generate the HTTP reference from the API's OpenAPI document, as one page. Starts no server."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -11,12 +11,12 @@ from vectormill.settings import Settings
 Json = Mapping[str, Any]
 METHODS: Final = ("get", "put", "post", "patch", "delete")
 PROBLEM: Final = "application/problem+json"
-# Of a service that nobody starts: an engine connects when it is first used.
+# A database URL that is never used, because an engine connects only when it is first used.
 NOWHERE: Final = "postgresql+psycopg://localhost/none"
 
 
 def describe_routes() -> str:
-    """Return Markdown with a section for each path."""
+    """Return Markdown with a section for each path of the API."""
     document = create_app(Settings.model_construct(), create_engine(NOWHERE)).openapi()
     return "\n".join(describe_document(document))
 
@@ -60,7 +60,7 @@ def describe_parameter(parameter: Json) -> str:
 
 
 def name_type(schema: Json) -> str:
-    """Return the name of a type, such as `integer`, `Job` or `string or null`."""
+    """Return the name of a JSON schema's type, such as `integer`, `Job` or `string or null`."""
     if reference := schema.get("$ref"):
         return f"`{reference.rpartition('/')[2]}`"
     several = schema.get("anyOf") or schema.get("oneOf")
@@ -72,6 +72,6 @@ def name_type(schema: Json) -> str:
 
 
 def plain(text: str, *, joined: bool = True) -> str:
-    """Return the text of a docstring without markup of ours; in a cell of a table all on one line."""
+    """Escape a docstring for Markdown; by default join it into one line for a table cell."""
     safe = text.replace("<", "&lt;").replace("[", "\\[")
     return " ".join(safe.split()).replace("|", "\\|") if joined else safe

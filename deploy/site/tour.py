@@ -19,7 +19,10 @@ LANGUAGE: Final = {"name": "python"}
 
 
 def run_tour(api_url: str) -> Any:
-    """Return the notebook with its outputs, of a service there. Raise CellExecutionError for code that fails."""
+    """Run the notebook on the service and return it with its outputs.
+
+    Raise CellExecutionError if a cell fails.
+    """
     notebook = read_notebook(TOUR)
     connecting = next(cell for cell in notebook.cells if CONNECT in cell.source)
     connecting.source = connecting.source.replace(CONNECT, f'Client("{api_url}")')
@@ -38,7 +41,7 @@ def run_tour(api_url: str) -> Any:
 
 
 def read_notebook(path: Path) -> Any:
-    """Raise ValidationError for what is no notebook."""
+    """Read a notebook. Raise ValidationError if it is invalid."""
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     nbformat.validate(notebook)
     return notebook

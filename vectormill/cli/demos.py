@@ -1,4 +1,4 @@
-r"""The demos of `vectormill demo`, one for each task: their models, items, and reports.
+"""The demos of `vectormill demo`, one for each task: their models, items, and reports.
 
 `embed`    every docstring of the running Python's standard library, which is searched afterwards
 `score`    the first sentence of a docstring, paired with its own rest and with the rest of another docstring: a

@@ -1,4 +1,4 @@
-r"""Client: Vectormill's HTTP interface as a Python object. Contains routes, not their implementation.
+"""Client: Vectormill's HTTP interface as a Python object. Contains routes, not their implementation.
 
 Answers are the API's JSON objects, unchanged, as dictionaries whose fields are typed. Items are sent and
 vectors are received as streams, in constant memory.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EventReader:
-    """Reads server-sent events from one stream, whose lines end with \\n as our API writes them."""
+    """Reads server-sent events from one stream, whose lines end with a newline, as our API writes them."""
 
     def __init__(self) -> None:
         self._data: list[bytes] = []

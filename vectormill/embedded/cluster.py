@@ -81,7 +81,7 @@ wal_writer_delay = 1s
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The directory of one cluster, and the user that owns it and runs its server (None: the current user)."""
+    """The directory of one cluster, and the user that owns it and runs its server (None: the current one)."""
 
     directory: Path
     account: Account | None
@@ -106,7 +106,10 @@ class Cluster:
             ) from None
 
     def spawn(self, argv: list[str], output: BinaryIO, death_signal: int) -> "subprocess.Popen[bytes]":
-        """Start a Postgres program as the cluster's owner; it receives `death_signal` if this process dies."""
+        """Start a Postgres program as the cluster's owner.
+
+        The program receives `death_signal` if this process dies.
+        """
         uid, gid = (self.account.uid, self.account.gid) if self.account else (None, None)
         return processes.spawn(
             argv,
@@ -154,7 +157,7 @@ def _existing_cluster(link: Path) -> Cluster:
                 f"the cluster {directory} belongs to user {account.name}: run vectormill as root or as "
                 f"{account.name}, or give another --data-dir"
             )
-    elif account is None:  # an earlier start was killed before chown: the directory is empty
+    elif account is None:  # an earlier start was killed before it changed the owner: the directory is empty
         account = server_account()
         assert account is not None
         os.chown(directory, account.uid, account.gid)

@@ -37,7 +37,10 @@ class DirectoryLock:
     """
 
     def __init__(self, path: Path, directory: Path | None = None) -> None:
-        """Create a lock; errors name `directory` as the locked directory, by default that of the lock file."""
+        """Create a lock without taking it.
+
+        Errors name `directory` as the locked directory, by default the lock file's.
+        """
         self._path = path
         self._directory = directory or path.parent
         self._descriptor: int | None = None

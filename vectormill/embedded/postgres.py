@@ -82,10 +82,10 @@ class EmbeddedPostgres:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
-        """Start the server, creating or recovering the cluster, and return the SQLAlchemy URL of its
-        database.
+        """Start the server and return the SQLAlchemy URL of its database.
 
-        Raise EmbeddedServerFailed with the end of the log, AlreadyRunning or StartCancelled.
+        The cluster is created or recovered if necessary. Raise EmbeddedServerFailed with the end of the log,
+        AlreadyRunning or StartCancelled.
         """
         self.stop()
         cluster = self._hold_cluster()
@@ -120,10 +120,10 @@ class EmbeddedPostgres:
         return _url(parameters)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Stop the server with a fast shutdown, or an immediate one if that takes longer than `timeout`
-        seconds.
+        """Stop the server with a fast shutdown.
 
-        Stopping a server that is not running is no error.
+        If that takes longer than `timeout` seconds, use an immediate shutdown. Stopping a server that is not
+        running is no error.
         """
         if self._process is not None:
             end_child(self._process, ((FAST, timeout), (IMMEDIATE, IMMEDIATE_SECONDS)))
@@ -213,7 +213,10 @@ def _is_ready(cluster: Cluster, pid: int) -> bool:
 
 
 def _socket_path_fits(sockets: Path) -> bool:
-    """Return whether clients can use a socket in the directory: libpq limits its length and splits at commas."""
+    """Return whether clients can use a socket in the directory.
+
+    libpq limits the path's length and separates hosts by commas.
+    """
     path = os.fsencode(sockets / f".s.PGSQL.{SOCKET_PORT}")
     return len(path) <= MAX_SOCKET_PATH_BYTES and b"," not in path
 

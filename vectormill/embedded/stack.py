@@ -1,4 +1,4 @@
-r"""Start, supervise and stop the embedded Postgres and Valkey of one data directory.
+"""Start, supervise and stop the embedded Postgres and Valkey of one data directory.
 
 DATA_DIR/vectormill.lock   held while a stack runs here; contains its pid
 DATA_DIR/stack.json        the URLs of the servers, for command-line tools
@@ -162,7 +162,7 @@ class EmbeddedStack:
     def stop(self, timeout: float = 4.0) -> None:
         """Stop the servers, remove the note and release the lock.
 
-        Postgres has `timeout` seconds for a clean shutdown. Stopping twice is no error.
+        Postgres has `timeout` seconds for a fast shutdown. Stopping twice is no error.
         """
         self._stopping.set()
         for server in reversed(self._servers):

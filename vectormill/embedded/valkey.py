@@ -142,10 +142,10 @@ class EmbeddedValkey:
         return False
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Stop the server, with SIGKILL if it takes longer than `timeout` seconds, since it has nothing to
-        save.
+        """Stop the server.
 
-        Stopping a server that is not running is no error.
+        It has nothing to save, so it is killed if it takes longer than `timeout` seconds. Stopping a server
+        that is not running is no error.
         """
         if self._process is not None:
             end_child(self._process, ((signal.SIGTERM, timeout),))

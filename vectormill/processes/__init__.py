@@ -1,1 +1,1 @@
-"""Processes that are started, watched, logged and ended safely."""
+"""Start, supervise, log and end processes safely."""

@@ -1,9 +1,9 @@
-"""Become another program that dies with its parent: give up root if told to, ask for the signal, then exec.
+"""Replace this process by another program that dies with its parent.
 
-Run as a script by `vectormill.processes.lifetimes.spawn`, between fork and the real program, because code there must
-not run as a preexec_fn (not safe in a parent with threads). Knows nothing of Vectormill and imports the standard
-library only, all of it while still root: the other user may not be able to read it. UID and GID -1 mean to stay
-who we are; PROGRAM is a path:
+Drops root if told to, requests a parent-death signal, then calls exec. Run as a script by
+`vectormill.processes.lifetimes.spawn`, between fork and the real program, because a preexec_fn is not safe in
+a parent with threads. Imports only the standard library, and all of it while still root, because the other
+user may not be able to read it. UID and GID -1 mean no change; PROGRAM is a path:
 
     python -I -S leash.py PARENT_PID SIGNAL UID GID PROGRAM [ARGUMENT …]
 """
@@ -17,9 +17,9 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def hold_to_parent(death_signal: int, parent_pid: int) -> None:
-    """Ask Linux to send this process the signal when the thread that forked it ends; elsewhere does nothing.
+    """Request the signal for this process when the thread that forked it ends. Only Linux supports this.
 
-    The parent may have ended before the request: then the signal is delivered here and now.
+    If the parent has ended before the request, the signal is sent at once.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -31,18 +31,18 @@ def hold_to_parent(death_signal: int, parent_pid: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Do not return when all goes well: the process is then the program."""
+    """Become the program; return an exit status only if that fails."""
     parent_pid, death_signal, uid, gid = (int(argument) for argument in arguments[:4])
     program = arguments[4:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)  # a shell's `&` ignores SIGINT, and exec would pass that on
+        signal.signal(number, signal.SIG_DFL)  # a shell's `&` ignores SIGINT, which exec would inherit
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         if uid >= 0:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
-        # Only now: a change of credentials clears the parent-death signal.
+        # This comes after the change of user, which clears the parent-death signal.
         hold_to_parent(death_signal, parent_pid)
         os.execv(program[0], program)
     except OSError as error:

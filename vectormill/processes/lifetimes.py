@@ -1,16 +1,16 @@
-"""Processes that are started, recognised and ended safely. Knows nothing of what they do.
+"""Start, recognise and end processes safely.
 
-Parent death. On Linux a child can ask the kernel for a signal when its parent dies (prctl PR_SET_PDEATHSIG), so
-that `kill -9` of a parent leaves no orphan. Three traps, and how they are met here:
+Parent death. On Linux a child can ask the kernel for a signal when its parent dies (prctl PR_SET_PDEATHSIG),
+so that `kill -9` of a parent leaves no orphan. There are three traps:
 
 - The kernel watches the *thread* that forked, not the process: a child started from a short-lived thread would
-  be killed when that thread ends. `spawn` therefore forks on one thread that lasts as long as the process; for
+  be killed when that thread ends. `spawn` therefore forks on one thread that lives as long as the process; for
   children started by other means (multiprocessing), `in_lasting_thread(process.start)` does the same.
-- A change of user clears the request, so it is made after it, in the child, by `vectormill.processes.leash`. That also
+- A change of user clears the request, so the child makes it afterwards, in `vectormill.processes.leash`. That also
   needs no preexec_fn, which may deadlock when the parent has threads.
-- The parent may die before the request is made: the child compares its parent's pid with the one it was told.
+- The parent may die before the request is made: the child compares its parent's pid with the expected one.
 
-macOS has no such request. Python children watch their parent in a thread there (`die_with_parent`); other
+macOS has no such request. There, Python children watch their parent in a thread (`die_with_parent`); other
 programs outlive a killed parent until the next start finds them with `running_in`.
 """
 
@@ -38,7 +38,7 @@ from vectormill.processes import leash
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Wall-clock start times are derived from the boot time, which moves by a little when the clock is set.
+# Start times are computed from the boot time, which changes slightly when the clock is adjusted.
 START_TIME_TOLERANCE_SECONDS = 2.0
 PARENT_WATCH_SECONDS = 1.0
 END_POLL_SECONDS = 0.02
@@ -47,10 +47,10 @@ _SERVER_PORTS = (20_000, 32_000)
 
 
 def die_with_parent(death_signal: int = signal.SIGTERM, parent_pid: int | None = None) -> None:
-    """Send this process the signal when its parent dies, however that happens; call it early in a Python child.
+    """Send this process the signal when its parent dies, for whatever reason. Call early in a Python child.
 
-    parent_pid is the parent's os.getpid(), handed down by it; without it a parent that died before the call
-    is not noticed. See the module's text for the thread that must outlive the child.
+    `parent_pid` is the parent's os.getpid(), passed down by the parent; without it, the death of a parent
+    before the call is not noticed. The thread that forked must outlive the child: see the module's docstring.
     """
     expected = os.getppid() if parent_pid is None else parent_pid
     if sys.platform.startswith("linux"):
@@ -76,11 +76,12 @@ def spawn(
     uid: int | None = None,
     gid: int | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program in a session of its own, as the given user if any, dying with this process on Linux.
+    """Start a program in its own session, as the given user if any. On Linux it dies with this process.
 
-    The session keeps a terminal's Ctrl-C from reaching it and makes its pid a process group for `kill_group`.
-    output takes both stdout and stderr (None: those of this process). env is all the child sees (None: ours).
-    A program that cannot be executed ends at once with status 127 and a sentence on stderr.
+    In its own session a terminal's Ctrl-C does not reach the program, and its pid is a process group for
+    `kill_group`. `output` receives stdout and stderr (None: those of this process). `env` is the child's
+    whole environment (None: this process's). A program that cannot be executed ends at once with status 127
+    and a sentence on stderr.
     """
     numbers = (os.getpid(), int(death_signal), -1 if uid is None else uid, -1 if gid is None else gid)
     program = shutil.which(argv[0], path=None if env is None else env.get("PATH", os.defpath)) or argv[0]
@@ -101,12 +102,12 @@ def spawn(
 
 
 def in_lasting_thread(call: Callable[[], T]) -> T:
-    """Run the call on a thread that lives as long as this process, and return or raise what it does."""
+    """Run the call on a thread that lives as long as this process, and return or raise its outcome."""
     return _lasting_thread().run(call)
 
 
 class _LastingThread:
-    """One daemon thread that runs calls in turn and never ends."""
+    """A daemon thread that runs calls one after the other and never ends."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
@@ -125,9 +126,9 @@ class _LastingThread:
             call, future = self._calls.get()
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - handed to the caller, who knows what to do with it
+            except BaseException as error:  # noqa: BLE001 - the future raises it in the caller
                 future.set_exception(error)
-            del call, future  # or the last result would live until the next call
+            del call, future  # otherwise the last result would stay in memory until the next call
 
 
 _thread: _LastingThread | None = None
@@ -143,7 +144,7 @@ def _lasting_thread() -> _LastingThread:
 
 
 def _forget_lasting_thread() -> None:
-    """Forget the thread in a forked child, which has none but the one that forked."""
+    """Discard the thread in a forked child, where only the thread that forked exists."""
     global _thread, _thread_lock
     _thread, _thread_lock = None, threading.Lock()
 
@@ -152,20 +153,23 @@ os.register_at_fork(after_in_child=_forget_lasting_thread)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port that nothing listens on now, and that no outgoing connection will be given meanwhile.
+    """Return a free TCP port that the kernel will not assign to outgoing connections.
 
-    Ports the kernel hands out itself (bind to 0) are also those of outgoing connections: seconds later, when a server
-    binds it, one of ours to Redis may have it. Below 32768 there are none on Linux or macOS. Two callers could still
-    choose the same one of 12,000.
+    A port assigned by the kernel (bind to 0) may be used by an outgoing connection, such as one to Redis,
+    before the server binds the port seconds later. Ports below 32768 are not assigned so on Linux or macOS.
+    Two callers could still choose the same one of 12,000.
     """
     while True:
-        port = random.randint(*_SERVER_PORTS)  # noqa: S311 - no secret
+        port = random.randint(*_SERVER_PORTS)  # noqa: S311 - the port is no secret
         if is_port_free(port, host):
             return port
 
 
 def is_port_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Return whether a server could bind the port now; an earlier server's connections in TIME_WAIT do not count."""
+    """Return whether a server could bind the port now.
+
+    Connections of an earlier server in TIME_WAIT do not count.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -176,7 +180,7 @@ def is_port_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def started_at(pid: int) -> float | None:
-    """Return when the process was started, in seconds since the epoch; None when there is no such process."""
+    """Return the start time of the process, in seconds since the epoch; None if there is no such process."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
@@ -184,9 +188,9 @@ def started_at(pid: int) -> float | None:
 
 
 def is_alive(pid: int, since: float | None = None) -> bool:
-    """Return whether the process runs; with `since` (its started_at), whether it is the same one and not a later one.
+    """Return whether the process runs. A zombie does not count.
 
-    A zombie is not alive.
+    With `since` (a result of `started_at`), a later process with the same pid does not count either.
     """
     try:
         process = psutil.Process(pid)
@@ -198,10 +202,10 @@ def is_alive(pid: int, since: float | None = None) -> bool:
 
 
 def running_in(directory: Path, name: str) -> list[psutil.Process]:
-    """List living processes with this working directory whose program's name begins with `name`.
+    """List live processes with this working directory whose program's name begins with `name`.
 
-    A server that changes into its data directory is found by that surely, where a pid file may be stale or
-    its pid be another program's by now. Only processes of this user are seen (as root, of all users).
+    This reliably finds a server that changes into its data directory, whereas a pid file may be stale and its
+    pid reused. Only processes of this user are visible (to root, those of all users).
     """
     found = []
     for process in psutil.process_iter():
@@ -210,39 +214,41 @@ def running_in(directory: Path, name: str) -> list[psutil.Process]:
             if named and directory.samefile(process.cwd()):
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # it ended meanwhile, or is not ours to see
+            continue  # the process ended meanwhile, or belongs to another user
     return found
 
 
 def kill_group(pid: int) -> None:
-    """Kill every process in the group that this pid leads or led; a group that is empty is no error."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+    """Kill every process in the process group that this pid leads or led; an empty group is no error."""
+    with contextlib.suppress(
+        ProcessLookupError, PermissionError
+    ):  # macOS raises EPERM for a group of zombies
         os.killpg(pid, signal.SIGKILL)
 
 
 def has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Say whether our child has ended, without reaping it, so that its group's number stays taken."""
+    """Return whether a child has ended, without reaping it, so that its process group's id stays reserved."""
     if process.returncode is not None or not hasattr(os, "waitid"):  # macOS before Python 3.13
         return process.poll() is not None
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:  # another thread has reaped it
+    except ChildProcessError:  # another thread has reaped the child
         return True
 
 
 def wait_until_ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait so long for our child to end, without reaping it; say whether it has."""
+    """Wait up to `seconds` for a child to end, without reaping it, and return whether it has ended."""
     deadline = time.monotonic() + seconds
     while not (is_over := has_ended(process)) and time.monotonic() < deadline:
-        time.sleep(END_POLL_SECONDS)  # waitid knows no time-out
+        time.sleep(END_POLL_SECONDS)  # waitid has no time-out, so poll
     return is_over
 
 
 def wait_for_group(process: "subprocess.Popen[bytes]") -> int:
-    """Block until the child has ended, kill what is left of its process group, and return its exit status."""
+    """Block until the child has ended, kill the rest of its process group, and return its exit status."""
     if hasattr(os, "waitid"):
-        # While the child is a zombie its group's number stays taken: the kill reaches that group and no other.
-        with contextlib.suppress(ChildProcessError):  # somebody has waited for it already
+        # While the child is a zombie its group id is not reused, so the kill cannot reach another group.
+        with contextlib.suppress(ChildProcessError):  # another thread has reaped the child
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         kill_group(process.pid)
         return process.wait()
@@ -251,20 +257,23 @@ def wait_for_group(process: "subprocess.Popen[bytes]") -> int:
     return status
 
 
-# Each step: a signal, and the seconds to wait after it. SIGKILL comes after the last.
+# Steps of a shutdown: a signal, and the seconds to wait after it. SIGKILL follows the last step.
 Ladder = Sequence[tuple[signal.Signals, float]]
 
 
 def end_child(process: "subprocess.Popen[bytes]", ladder: Ladder) -> None:
-    """End our child and every process of its group, and reap it. One that somebody has reaped is left alone."""
+    """End a child and every process of its group, and reap it.
+
+    A child that was already reaped is left alone.
+    """
     if process.returncode is not None:
-        return  # its pid may be another program's by now
+        return  # the pid may be reused by another program
     is_over = has_ended(process)
     for step, seconds in ladder:
         if is_over:
             break
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, step)  # not send_signal, which reaps a child that has just ended
+            os.kill(process.pid, step)  # send_signal would reap a child that has just ended
         is_over = wait_until_ended(process, seconds)
     if not is_over:
         kill_group(process.pid)
@@ -272,14 +281,14 @@ def end_child(process: "subprocess.Popen[bytes]", ladder: Ladder) -> None:
 
 
 def end_leftovers(directory: Path, name: str, ladder: Ladder) -> None:
-    """End every process of that name that works in the directory."""
+    """End every process with that program name that works in the directory."""
     found = running_in(directory, name)
     if not found:
         return
     pids = ", ".join(str(process.pid) for process in found)
     logger.info("ending %s left over from an earlier run (pid %s)", name, pids)
     for step, seconds in ladder:
-        # To all: where the server itself is dead already, its children must be told one by one.
+        # Signal every process, because the server that would end its children may be dead already.
         _send(found, step)
         _wait_until_gone(found, seconds)
         found = running_in(directory, name)
@@ -298,4 +307,4 @@ def _send(targets: list[psutil.Process], number: int) -> None:
 def _wait_until_gone(targets: list[psutil.Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while any(is_alive(each.pid, each.create_time()) for each in targets) and time.monotonic() < deadline:
-        time.sleep(END_POLL_SECONDS)  # they are nobody's children: there is no event to wait for
+        time.sleep(END_POLL_SECONDS)  # these are no children of this process, so poll

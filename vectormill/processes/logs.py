@@ -1,9 +1,10 @@
-"""Logs: how a process writes its lines, as text or as a JSON object each, and the log files of its children.
+"""Logging: format a process's log lines as text or JSON, and manage the log files of child processes.
 
-What is known of the work at hand (a job, a chunk, a request, a trace) is set once, by whoever begins it, and stands in
-each line that its thread or task writes meanwhile. A child has its log file itself as stdout and stderr, not a pipe: it
-never blocks on a slow reader, and its last words are there when its parent was killed. Files are opened for appending,
-so they can be shortened while they are written. Imports the standard library only: model processes log too.
+The context of the current work (a job, a chunk, a request, a trace) is set once and added to each JSON line
+that its thread or task writes meanwhile. A child writes to its log file directly and not to a pipe, so that
+it never blocks on a slow reader, and its last lines survive the parent's death. Files are opened for
+appending, so that they can be truncated while they are written. Imports only the standard library, because
+model processes log too.
 """
 
 import json
@@ -23,7 +24,7 @@ TEXT: Final = "text"
 JSON: Final = "json"
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-# Fields that every line of a process has; those of the work at hand have other names.
+# Fields that every JSON line has; fields of the current work cannot replace them.
 _OWN: Final = ("time", "level", "logger", "message", "process", "pid")
 
 _known: ContextVar[Mapping[str, Any]] = ContextVar("known_of_the_work", default=MappingProxyType({}))
@@ -32,7 +33,7 @@ _format: str = TEXT
 
 @contextmanager
 def logging_with(**known: Any) -> Iterator[None]:
-    """Add to each line of JSON that is written in the block, as `job_id` or `chunk_id`."""
+    """Add these fields, such as `job_id` or `chunk_id`, to each JSON line that is logged in the block."""
     token = _known.set({**_known.get(), **known})
     try:
         yield
@@ -41,7 +42,10 @@ def logging_with(**known: Any) -> Iterator[None]:
 
 
 class JsonFormatter(logging.Formatter):
-    """A line is one object: ASCII, so that no terminal, pipe or half of a surrogate pair spoils it."""
+    """Formats a log record as one JSON object in ASCII, which is safe for every terminal and pipe.
+
+    Lone surrogates are escaped as well.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -67,7 +71,10 @@ class JsonFormatter(logging.Formatter):
 def begin_logging(
     process: str, level: str | int, log_format: str, *, line: str = LINE, stream: TextIO | None = None
 ) -> None:
-    """Send the log lines of this process to stderr in this form from now on; in JSON, warnings and last errors too."""
+    """Configure logging of this process to stderr, as text or JSON.
+
+    With JSON, Python warnings and the exception that ends the process are logged too.
+    """
     global _format
     _format = log_format
     if log_format != JSON:
@@ -81,12 +88,15 @@ def begin_logging(
 
 
 def chosen_format() -> str:
-    """Return the log format of this process, for the processes that it starts."""
+    """Return the log format of this process, which child processes should use too."""
     return _format
 
 
 def reform_handlers(process: str) -> None:
-    """Give handlers that a library has made, as Celery does, the form of ours; nothing where lines are text."""
+    """Set the JSON formatter on handlers that a library, such as Celery, has made.
+
+    Does nothing if this process logs text.
+    """
     if _format != JSON:
         return
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
@@ -108,7 +118,10 @@ TAIL_BYTES = 8192
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Return the file opened for appending, made with its directory if need be, readable by its owner only."""
+    """Open a log file for appending, readable by its owner only.
+
+    The file and its directory are created if missing.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600, exist_ok=True)
     rotate_log(path)
@@ -116,9 +129,10 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """Move the content of a file that grew too large to PATH.1, replacing the last such.
+    """Move the content of a log file that is too large to PATH.1, replacing an earlier PATH.1.
 
-    The writer keeps its open file, so content is copied and then cut off; lines written in between are lost.
+    The writer keeps its open file, so the content is copied and then truncated; lines written in between are
+    lost.
     """
     if path.exists() and path.stat().st_size > max_bytes:
         shutil.copyfile(path, path.with_name(path.name + ".1"))
@@ -127,7 +141,7 @@ def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
 
 
 def tail_of(path: Path | None, lines: int = 20) -> str:
-    """Return the last lines of the file for an error message, indented; empty when there is nothing to show."""
+    """Return the last lines of a log file, indented, for an error message; empty if there are none."""
     if path is None or not path.exists():
         return ""
     with path.open("rb") as log:

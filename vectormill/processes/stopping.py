@@ -1,4 +1,4 @@
-"""Stopping: SIGINT, SIGTERM and SIGHUP as an event that threads can wait for."""
+"""Turn SIGINT, SIGTERM and SIGHUP into an event that threads can wait for."""
 
 import signal
 import threading
@@ -10,7 +10,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """A context manager whose value is the event; on leaving, the earlier handlers are back. Main thread only."""
+    """A context manager that returns an event, which is set by SIGINT, SIGTERM or SIGHUP.
+
+    Leaving the block restores the earlier handlers. Main thread only.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -36,7 +39,7 @@ class StopSignals:
         self._thread.join()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Event.set() takes a lock that the interrupted code may hold; SimpleQueue.put() is made for signal handlers.
+        # Event.set() takes a lock that the interrupted code may hold; SimpleQueue.put() is safe in signal handlers.
         self._arrived.put(number)
 
     def _forward(self) -> None:

@@ -1,8 +1,8 @@
-"""Keeps a set of child processes running until it is told to stop. Knows nothing of what they do.
+"""Keep a set of child processes running until a stop is requested.
 
-Every child has a thread that starts it, sleeps until it ends, and starts it again; nothing polls once all are ready.
-A child leads a session and process group of its own, which is killed with it, so that no grandchild stays; and it is
-killed by the kernel when the supervisor is (Linux), so that a killed supervisor leaves nothing behind either.
+Every child has a thread that starts it, sleeps until it ends, and restarts it; nothing polls once all are
+ready. A child has its own session and process group, which is killed with it, so that no grandchild survives.
+On Linux the kernel kills the children when the supervisor is killed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 HEALTHY_SECONDS = 60.0
 READY_POLL_SECONDS = 0.1
 LOG_CHECK_SECONDS = 60.0
-# A child that ends so often before it was ever ready will not become so.
+# After this many ends without ever being ready, a child is considered broken.
 MAX_EARLY_ENDS = 3
 
 
@@ -38,11 +38,12 @@ class ChildNotReady(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One child: what to run, with what environment (all of it), and how to tell that it is ready.
+    """The specification of a child process: its command, its whole environment, and its readiness check.
 
-    ready is asked again and again while starting, from the thread that called start; it must answer quickly and may
-    raise OSError for no. None: ready as soon as it runs. log_path takes stdout and stderr; None: the supervisor's own.
-    succeed answers what is started after an end with this status (negative for a signal); None: the same again.
+    `ready` is called repeatedly during the start, in the thread that called start; it must return quickly and
+    may raise OSError for "not ready". None: ready as soon as it runs. `log_path` receives stdout and stderr;
+    None: those of the supervisor. `succeed` returns the specification of the restart after an end with this
+    status (negative for a signal); None: restart the same.
     """
 
     name: str
@@ -54,13 +55,13 @@ class ChildSpec:
 
 
 class Backoff:
-    """The pause before a restart: 0.5 s, doubled up to 30 s, and 0.5 s again after a minute of good health."""
+    """The pause before a restart: 0.5 s, doubled up to 30 s, and 0.5 s again after a minute's run."""
 
     def __init__(self) -> None:
         self._pause = FIRST_PAUSE_SECONDS
 
     def pause_after(self, ran_seconds: float) -> float:
-        """Return the seconds to wait now that a run of this length has ended."""
+        """Return the seconds to wait after a run of this length has ended."""
         if ran_seconds >= HEALTHY_SECONDS:
             self._pause = FIRST_PAUSE_SECONDS
         pause = self._pause
@@ -69,10 +70,13 @@ class Backoff:
 
 
 class Supervisor:
-    """Starts children, restarts those that die, stops them all. One object is one run."""
+    """Starts children, restarts those that die, and stops all of them. It can be used once."""
 
     def __init__(self, children: Sequence[ChildSpec], *, stopping: threading.Event | None = None) -> None:
-        """End every restart, and a start that is under way, once `stopping` is set; `stop` must still be called."""
+        """Create the supervisor without starting children.
+
+        Setting `stopping` ends all restarts and a start in progress; `stop` must still be called.
+        """
         self._stopping = stopping or threading.Event()
         self._keepers = [_Keeper(spec, self._stopping) for spec in children]
 
@@ -83,10 +87,12 @@ class Supervisor:
         self.stop()
 
     def start(self, timeout: float = 120.0) -> bool:
-        """Start all children at once and wait until all are ready; False when a stop was asked for meanwhile.
+        """Start all children at once and wait until all are ready.
 
-        Raise ChildNotReady, which names the child and shows the end of its log, when one is not ready after the
-        time-out (seconds) or ends again and again. Children are then still running: `stop` ends them.
+        Return False if a stop was requested meanwhile.
+
+        Raise ChildNotReady, with the child's name and the end of its log, when a child is not ready after
+        `timeout` seconds or ends repeatedly. Children still run then: call `stop`.
         """
         for keeper in self._keepers:
             keeper.start()
@@ -103,16 +109,19 @@ class Supervisor:
         return True
 
     def wait(self, other_logs: Sequence[Path] = ()) -> None:
-        """Block until the stopping event is set. Keeps the logs of the children, and others, short meanwhile."""
+        """Block until the stopping event is set.
+
+        Meanwhile rotate the logs of the children and the other logs.
+        """
         own_logs = [keeper.spec.log_path for keeper in self._keepers if keeper.spec.log_path is not None]
         while not self._stopping.wait(LOG_CHECK_SECONDS):
             for log in (*own_logs, *other_logs):
                 rotate_log(log)
 
     def stop(self, grace: float = 8.0) -> None:
-        """Send SIGTERM to all children at once, and SIGKILL to what is left of them after the grace (seconds).
+        """Send SIGTERM to all children at once, and SIGKILL after `grace` seconds to those that still run.
 
-        Returns when no process of theirs is left. Stopping twice is no error.
+        Return when none of their processes is left. Stopping twice is no error.
         """
         self._stopping.set()
         deadline = time.monotonic() + grace
@@ -123,18 +132,20 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """Return the pids of the children by name; None for one that does not run now."""
+        """Return the pids of the children by name; None for a child that does not run now."""
         return {keeper.spec.name: keeper.pid for keeper in self._keepers}
 
 
 class _Keeper:
-    """One child and the thread that keeps it running."""
+    """A child and the thread that keeps it running."""
 
     def __init__(self, spec: ChildSpec, stopping: threading.Event) -> None:
         self.spec = spec
         self._stopping = stopping
         self._thread = threading.Thread(target=self._keep, name=f"{spec.name}-keeper", daemon=True)
-        self._guard = threading.Lock()  # around starting and signalling: never start what is being stopped
+        self._guard = (
+            threading.Lock()
+        )  # held while starting and signalling, so that no child starts during a stop
         self._process: subprocess.Popen[bytes] | None = None
         self._early_ends = 0
         self._is_ready = False
@@ -174,7 +185,7 @@ class _Keeper:
             if self._stopping.is_set():
                 return None
             output = files.enter_context(open_log(spec.log_path)) if spec.log_path else None
-            # SIGKILL: a child whose supervisor was killed cannot count on being stopped later if it hesitates.
+            # SIGKILL, because once the supervisor is dead nothing would kill a child that ignores SIGTERM.
             self._process = processes.spawn(
                 spec.argv, env=spec.env, output=output, death_signal=signal.SIGKILL
             )
@@ -187,7 +198,10 @@ class _Keeper:
         return self._is_ready
 
     def refuse_to_wait(self, timeout: float | None) -> None:
-        """Raise ChildNotReady when the child ended too often, or when a time-out (seconds) has passed."""
+        """Raise ChildNotReady if the child ended too often, or if a time-out has passed.
+
+        `timeout` is the time-out in seconds if it has passed, else None.
+        """
         tail = tail_of(self.spec.log_path)
         if self._early_ends >= MAX_EARLY_ENDS:
             raise ChildNotReady(f"{self.spec.name} ended {self._early_ends} times while starting:{tail}")
@@ -201,9 +215,9 @@ class _Keeper:
                 process.send_signal(signal.SIGTERM)
 
     def join(self, deadline: float) -> None:
-        """Wait for the child to end, and kill it and all that came of it at the deadline (monotonic)."""
+        """Wait for the child to end; at the deadline (time.monotonic) kill it with all its descendants."""
         if self._thread.ident is None:
-            return  # never started
+            return  # the thread was never started
         self._thread.join(max(0.0, deadline - time.monotonic()))
         process = self._process
         if process is not None and self._thread.is_alive():
@@ -213,7 +227,7 @@ class _Keeper:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill the process, its group, and descendants that went into groups of their own."""
+    """Kill the process, its group, and descendants in groups of their own."""
     descendants: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         descendants = psutil.Process(pid).children(recursive=True)
