@@ -157,8 +157,9 @@ def cut(text: str) -> Iterator[str]:
 
 
 def choose(screens: Sequence[tuple[float, Screen]]) -> list[tuple[float, Screen]]:
-    """Choose the screens to show, each with its seconds: the first, the last ones, and evenly spaced ones
-    between.
+    """Choose the screens to show, and the seconds of each.
+
+    The first and the last ones are chosen, and evenly spaced ones between them.
     """
     distinct = [next(group) for _, group in groupby(screens, key=lambda each: each[1])]
     tail = distinct[-5:]

@@ -19,7 +19,10 @@ VENDOR: Final = Path(__file__).parent.parent / "api" / "console" / "static" / "v
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An npm package: its exact version and the files that browsers load. `folder` is its name without scope."""
+    """An npm package, its exact version and the files that browsers load.
+
+    `folder` is the package's name without its scope.
+    """
 
     name: str
     version: str

@@ -139,7 +139,7 @@ class Endpoint:
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - read, not bound
 
     def answer(self, path: str) -> bytes | None:
-        """Return the body of a GET if the answer is 200, else None. Proxies of the environment are not used."""
+        """Return the body of a GET if the answer is 200, else None. Proxies are not used."""
         connection = http.client.HTTPConnection(
             self._reachable_host(), self.port, timeout=PROBE_TIMEOUT_SECONDS
         )

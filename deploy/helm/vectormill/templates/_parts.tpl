@@ -1,4 +1,4 @@
-{{/* Names and parts that several templates share. Each takes what it needs and nothing else. */}}
+{{/* Names and parts that several templates share. */}}
 
 {{- define "vectormill.fullname" -}}
 {{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
@@ -33,7 +33,7 @@ image: {{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.App
 imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
-{{/* Of every pod. A Service named vectormill-api would put VECTORMILL_API_PORT into it, which is a setting of ours. */}}
+{{/* Common fields of every pod. Service links are off: a Service named vectormill-api would set VECTORMILL_API_PORT. */}}
 {{- define "vectormill.pod" -}}
 enableServiceLinks: false
 automountServiceAccountToken: false
@@ -74,7 +74,7 @@ securityContext:
   valueFrom: {secretKeyRef: {name: {{ .root.Values.secrets.existingSecret | quote }}, key: {{ .key | quote }}}}
 {{- end }}
 
-{{/* `direct`: Postgres itself, where others go through a pooler. */}}
+{{/* With `direct`, the URL is that of Postgres itself instead of a pooler's. */}}
 {{- define "vectormill.env" -}}
 {{- $secrets := .root.Values.secrets }}
 {{- $databaseKey := ternary ($secrets.directDatabaseUrlKey | default $secrets.databaseUrlKey) $secrets.databaseUrlKey (.direct | default false) }}
@@ -90,7 +90,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* The root is read-only: what is written goes to these, and with the pod. */}}
+{{/* The root file system is read-only, so these volumes hold written files for the life of the pod. */}}
 {{- define "vectormill.mounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /home/vectormill/.cache}
@@ -124,8 +124,8 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* Whether a process without a port gives signs of life. They stand in Postgres, so this is no liveness probe: an
-     outage there would end workers that hold vectors which are not yet committed. */}}
+{{/* A probe of the heartbeat of a process without a port. Heartbeats are in Postgres, so this is no liveness probe:
+     an outage of Postgres would restart workers that hold vectors which are not committed yet. */}}
 {{- define "vectormill.signOfLife" -}}
 exec:
   command:
