@@ -56,19 +56,19 @@ class Caller(Generic[Question, Answer]):
 
 
 class Coalescer(Generic[KeyT, Question, Answer]):
-    """Asks `carry_out(key, questions)` for one answer per question, with as many questions as are there.
+    """Combines waiting questions with the same key into one call of `carry_out`, which answers each of them.
 
-    A caller that is cancelled is dropped while it waits; what has begun goes on for the others.
+    If a caller is cancelled, its waiting question is dropped; a call in progress continues for the other callers.
 
     Args:
-        carry_out: answers the questions of one key, in their order. What it raises is raised to each of their callers.
-        max_waiting: questions that may wait; one more raises LimitReached.
-        max_running: calls of `carry_out` at once, of all keys together.
-        max_running_of: the same of one key; it is asked again before each call.
-        count: how many of the questions that wait under a key go into the next call, from the oldest; at least 1.
-        choose_pause: seconds from when something waits to the next call, in which more may come.
-        max_wait_seconds: how long a question may wait to be begun; then its caller gets NotBegun.
-        is_of_one: whether an error may be the fault of a single question. Each is then carried out alone.
+        carry_out: answers the questions of one key, in their order. An error is raised in each of their callers.
+        max_waiting: the largest number of waiting questions; one more raises LimitReached.
+        max_running: the largest number of calls of `carry_out` at once, for all keys together.
+        max_running_of: returns the largest number of calls at once for one key; evaluated before each call.
+        count: returns how many questions of a key go into its next call, from the oldest on; at least 1.
+        choose_pause: returns the seconds to wait for further questions before the next call.
+        max_wait_seconds: the longest time until the call for a question begins; after that its caller gets NotBegun.
+        is_of_one: returns whether a single question may have caused an error; then each is tried alone.
     """
 
     def __init__(

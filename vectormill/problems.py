@@ -13,7 +13,7 @@ class ApiError(VectormillError):
     """The API refused the request.
 
     `status` is the HTTP status; `title`, `detail` and `errors` are those of the problem details (RFC 9457).
-    `retry_after` is in seconds, when the API said how long it wants to be left alone.
+    `retry_after` is the number of seconds to wait before a retry, if the API named it.
     """
 
     def __init__(

@@ -231,7 +231,7 @@ SECRET_NAME: Final = re.compile(
 )
 SECRET_VALUE: Final = re.compile(r"://[^:/?#\s]*:[^@\s]*@|\bpassword\s*=", re.IGNORECASE)
 
-# Variables that are read by another settings class, for instance worker.settings.
+# The prefix of variables that another settings class reads, for instance worker.settings.
 WORKER_PREFIX = PREFIX + "WORKER_"
 
 

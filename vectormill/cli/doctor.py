@@ -354,7 +354,7 @@ CHECKS: Final[dict[str, Check]] = {
 }
 
 
-# The parts whose versions affect results and storage, with the distributions that contain them.
+# The packages whose versions affect results and storage, with the distributions that contain them.
 PARTS = (
     ("torch", "torch"),
     ("openvino", "openvino"),

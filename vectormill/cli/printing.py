@@ -120,9 +120,8 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> "Table
 
     table = Table(*columns, box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
     for row in rows:
-        table.add_row(
-            *(Text(_plain(cell)) for cell in row)
-        )  # Text, because Rich would read a key such as "[red]" as markup
+        # Text, because Rich would read a key such as "[red]" as markup.
+        table.add_row(*(Text(_plain(cell)) for cell in row))
     return table
 
 

@@ -148,9 +148,8 @@ class ArrowRows(ReadSlices):
 
     def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
         wanted = columns.wanted(self.names(table)) or self.names(table)
-        batches = (
-            [table] if hasattr(table, "num_rows") else table
-        )  # a whole table is sliced below, so it needs no batches
+        # A whole table is sliced below, so it needs no batches.
+        batches = [table] if hasattr(table, "num_rows") else table
         for batch in batches:
             for start in range(0, batch.num_rows, SLICE_ROWS):
                 yield from batch.slice(start, SLICE_ROWS).select(wanted).to_pylist()

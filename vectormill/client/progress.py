@@ -65,9 +65,8 @@ class Progress:
 
     def _draw(self, look: Look, news: str | None) -> None:
         if news:
-            self._bar.console.print(
-                Text(news)
-            )  # Text, because Rich would read brackets in a quoted error as markup
+            # Text, because Rich would read brackets in a quoted error as markup.
+            self._bar.console.print(Text(news))
         total = None if look.share is None else 1.0
         self._bar.update(
             self._task, description=look.stage, counts=look.counts, total=total, completed=look.share or 0.0

@@ -131,7 +131,7 @@ def _quote(part: str) -> str:
     return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
 
 
-# The sum of all pauses of one call: longer than `vectormill up` needs to restart its API.
+# The limit for the sum of a call's pauses is longer than `vectormill up` needs to restart its API.
 DEFAULT_SECONDS: Final = 6.0
 FIRST_SECONDS: Final = 0.2
 LONGEST_SECONDS: Final = 30.0

@@ -12,11 +12,10 @@ from vectormill.jobs.job import PAUSED
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The progress of a job or run.
+    """The progress of a job or run, as it is displayed.
 
-    `share` is the part of `stage` that is done, from 0 to 1; None if unknown.
-
-    `reason` says why the job waits; it is shown once, until it changes.
+    `share` is the part of `stage` that is done, from 0 to 1; None if unknown. `reason` says why the job
+    waits; it is shown once, until it changes.
     """
 
     stage: str
@@ -48,9 +47,8 @@ def describe_counts(job: Mapping[str, Any]) -> str:
         parts.append(f"{job['num_failed']:,} failed")
     if job.get("num_retried_chunks"):
         parts.append(f"{job['num_retried_chunks']:,} chunks retried")
-    if (
-        job.get("items_per_second") and job["state"] != PAUSED
-    ):  # a rate would suggest that a paused job is running
+    # A rate would suggest that a paused job is running.
+    if job.get("items_per_second") and job["state"] != PAUSED:
         parts.append(f"{job['items_per_second']:,.0f}/s")
     if job.get("eta_seconds"):
         parts.append(f"{describe_seconds(job['eta_seconds'])} left")

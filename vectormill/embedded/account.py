@@ -45,9 +45,9 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """Return the user that Postgres runs as if this process is root; None if it is not root.
+    """Return the user that Postgres runs as when this process is root; None for any other user.
 
-    Without root, Postgres runs as the user of this process.
+    A process without root runs Postgres as its own user.
     """
     if os.geteuid() != 0:
         return None

@@ -45,7 +45,7 @@ POLL_SECONDS = 0.02
 # The environment of the server. It inherits nothing, since a PGDATA or PGPORT would redirect the programs.
 ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
-# Included at the end of postgresql.conf and rewritten at every start; ALTER SYSTEM still wins over it.
+# A file included at the end of postgresql.conf and rewritten at every start; ALTER SYSTEM overrides it.
 SETTINGS_FILE = "vectormill.conf"
 SETTINGS = """\
 # Written by vectormill at every start. To change a setting: ALTER SYSTEM SET name = value.

@@ -1,6 +1,6 @@
 """Replace this process by another program that dies with its parent.
 
-Drops root if told to, requests a parent-death signal, then calls exec. Run as a script by
+Changes the user if UID and GID are given, requests a parent-death signal, then calls exec. Run as a script by
 `vectormill.processes.lifetimes.spawn`, between fork and the real program, because a preexec_fn is not safe in
 a parent with threads. Imports only the standard library, and all of it while still root, because the other
 user may not be able to read it. UID and GID -1 mean no change; PROGRAM is a path:

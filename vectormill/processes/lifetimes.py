@@ -220,9 +220,8 @@ def running_in(directory: Path, name: str) -> list[psutil.Process]:
 
 def kill_group(pid: int) -> None:
     """Kill every process in the process group that this pid leads or led; an empty group is no error."""
-    with contextlib.suppress(
-        ProcessLookupError, PermissionError
-    ):  # macOS raises EPERM for a group of zombies
+    # macOS raises EPERM for a group of zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 

@@ -143,9 +143,8 @@ class _Keeper:
         self.spec = spec
         self._stopping = stopping
         self._thread = threading.Thread(target=self._keep, name=f"{spec.name}-keeper", daemon=True)
-        self._guard = (
-            threading.Lock()
-        )  # held while starting and signalling, so that no child starts during a stop
+        # Held while starting and signalling, so that no child starts during a stop.
+        self._guard = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._early_ends = 0
         self._is_ready = False

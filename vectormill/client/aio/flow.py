@@ -16,7 +16,7 @@ Http = httpx.AsyncClient
 HttpTransport = httpx.AsyncBaseTransport
 Pause = Callable[[float], Awaitable[None]]
 AnyItems = Iterable[ItemJson] | AsyncIterable[ItemJson]
-# Items of a stream that are encoded together as one part of the body.
+# The number of streamed items that are encoded together as one part of the body.
 GATHERED_ITEMS: Final = 256
 
 

@@ -186,7 +186,7 @@ class RunCalls(Transport):
             await self.pause_for(poll_seconds)
 
     async def cancel_run(self, run_id: str) -> RunBody:
-        """Cancel the run and the job that encodes for it; what it has written before that stays."""
+        """Cancel the run and the job that encodes for it; results that it has written stay."""
         return await self.ask(run_operations.CANCEL, run_id)
 
     async def confirm_run(self, run_id: str) -> RunBody:

@@ -23,7 +23,7 @@ def pause(seconds: float) -> None:
 
 
 def prepare_items(items: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
-    """Convert rows of `items` to items, by the named columns."""
+    """Convert rows to items; `columns` names the columns to read, or is None for the defaults."""
     return read_items(items, columns)
 
 

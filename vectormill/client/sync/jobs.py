@@ -190,10 +190,10 @@ class JobCalls(ExportTransport):
         return self.write_export(described, target)
 
     def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
-        """Return every vector as `{"key", "embedding"}`, to iterate in constant memory or to fetch as a
-        table.
+        """Return every vector as `{"key", "embedding"}`, row by row in constant memory or all as a table.
 
-        `.to_numpy()`, `.to_arrow()`, `.to_pandas()` and `.to_polars()` fetch all vectors at once.
+        `.to_numpy()`, `.to_arrow()`, `.to_pandas()` and `.to_polars()` of the answer fetch all vectors at
+        once.
         """
         return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
 

@@ -185,7 +185,7 @@ class RunCalls(Transport):
             self.pause_for(poll_seconds)
 
     def cancel_run(self, run_id: str) -> RunBody:
-        """Cancel the run and the job that encodes for it; what it has written before that stays."""
+        """Cancel the run and the job that encodes for it; results that it has written stay."""
         return self.ask(run_operations.CANCEL, run_id)
 
     def confirm_run(self, run_id: str) -> RunBody:
