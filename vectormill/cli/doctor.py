@@ -71,7 +71,7 @@ def doctor(*, api_url: str | None = None, data_dir: Path | None = None, json: bo
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `advice` says what to do when it is not ok."""
+    """The result of one check of this machine; `advice` says what to do if the result is not ok."""
 
     name: str
     status: str

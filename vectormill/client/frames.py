@@ -61,7 +61,7 @@ class Columns:
         return cls(text or "text", key, pair, names)
 
     def wanted(self, present: Sequence[str]) -> list[str]:
-        """Return the present columns that are needed; the others are never converted to Python objects."""
+        """Return those of the present columns that items need; no other is converted to Python objects."""
         named = {self.text, self.key, self.pair, *(self.metadata or ("metadata",))}
         own_key = () if self.key else KEY_FIELDS
         return [name for name in present if name in named or name in own_key]
@@ -164,7 +164,7 @@ READERS: Final[Mapping[str, ReadSlices]] = {
 
 @dataclass(frozen=True, slots=True)
 class TableItems:
-    """An iterable of the rows of a table as items."""
+    """An iterable over the rows of a table, as items."""
 
     table: Any
     columns: Columns

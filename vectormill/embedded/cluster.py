@@ -139,7 +139,10 @@ def open_cluster(home: Path) -> Cluster:
 
 
 def remove_cluster(home: Path) -> None:
-    """Delete the cluster of this home, wherever it is; its server must have been stopped."""
+    """Delete the cluster of this home, also if it is elsewhere and linked.
+
+    Its server must have been stopped.
+    """
     link = home / "postgres"
     if link.is_symlink():
         shutil.rmtree(link.resolve(), ignore_errors=True)

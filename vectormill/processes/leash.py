@@ -31,7 +31,7 @@ def hold_to_parent(death_signal: int, parent_pid: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program; return an exit status only if that fails."""
+    """Execute the program in place of this process; return an exit status only if that fails."""
     parent_pid, death_signal, uid, gid = (int(argument) for argument in arguments[:4])
     program = arguments[4:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):

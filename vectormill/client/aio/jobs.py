@@ -169,11 +169,11 @@ class JobCalls(ExportTransport):
         await self.ask(operations.DELETE, job_id)
 
     def errors(self, job_id: str) -> AsyncIterator[ItemErrorBody]:
-        """Yield every failed item as `{"key", "code", "detail"}`, page by page."""
+        """Yield every failed item of a job as `{"key", "code", "detail"}`, page by page."""
         return self.pages(ItemErrorBody, fill_path(operations.LIST_ERRORS.path, job_id), {})
 
     def truncated(self, job_id: str) -> AsyncIterator[TruncatedItemBody]:
-        """Yield every item whose text was truncated, as `{"key"}`, page by page."""
+        """Yield every item of a job whose text was truncated, as `{"key"}`, page by page."""
         return self.pages(TruncatedItemBody, fill_path(operations.LIST_TRUNCATED.path, job_id), {})
 
     async def export(
@@ -189,7 +189,7 @@ class JobCalls(ExportTransport):
         return await self.write_export(described, target)
 
     def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
-        """Return every vector as `{"key", "embedding"}`, row by row in constant memory or all as a table.
+        """Return a job's vectors as `{"key", "embedding"}`, row by row in constant memory or all as a table.
 
         `.to_numpy()`, `.to_arrow()`, `.to_pandas()` and `.to_polars()` of the answer fetch all vectors at
         once.
@@ -197,11 +197,11 @@ class JobCalls(ExportTransport):
         return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
 
     def scores(self, job_id: str, *, partial: bool = False) -> Results[ScoreRow]:
-        """Return every score as `{"key", "score", "label", "probabilities"}`."""
+        """Return a job's scores as `{"key", "score", "label", "probabilities"}`, row by row or as a table."""
         return self._results(job_id, RESULT_ROUTES[SCORE], partial)
 
     def records(self, job_id: str, *, partial: bool = False) -> Results[RecordRow]:
-        """Return every record as `{"key", "output"}`."""
+        """Return a job's extracted records as `{"key", "output"}`, row by row or as a table."""
         return self._results(job_id, RESULT_ROUTES[RECORD], partial)
 
     def results(self, job_id: str, *, partial: bool = False) -> Results[dict[str, Any]]:

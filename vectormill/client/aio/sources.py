@@ -219,7 +219,7 @@ class ScheduleCalls(Transport):
         return self.pages(ScheduleBody, schedule_operations.LIST.path, {})
 
     async def schedule(self, name: str) -> ScheduleBody:
-        """Return one schedule."""
+        """Return the schedule with this name."""
         return await self.ask(schedule_operations.SHOW, name)
 
     async def change_schedule(

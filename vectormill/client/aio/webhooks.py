@@ -41,7 +41,7 @@ class WebhookCalls(Transport):
         return self.pages(WebhookBody, operations.LIST.path, {})
 
     async def webhook(self, webhook_id: int) -> WebhookBody:
-        """Return one webhook."""
+        """Return the webhook with this id."""
         return await self.ask(operations.SHOW, webhook_id)
 
     async def change_webhook(

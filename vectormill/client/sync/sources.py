@@ -218,7 +218,7 @@ class ScheduleCalls(Transport):
         return self.pages(ScheduleBody, schedule_operations.LIST.path, {})
 
     def schedule(self, name: str) -> ScheduleBody:
-        """Return one schedule."""
+        """Return the schedule with this name."""
         return self.ask(schedule_operations.SHOW, name)
 
     def change_schedule(

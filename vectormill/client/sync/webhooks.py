@@ -42,7 +42,7 @@ class WebhookCalls(Transport):
         return self.pages(WebhookBody, operations.LIST.path, {})
 
     def webhook(self, webhook_id: int) -> WebhookBody:
-        """Return one webhook."""
+        """Return the webhook with this id."""
         return self.ask(operations.SHOW, webhook_id)
 
     def change_webhook(
