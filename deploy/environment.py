@@ -35,7 +35,7 @@ OLDEST_PYTHON: Final = (3, 11)
 # The extras of pyproject.toml that each Makefile target installs.
 EXTRAS: Final[Mapping[str, str]] = {"run": "all", "dev": "all,dev"}
 
-# pip's options and uv's variables for them. pip separates values by white space; uv needs commas between folders.
+# pip's options and uv's variables for them. pip separates values by spaces; uv needs commas between folders.
 UV_NAMES: Final[Mapping[str, str]] = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_EXTRA_INDEX_URL",

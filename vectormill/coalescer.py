@@ -58,16 +58,16 @@ class Caller(Generic[Question, Answer]):
 class Coalescer(Generic[KeyT, Question, Answer]):
     """Combines waiting questions with the same key into one call of `carry_out`, which answers each of them.
 
-    If a caller is cancelled, its waiting question is dropped; a call in progress continues for the other callers.
+    If a caller is cancelled, its waiting question is dropped; a call in progress continues for the others.
 
     Args:
-        carry_out: answers the questions of one key, in their order. An error is raised in each of their callers.
+        carry_out: answers the questions of one key, in their order. An error is raised in all their callers.
         max_waiting: the largest number of waiting questions; one more raises LimitReached.
         max_running: the largest number of calls of `carry_out` at once, for all keys together.
         max_running_of: returns the largest number of calls at once for one key; evaluated before each call.
         count: returns how many questions of a key go into its next call, from the oldest on; at least 1.
         choose_pause: returns the seconds to wait for further questions before the next call.
-        max_wait_seconds: the longest time until the call for a question begins; after that its caller gets NotBegun.
+        max_wait_seconds: the longest time that a question waits for its call; then NotBegun is raised.
         is_of_one: returns whether a single question may have caused an error; then each is tried alone.
     """
 

@@ -22,8 +22,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from vectormill.domain.errors import ConfigurationError
 
 PREFIX = "VECTORMILL_"
-# A process without a heartbeat for this long counts as dead. It is a constant, because the processes that send
-# heartbeats and those that check them have to agree.
+# A process without a heartbeat for this long counts as dead. It is a constant, because the processes that
+# send heartbeats and those that check them have to agree.
 ALIVE_SECONDS: Final = 15.0
 # One lost and one late heartbeat must neither make a worker look dead nor let its leases expire.
 BEATS_IN_A_LEASE: Final = 3
@@ -224,8 +224,8 @@ SECRET_VARIABLES = frozenset(
     | {API_KEY_VARIABLE, "FLOWER_BASIC_AUTH"}
 )
 
-# Secrets of other programs have a telling word in their name (PGPASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, and the
-# headers of requests to a trace collector), or a password in their value.
+# Secrets of other programs have a telling word in their name (PGPASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, and
+# the headers of requests to a trace collector), or a password in their value.
 SECRET_NAME: Final = re.compile(
     r"(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|KEY|CREDENTIAL|AUTH|HEADER)S?(?:_|$)", re.IGNORECASE
 )

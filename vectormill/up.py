@@ -33,7 +33,7 @@ READY_TIMEOUT_SECONDS = 300.0  # a worker may load a large model from a slow dis
 MIGRATION_POLL_SECONDS = 0.1
 PROBE_TIMEOUT_SECONDS = 3.0
 WORKER_LINES = 4  # the last lines of each worker's log, which have the reason
-# A stop takes under 15 s: the children, then each server, then at most 2 s for an immediate shutdown of Postgres.
+# A stop takes under 15 s: the children, each server, and at most 2 s for Postgres's immediate shutdown.
 CHILDREN_GRACE_SECONDS = 7.0
 SERVERS_GRACE_SECONDS = 2.5
 # Only root may be able to read Python, model files and their caches, or to use the GPU.

@@ -188,7 +188,7 @@ def make_parameter(parameter: inspect.Parameter, explained: dict[str, Told]) -> 
 
 
 def make_flag(option: Option) -> inspect.Parameter:
-    """Return the parameter that Typer expects for an encoding option, such as `--long-texts <truncate|fail>`."""
+    """Return the parameter that Typer expects for an encoding option: `--long-texts <truncate|fail>`."""
     told = option.help
     words = option.name.replace("_", "-")
     kind = Literal[told.choices] if told.choices else option.kind

@@ -1,8 +1,8 @@
 """The demos of `vectormill demo`, one for each task: their models, items, and reports.
 
 `embed`    every docstring of the running Python's standard library, which is searched afterwards
-`score`    the first sentence of a docstring, paired with its own rest and with the rest of another docstring: a
-           trained model scores the own rest higher; random weights do so half of the time
+`score`    the first sentence of a docstring, paired with its own rest and with the rest of another docstring:
+           a trained model scores the own rest higher; random weights do so half of the time
 `extract`  persons, places, times and organizations in Chinese sentences, because the published model of this
            kind, RexUniNLU, reads Chinese; this package has none of its weights
 """
@@ -86,7 +86,7 @@ DEFAULT: Final = DemoModel(None, "the default", "The weights are those of the se
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """The result of a demo: tables for people, each with a title, columns and rows, and figures for machines."""
+    """The result of a demo: tables for people, with titles, columns and rows, and figures for machines."""
 
     tables: Sequence[tuple[str, tuple[str, ...], Sequence[Sequence[str]]]]
     figures: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The command doctor, which reports what this machine has, what it lacks and how to fix it. Changes nothing."""
+"""The command doctor, which reports what this machine has and lacks, and how to fix it. Changes nothing."""
 
 import os
 import platform
@@ -250,7 +250,7 @@ def ask_postgres(url: str) -> Iterator[Finding]:
 
 
 def judge_postgres(number: int, name: str) -> Finding:
-    """Return the finding on a Postgres version; `number` is server_version_num, `name` the version as text."""
+    """Return the finding on a Postgres version; `number` is server_version_num, `name` its usual name."""
     if number < TESTED_POSTGRES:
         return Finding(
             "postgres", WARN, f"version {name}", "Use Postgres 16 or newer; older ones are not tested."
@@ -259,7 +259,7 @@ def judge_postgres(number: int, name: str) -> Finding:
 
 
 def judge_pgvector(installed: str | None, available: str | None) -> Finding:
-    """Return the finding on pgvector: its version in the database and on the server; None where it is absent."""
+    """Return the finding on pgvector: its version in the database and on the server; None if absent."""
     from vectormill.embedded.postgres import MIN_PGVECTOR
 
     found = installed or available
@@ -381,7 +381,7 @@ def describe_installation() -> Iterator[str]:
 
 
 def find_version(distribution: str) -> str | None:
-    """Return a distribution's version from its metadata, because importing torch for it would take seconds."""
+    """Return a distribution's version from its metadata, because importing torch would take seconds."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -18,7 +18,7 @@ POLL_SECONDS: Final = 0.1
 
 
 def find_api_url(settings: Settings) -> str | None:
-    """Return the URL of the configured API, or of the stack on the data directory; None if there is neither."""
+    """Return the URL of the configured API, or of the stack on the data directory; None without either."""
     return settings.api_url or find_running_stack(settings.data_dir.expanduser())
 
 

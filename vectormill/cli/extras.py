@@ -1,4 +1,4 @@
-"""Optional dependencies (extras) of each command, and error messages for missing ones. Imports none of them."""
+"""Optional dependencies (extras) of each command, and messages for missing ones. Imports none of them."""
 
 import re
 from collections.abc import Mapping

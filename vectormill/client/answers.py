@@ -1,4 +1,4 @@
-"""Convert answers of the API to Python objects: events, matches and arrays of embeddings. Sends no requests."""
+"""Convert answers of the API to Python objects: events, matches and embeddings. Sends no requests."""
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence

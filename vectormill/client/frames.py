@@ -138,7 +138,7 @@ class PolarsRows(ReadSlices):
 
 
 class ArrowRows(ReadSlices):
-    """Reads rows of pyarrow. A RecordBatchReader can be read only once, with one batch in memory at a time."""
+    """Reads rows of pyarrow. A RecordBatchReader can be read once, with one batch in memory at a time."""
 
     def can_repeat(self, table: Any) -> bool:
         return not hasattr(table, "read_next_batch")

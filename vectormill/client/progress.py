@@ -52,7 +52,7 @@ class Progress:
 
     def __call__(self, answer: Mapping[str, Any]) -> None:
         look = self._look_at(answer)
-        # A job that is served in turns alternates between no reason and the same reason: print that reason once.
+        # A job that is served in turns alternates between no reason and the same one: print that reason once.
         news = look.reason if look.reason != self._reason else None
         self._reason = news or self._reason
         if self._bar.console.is_terminal:

@@ -135,7 +135,7 @@ def _quote(part: str) -> str:
 DEFAULT_SECONDS: Final = 6.0
 FIRST_SECONDS: Final = 0.2
 LONGEST_SECONDS: Final = 30.0
-# The share of a pause that is added at random (jitter), so that clients refused together do not retry together.
+# The share of a pause that is added at random, so that clients refused together do not retry together.
 JITTER_SHARE: Final = 0.25
 RETRIED_STATUS: Final = (429, 502, 503, 504)
 

@@ -83,7 +83,7 @@ def showing() -> Iterator[Show]:
 
 
 def is_notebook() -> bool:
-    """Return whether this code runs in a Jupyter kernel, which shows HTML and no terminal control characters."""
+    """Return whether a Jupyter kernel runs this code, which shows HTML but no terminal control codes."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")

@@ -130,7 +130,7 @@ class EmbeddedValkey:
         )
         with contextlib.closing(client):
             while not processes.has_ended(self._process):
-                # Another server on that port would refuse the password, so success means that this one answers.
+                # Another server on that port would refuse the password, so success means that ours answers.
                 with contextlib.suppress(redis.RedisError):
                     client.ping()
                     return True

@@ -3,11 +3,12 @@
 Parent death. On Linux a child can ask the kernel for a signal when its parent dies (prctl PR_SET_PDEATHSIG),
 so that `kill -9` of a parent leaves no orphan. There are three traps:
 
-- The kernel watches the *thread* that forked, not the process: a child started from a short-lived thread would
-  be killed when that thread ends. `spawn` therefore forks on one thread that lives as long as the process; for
-  children started by other means (multiprocessing), `in_lasting_thread(process.start)` does the same.
-- A change of user clears the request, so the child makes it afterwards, in `vectormill.processes.leash`. That also
-  needs no preexec_fn, which may deadlock when the parent has threads.
+- The kernel watches the *thread* that forked, not the process: a child started from a short-lived thread
+  would be killed when that thread ends. `spawn` therefore forks on one thread that lives as long as the
+  process; for children started by other means (multiprocessing), `in_lasting_thread(process.start)` does
+  the same.
+- A change of user clears the request, so the child makes it afterwards, in `vectormill.processes.leash`.
+  That also needs no preexec_fn, which may deadlock when the parent has threads.
 - The parent may die before the request is made: the child compares its parent's pid with the expected one.
 
 macOS has no such request. There, Python children watch their parent in a thread (`die_with_parent`); other

@@ -39,7 +39,7 @@ class StopSignals:
         self._thread.join()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Event.set() takes a lock that the interrupted code may hold; SimpleQueue.put() is safe in signal handlers.
+        # Event.set() takes a lock that the interrupted code may hold; SimpleQueue.put() is safe in a handler.
         self._arrived.put(number)
 
     def _forward(self) -> None:

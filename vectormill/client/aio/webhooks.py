@@ -19,7 +19,7 @@ from vectormill.webhooks.webhook import ROTATION_SECONDS
 
 
 class WebhookCalls(Transport):
-    """Calls for webhooks, which report ends of jobs and runs. All methods need a key of the scope webhooks."""
+    """Calls for webhooks, which report ends of jobs and runs. All need a key of the scope webhooks."""
 
     async def create_webhook(
         self,

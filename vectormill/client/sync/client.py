@@ -20,10 +20,10 @@ class Client(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, So
     raises ApiError when the API refuses, ApiFailure when the API fails and ApiUnreachable when no answer
     comes.
 
-    A safe request is retried when the API is overloaded (429) or unavailable (502 to 504), or when a
-    connection that worked before is lost. Each pause is about twice as long as the one before and at least as
-    long as Retry-After; all pauses of a call together last at most `retry_seconds`. `pause` is the function
-    that sleeps.
+    A request that is safe to repeat is retried when the API is overloaded (429) or unavailable (502 to 504),
+    or when a connection that worked before is lost. Each pause is about twice as long as the one before and
+    at least as long as Retry-After; all pauses of a call together last at most `retry_seconds`. `pause` is
+    the function that sleeps.
     """
 
     def models(self) -> list[ModelBody]:
