@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME …]`: measure what is named, or everything, and show it. `make bench` calls it."""
+"""`python -m benchmarks [NAME …]`: run the named benchmarks, or all, and print their reports.
+
+`make bench` calls it.
+"""
 
 import argparse
 import signal
@@ -16,7 +19,7 @@ PLAIN_WIDTH = 160
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the one parser of all benchmarks; an option says which of them read it."""
+    """Return the parser of the command line; the help of each option says which benchmarks read it."""
     listed = "\n".join(f"  {name:<12} {question}" for name, question in QUESTIONS.items())
     parser = argparse.ArgumentParser(
         "python -m benchmarks",
@@ -70,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         tuple(asked.systems), tuple(asked.shapes), asked.max_tokens, asked.against, asked.state,
         tuple(asked.again), asked.minutes, asked.quick, asked.write,
     )  # fmt: skip
-    # As Ctrl-C does: what was started is stopped, and temporary directories go.
+    # Handle SIGTERM as Ctrl-C: processes are stopped and temporary directories are removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     _ = harness.machine
     failures = 0
@@ -89,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(name: str, report: Report) -> None:
-    """Print a report; where standard output is no terminal it has no width, and tables are not squeezed."""
+    """Print a report. Without a terminal there is no width, so tables are not narrowed to one."""
     console = Console()
     console = console if console.is_terminal else Console(width=PLAIN_WIDTH)
     for number, table in enumerate(report.tables):

@@ -1,4 +1,4 @@
-"""A table of texts, as a user has one, and what keeps an index of it in step: our stack, or CocoIndex."""
+"""A user's table of texts, and the systems that keep an index of it in step: our stack and CocoIndex."""
 
 import json
 import os
@@ -24,14 +24,14 @@ COLLECTION: Final = "docs"
 LANGUAGES: Final = ("en", "de", "fr", "it")
 ANSWER_SECONDS: Final = 3600.0
 STOP_SECONDS: Final = 15.0
-# The source is the table as a user names it, metadata in two columns.
+# The source reads the table by the user's column names, with metadata in two columns.
 OPTIONS: Final = {
     "query": f"SELECT key, body, lang, year FROM {TABLE}", "key": "key", "text": "body", "metadata": ["lang", "year"],
 }  # fmt: skip
 CREATE: Final = (
     f"CREATE TABLE {TABLE} (key text PRIMARY KEY, body text NOT NULL, lang text NOT NULL, year int NOT NULL)"
 )
-# Spread evenly over the table, other rows at each round; no text comes again.
+# Change rows spread evenly over the table, other ones in each round; no text is used twice.
 CHANGE_TEXTS: Final = f"""
     UPDATE {TABLE} SET body = body || ' (revision ' || %(round)s::integer || ')'
      WHERE abs(hashtext(key)::bigint) %% 100 = %(round)s::integer %% 100
@@ -42,7 +42,7 @@ CHANGE_METADATA: Final = f"""
 
 
 class OwnIndex:
-    """A whole stack of ours whose collection follows the table, in the stack's own Postgres."""
+    """A whole stack of ours whose collection follows a table in the stack's own Postgres."""
 
     name = "ours"
 
@@ -67,7 +67,7 @@ class OwnIndex:
             connection.execute(statement.encode(), values or None)
 
     def fill(self, num_rows: int) -> None:
-        """Insert real lines of text, of which no two are equal."""
+        """Insert `num_rows` real lines of text, all different."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             with connection.cursor().copy(
                 f"COPY {TABLE} (key, body, lang, year) FROM STDIN".encode()
@@ -82,7 +82,7 @@ class OwnIndex:
         self.client.set_source(COLLECTION, "sql", OPTIONS)
 
     def update(self, **spec: Any) -> float:
-        """Bring the index in step; return the seconds from the run's making to its end."""
+        """Start a run that updates the index; return the seconds from its creation to its end."""
         run = self.client.reindex(COLLECTION, confirm=True, **spec)
         run = self.client.wait_run(run["id"], poll_seconds=0.02)
         if run["state"] != "completed":
@@ -94,7 +94,7 @@ class OwnIndex:
 
 
 class CocoIndex:
-    """The peer from its package, in an environment and a process of its own, with the model at `model`."""
+    """The peer CocoIndex, in an environment and a process of its own, with the model at `model`."""
 
     name = "CocoIndex"
 

@@ -1,7 +1,7 @@
-"""Clients that ask again as soon as they are answered, and infinity's own server beside ours.
+"""Clients that send a request as soon as the last is answered, and infinity's server for comparison.
 
-By hand on asyncio's streams, because the clients share the machine's cores with what they ask: a client library would
-take a millisecond a request from it.
+The clients are written directly on asyncio's streams because they share the machine's cores with the servers:
+a client library would take a millisecond of processor time per request.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ STOP_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The address and body of a request with one or several texts, and the parent of the processes that answer."""
+    """The address and body of a request with one or several texts, and the pid of the server's root process."""
 
     url: str
     body: Callable[[Any], dict[str, Any]]
@@ -54,7 +54,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The result of a load test: the seconds of each request, and the processor seconds of each process."""
+    """The result of one load test: the seconds of each request, and the processor seconds of each process."""
 
     taken: Sequence[float]
     cpu_seconds: Mapping[str, float]
@@ -68,10 +68,13 @@ class Round:
 
 
 class Rounds(dict[tuple[str, int], list[Round]]):
-    """Rounds by system and number of clients."""
+    """The results of all load tests, by system and number of clients."""
 
     def ask(self, system: str, target: Target, texts: Iterator[Any]) -> None:
-        """Ask with each number of clients, once. Raise BenchmarkFailed when a request is not answered 200."""
+        """Run one load test per number of clients.
+
+        Raise BenchmarkFailed when a request is not answered with 200.
+        """
         for num_clients in NUM_CLIENTS:
             before = count_cpu_seconds(target.pid)
             taken = asyncio.run(_ask(target, texts, num_clients))
@@ -80,7 +83,7 @@ class Rounds(dict[tuple[str, int], list[Round]]):
             self.setdefault((system, num_clients), []).append(Round(taken, spent))
 
     def judge(self, ours: str) -> list[Measure]:
-        """Compare ours with infinity's server at the most clients, round by round."""
+        """Compare request rate and p99 latency of `ours` with infinity's server, at the most clients."""
         pair = [self[system, MANY] for system in (ours, PEER)]
         rates = Spread.of_ratios(*([each.rate for each in rounds] for rounds in pair))
         p99 = Spread.of_ratios(*([each.percentile(99) for each in rounds] for rounds in pair))
@@ -99,7 +102,7 @@ class Rounds(dict[tuple[str, int], list[Round]]):
         return Table(("system", "requests/s", "p50", "p99"), tuple(rows))
 
     def tabulate_costs(self, *systems: str) -> Table:
-        """Return the processor time of a request by process, with the most clients."""
+        """Return the processor time per request of each process of these systems, at the most clients."""
         costs: dict[str, float] = {}
         for system in systems:
             rounds = self[system, MANY]
@@ -143,14 +146,14 @@ async def _ask_again_and_again(target: Target, texts: Iterator[Any], end: float)
 
 
 class InfinityServer:
-    """infinity's HTTP server, with its torch engine and its defaults, in its pinned environment."""
+    """The HTTP server of infinity, with its torch engine and its defaults, in its pinned environment."""
 
     def __init__(self, log: Path, body: Callable[[Any], dict[str, Any]]) -> None:
         self._log = log
         self._body = body
 
     def __enter__(self) -> Self:
-        """Return when it answers. Raise BenchmarkFailed."""
+        """Start the server and wait until it answers. Raise BenchmarkFailed when it does not."""
         python = prepare_environment("infinity-server")
         self._port = free_port()
         options = {

@@ -1,4 +1,4 @@
-"""Harness: what a benchmark is given to answer its question: the options, the machine, and a voice."""
+"""The context of a benchmark: its options, the machine, and a way to report progress."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ QUESTIONS: Final = {
     "extract": "How fast are records extracted, beside the reference's way and in each placement?",
     "gpu": "Which switches of the encoder pay on this GPU?",
 }
-# It has a card to itself, for an hour: measured only when it is named.
+# This benchmark needs a card to itself for an hour, so it runs only when it is named.
 GPU: Final = "gpu"
 
 
@@ -42,10 +42,10 @@ class BenchmarkFailed(Exception):
 
 @dataclass(frozen=True)
 class Harness:
-    """The options of one run. What is empty or None leaves a benchmark's own choice.
+    """The options of one run. An option that is empty or None leaves the choice to the benchmark.
 
-    `items` replaces the number of texts, `mixes`, `systems` and `shapes` choose some of several. `against` is another
-    checkout of the project. `is_quick` asks for a size that only shows that everything works.
+    `items` replaces the number of texts; `mixes`, `systems` and `shapes` select some of several. `against` is
+    another checkout of the project. `is_quick` asks for a size that only shows that everything works.
     """
 
     repeat: int = 3
@@ -65,12 +65,12 @@ class Harness:
 
     @cached_property
     def machine(self) -> Machine:
-        """The facts, and how fast the processor can multiply: measured first, while nothing of ours runs."""
+        """Return the machine with its matrix rates, which are measured before anything of ours runs."""
         self.say("measuring what the processor can do")
         return detect_machine()
 
     def say(self, sentence: str) -> None:
-        """Tell whoever waits what begins now."""
+        """Print what begins now, for the person who waits."""
         print(f"{time.monotonic() - self.began:5.0f} s  {sentence}", file=sys.stderr, flush=True)
 
     def answer(self, name: str) -> Report:

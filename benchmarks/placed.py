@@ -1,6 +1,6 @@
-"""One model in the processes that a worker starts, fed with batches: without tokenizer, Celery, HTTP and Postgres.
+"""One model in the processes that a worker starts, without tokenizer, Celery, HTTP and Postgres.
 
-Its encoder writes down what memory it takes (benchmarks.children.gauged).
+The model's encoder records how much memory it takes (benchmarks.children.gauged).
 """
 
 import time
@@ -31,7 +31,7 @@ from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed,
 from worker.runner.runner import RunnerLost
 from worker.runner.starter import RunnerStarter, Sharing
 
-# A rank that hangs shall end the row, not the evening.
+# A rank that hangs should fail one row of the table, not the whole run.
 ANSWER_SECONDS: Final = 300.0
 
 Ids = Sequence[NDArray[np.int32]]
@@ -40,7 +40,10 @@ Ids = Sequence[NDArray[np.int32]]
 def plan_replica(
     card: ModelCard, devices: Sequence[Device], precision: str, strategy: str, length: int, tokens: int
 ) -> Replica:
-    """Return the planner's replica on devices with more than enough room, for batches of one size."""
+    """Return the planner's replica for batches of `tokens`, on devices with ample memory.
+
+    Raise BenchmarkFailed when the planner refuses.
+    """
     rooms = [Room(device.name, device.kind, 1024 * GIB, 1e12) for device in devices]
     needs = Needs(precision, precision, "padded (sdpa)", length, tokens)
     built = ReplicaBuilder(read_model_shape(card), needs).build(strategy, rooms, "pcie")
@@ -52,7 +55,7 @@ def plan_replica(
 class PlacedModel:
     """A context manager around one replica, on one device or shared by several.
 
-    Batches are padded and no switch is on unless it is told otherwise.
+    By default batches are padded and all switches are off.
     """
 
     def __init__(
@@ -98,7 +101,10 @@ class PlacedModel:
         self._exits.close()
 
     def encode(self, ids: Ids, batch_tokens: int) -> Pass:
-        """Compute texts in batches of up to so many padded tokens, as many ahead as a worker has."""
+        """Encode token ids in batches of up to `batch_tokens` padded tokens.
+
+        As many batches are in flight as in a worker.
+        """
         batches = [
             Batch.from_ids([ids[place] for place in places])
             for places in cut_places([len(each) for each in ids], batch_tokens)
@@ -114,11 +120,14 @@ class PlacedModel:
         return Pass(time.perf_counter() - started, sum(batch.num_tokens for batch in batches), num_computed)
 
     def readings(self) -> list[Reading]:
-        """Return what every rank says of itself, in the order of the devices."""
+        """Return the memory reading of every rank, in the order of the devices."""
         return [read_rank(self._directory, rank) for rank in range(len(self._sharing.devices))]
 
     def _listen(self, kind: type) -> list[Any]:
-        """Return the next messages of that kind. Raise BenchmarkFailed with the reason of a failure."""
+        """Return the next messages of that kind.
+
+        Raise BenchmarkFailed with the reason of a failure, or when none arrives in time.
+        """
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             if not wait(self._runner.connections, max(0.0, deadline - time.monotonic())):
@@ -135,7 +144,7 @@ class PlacedModel:
 
 
 def cut_places(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yield the places of texts that share a batch, longest texts first."""
+    """Yield the positions of texts that share a batch, longest texts first."""
     places: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         if places and lengths[places[0]] * (len(places) + 1) > batch_tokens:

@@ -1,4 +1,4 @@
-"""The processes that are measured: which is which, what processor time they used, and how much memory they take."""
+"""The measured processes: their roles, the processor time they used, and the memory they take."""
 
 import re
 import threading
@@ -17,7 +17,7 @@ CELERY_WORKER: Final = "Celery worker"
 
 def name_process(arguments: Sequence[str]) -> str:
     """Return the role of one of our processes, read from its command line."""
-    # Of any commit: its folder has moved.
+    # The folder of this module has moved, and other commits are measured too.
     if any("runner_process import main" in argument for argument in arguments):
         return MODEL_PROCESS
     if "worker.app" in arguments:
@@ -29,26 +29,27 @@ def name_process(arguments: Sequence[str]) -> str:
         return "flower"
     if not arguments:
         return "ended"
-    # Servers write what they do over their command line: "postgres: checkpointer", "valkey-server 127.0.0.1:6379".
+    # Servers overwrite their command line: "postgres: checkpointer", "valkey-server 127.0.0.1:6379".
     return PurePath(re.split(r"[:\s]", arguments[0])[0]).name.removesuffix("-server")
 
 
 def list_tree(pid: int) -> list[psutil.Process]:
-    """The process and all below it, itself first."""
+    """Return a process, first, and all its descendants."""
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
 
 
 def find_named(processes: Sequence[psutil.Process], name: str) -> list[psutil.Process]:
-    """Those that `name_process` gives this name."""
+    """Return the processes that `name_process` gives this name."""
     return [process for process in processes if name_process(_arguments(process)) == name]
 
 
 def count_cpu_seconds(pid: int) -> dict[str, float]:
-    """User and system time of the tree so far, by name.
+    """Return the user and system seconds of a process and its descendants so far, by process name.
 
-    Time of children that ended and were waited for is their parent's: Postgres's short-lived processes are not lost,
-    and the difference between two readings is exact, whichever processes ended in between.
+    The time of children that ended and were waited for counts as their parent's. So Postgres's short-lived
+    processes are not lost, and the difference between two readings is exact even if processes ended in
+    between.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     for process in list_tree(pid):
@@ -56,16 +57,17 @@ def count_cpu_seconds(pid: int) -> dict[str, float]:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        # macOS does not count what ended.
+        # macOS does not count the time of ended children.
         ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
         seconds[name_process(_arguments(process))] += times.user + times.system + ended
     return dict(seconds)
 
 
 def subtract_readings(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Seconds between two readings, the busiest first.
+    """Return the processor seconds between two readings by process name, the largest first.
 
-    A name can come out negative when its process ended in between: its parent then has that time, and the sum is right.
+    A value can be negative when the process ended in between: its parent then has that time, and the sum is
+    right.
     """
     spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*after, *before}}
     return dict(sorted(spent.items(), key=lambda entry: (-entry[1], entry[0])))
@@ -79,7 +81,7 @@ def _arguments(process: psutil.Process) -> list[str]:
 
 
 class Alongside(ABC):
-    """Run `run` on a thread of its own from the beginning of a block to its end, when `is_over` is set."""
+    """A thread that executes `run` for as long as a block lasts; at the block's end `is_over` is set."""
 
     def __init__(self) -> None:
         self.is_over = threading.Event()
@@ -87,7 +89,7 @@ class Alongside(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Return when it is over."""
+        """Work until `is_over` is set."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -99,9 +101,9 @@ class Alongside(ABC):
 
 
 class PeakSampler(Alongside):
-    """Read a number of bytes again and again: `before_bytes` the block, and `peak_bytes` within it.
+    """A thread that samples a number of bytes: `before_bytes` before the block, `peak_bytes` during it.
 
-    A peak shorter than a pause may be missed.
+    A peak that is shorter than the pause between two samples may be missed.
     """
 
     def __init__(self, read: Callable[[], int], pause_seconds: float) -> None:
@@ -128,7 +130,10 @@ class PeakSampler(Alongside):
 
 
 def sample_memory(processes: Sequence[psutil.Process], pause_seconds: float = 0.005) -> PeakSampler:
-    """Return a sampler of the resident bytes of all processes together; pages that two share count twice."""
+    """Return a sampler of the resident bytes of all processes together.
+
+    Memory pages that two processes share count twice.
+    """
     return PeakSampler(partial(resident_bytes, processes), pause_seconds)
 
 

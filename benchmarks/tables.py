@@ -16,13 +16,13 @@ NOT_MEASURED: Final = "not measured"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The format of a value; `write_bound` formats the bound that it has to keep."""
+    """A unit of measurement: how a value is formatted, and by `write_bound` the bound that it has to keep."""
 
     write: Callable[[float], str]
     write_bound: Callable[[float], str]
 
     def __call__(self, value: "float | Spread") -> str:
-        """Return a value, or a median with its extremes where they read differently."""
+        """Format a value, or a median with its extremes where these look different when formatted."""
         if not isinstance(value, Spread):
             return self.write(value)
         median, low, high = self.write(value.median), self.write(value.low), self.write(value.high)
@@ -30,7 +30,7 @@ class Unit:
 
 
 def write_number(value: float) -> str:
-    """Return three significant digits, whole numbers with separators: 0.512, 9.87, 48.1, 1,234."""
+    """Format a number with three significant digits and thousands separators: 0.512, 9.87, 48.1, 1,234."""
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}"
@@ -42,19 +42,19 @@ def write_number(value: float) -> str:
 NUMBER: Final = Unit(write_number, lambda bound: f"{bound:,g}")
 SECONDS: Final = Unit(lambda value: f"{write_number(value)} s", lambda bound: f"{bound:g} s")
 RATIO: Final = Unit(lambda value: f"{value:.2f}×", lambda bound: f"{bound:g}×")
-# 41.3%, and 0.07% below one percent.
+# Shares read 41.3%, and 0.07% below one percent.
 SHARE: Final = Unit(
     lambda value: f"{value:.1%}" if abs(value) >= 0.01 else f"{value:.2%}",
     lambda bound: f"{100 * bound:g}%",
 )
-# 0.9999 and 0.99995 must not read alike.
+# Six digits, so that 0.9999 and 0.99995 differ.
 COSINE: Final = Unit(lambda value: f"{value:.6f}", lambda bound: f"{bound:g}")
 MEBIBYTES: Final = Unit(lambda value: f"{value / MIB:,.0f} MiB", lambda bound: f"{bound / 1e6:g} MB")
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median with the smallest and the largest value: with three repetitions there is nothing finer to say."""
+    """The median, the smallest and the largest of repeated values. Three repetitions allow nothing finer."""
 
     median: float
     low: float
@@ -62,19 +62,19 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Raise ValueError when there is no value."""
+        """Return the spread of these values. Raise ValueError when there is none."""
         if not values:
             raise ValueError("a spread needs at least one measurement")
         return cls(statistics.median(values), min(values), max(values))
 
     @classmethod
     def of_ratios(cls, values: Sequence[float], others: Sequence[float]) -> Self:
-        """Divide repetition by repetition: both sides of each ratio were measured side by side."""
+        """Return the spread of ratios of values that were measured side by side in the same repetition."""
         return cls.of([value / other for value, other in zip(values, others, strict=True)])
 
 
 def find_percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest measured value that so many percent of all do not exceed (nearest rank)."""
+    """Return the smallest measured value that `percent` percent of all do not exceed (nearest rank)."""
     if not values:
         raise ValueError("a percentile needs at least one measurement")
     return sorted(values)[max(1, math.ceil(len(values) * percent / 100)) - 1]
@@ -82,7 +82,7 @@ def find_percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The first column names the row; the others are numbers and stand to the right."""
+    """A table whose first column names the row; the other columns are numbers, aligned to the right."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -111,24 +111,24 @@ Measure = tuple[str, str, str]  # name, value, target
 
 
 def told(name: str, value: float | Spread, unit: Unit) -> Measure:
-    """Return a measure of which nothing was promised."""
+    """Return a measure without a target."""
     return name, unit(value), ""
 
 
 def at_least(name: str, value: float | Spread, bound: float, unit: Unit) -> Measure:
-    """Return a measure whose median has to reach the bound."""
+    """Return a measure whose median must reach the bound."""
     median = value.median if isinstance(value, Spread) else value
     return name, unit(value), judge(f"≥ {unit.write_bound(bound)}", median >= bound)
 
 
 def at_most(name: str, value: float | Spread, bound: float, unit: Unit) -> Measure:
-    """Return a measure whose median may not exceed the bound."""
+    """Return a measure whose median must not exceed the bound."""
     median = value.median if isinstance(value, Spread) else value
     return name, unit(value), judge(f"≤ {unit.write_bound(bound)}", median <= bound)
 
 
 def judge(target: str, is_met: bool) -> str:
-    """Return a target and whether it was reached, in one cell."""
+    """Return a cell with a target and whether it was reached."""
     return f"{target}, {'met' if is_met else '**missed**'}"
 
 
@@ -139,14 +139,14 @@ def tabulate(measures: Sequence[Measure]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one benchmark: a line on its subject, tables, and sentences that say what was counted."""
+    """The result of one benchmark: a line on its subject, tables, and notes on how the figures were measured."""
 
     subject: str
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
 
     def to_markdown(self, date: str, facts: str) -> str:
-        """Return the section of the README; `facts` is a line about the machine."""
+        """Return the report as its section of the README; `facts` is a line about the machine."""
         parts = [f"{date}: {self.subject}", facts, *(table.to_markdown() for table in self.tables)]
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
@@ -162,7 +162,10 @@ def closing_marker(name: str) -> str:
 
 
 def replace_section(text: str, name: str, content: str) -> str:
-    """Return the text with new content between the markers of one benchmark. Raise ValueError without them."""
+    """Replace the content between the markers of one benchmark in a text.
+
+    Raise ValueError without markers.
+    """
     opening, closing = opening_marker(name), closing_marker(name)
     before, has_opening, rest = text.partition(opening)
     _, has_closing, after = rest.partition(closing)

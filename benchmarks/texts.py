@@ -1,4 +1,4 @@
-"""Texts to encode: real ones that every machine has, the same in every run. Knows nothing of models."""
+"""Real texts to encode that every machine has, the same in every run. This module knows nothing of models."""
 
 import functools
 import hashlib
@@ -16,7 +16,7 @@ from vectormill.corpus import Docstring, read_docstrings, split_first_sentence, 
 from vectormill.files.ndjson import ItemJson
 from vectormill.jobs.chunk import choose_chunk_tokens
 
-# About as many lines as there are, those that occur again included.
+# About the number of lines in the docstrings, repeated lines included.
 NUM_LINES: Final = 36_000
 PARAGRAPHS: Final = "paragraphs"
 QUERIES: Final = "queries"
@@ -24,41 +24,50 @@ DOCUMENTS: Final = "documents"
 OUTLIERS: Final = "outliers"
 CHINESE: Final = "chinese"
 SHORT_JOB: Final = "short_job"
-# In the mix of outliers one text of so many is long.
+# In the mix of outliers one text in this many is a long document.
 OUTLIER_PERIOD: Final = 10
 CHINESE_CHARS: Final = 15
-# What is for a documentation tool alone.
+# Markup that only documentation tools read.
 _MARKUP: Final = re.compile(r"^:(?:type|rtype|return).*$|^:param \w+:\s*|</?\w+[^>]*>", re.MULTILINE)
 _HAN: Final = re.compile(r"[\u4e00-\u9fff]")
 
 
 @functools.cache
 def _read_once() -> tuple[Docstring, ...]:
-    """Reading the whole standard library takes seconds."""
+    """Read the docstrings of the standard library once a process, because reading takes seconds."""
     return tuple(read_docstrings())
 
 
 def list_docstrings(num_items: int | None = None) -> list[ItemJson]:
-    """Return every docstring of the standard library, or so many spread evenly over them."""
+    """Return every docstring of the standard library as items, or `num_items` spread evenly over them."""
     items: list[ItemJson] = [{"key": docstring.key, "text": docstring.text} for docstring in _read_once()]
     return items if num_items is None else take_evenly(items, num_items)
 
 
 def list_lines(num_items: int) -> list[ItemJson]:
-    """Return so many lines of the docstrings, again and again if need be, each under a key of its own."""
+    """Return `num_items` lines of the docstrings as items with keys of their own.
+
+    Lines repeat if there are too few.
+    """
     lines = [line.strip() for each in _read_once() for line in each.text.splitlines() if line.strip()]
     return [{"key": f"line-{number}", "text": lines[number % len(lines)]} for number in range(num_items)]
 
 
 def list_distinct_lines(num_items: int) -> list[ItemJson]:
-    """Return so many lines of which no two are equal; used up, they come again behind the number of the round."""
+    """Return `num_items` lines as items, no two texts equal.
+
+    When all lines are used they are repeated, prefixed with the number of the round.
+    """
     lines = unique(item["text"] for item in list_lines(NUM_LINES))
     texts = number_copies(lines, -(-num_items // len(lines)))[:num_items]
     return [{"key": f"line-{number}", "text": text} for number, text in enumerate(texts)]
 
 
 def cut_chunks(texts: Sequence[bytes], count: Callable[[bytes], int], max_items: int) -> list[list[bytes]]:
-    """Cut texts as a submission does, which estimates their tokens by `count`."""
+    """Split texts into chunks of at most `max_items`, as a submission does.
+
+    `count` estimates the tokens of a text.
+    """
     chunks: list[list[bytes]] = [[]]
     num_tokens = num_before = 0
     for text in texts:
@@ -73,7 +82,7 @@ def cut_chunks(texts: Sequence[bytes], count: Callable[[bytes], int], max_items:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Texts of one kind; `description` says which, for the table's readers."""
+    """A named set of texts of one kind; `description` says which kind, for readers of the results."""
 
     name: str
     description: str
@@ -81,9 +90,9 @@ class Mix:
 
 
 def make_mix(name: str, num_texts: int, chinese: Callable[[], Path]) -> Mix:
-    """Return so many texts of a kind, or all there are; `chinese` finds packages with Chinese texts.
+    """Return a mix of `num_texts` texts, or of all there are.
 
-    Raise LookupError when there is none.
+    `chinese` returns the folder of packages with Chinese docstrings. Raise LookupError when there is no text.
     """
     description, _, list_texts = MIXES[name]
     texts = list_texts(num_texts) if name != CHINESE else take_evenly(list_chinese(chinese()), num_texts)
@@ -93,7 +102,7 @@ def make_mix(name: str, num_texts: int, chinese: Callable[[], Path]) -> Mix:
 
 
 def list_between(low: int, high: int, texts: Iterable[str], num_texts: int) -> list[str]:
-    """Return so many of the texts that have from `low` to `high` words."""
+    """Return up to `num_texts` distinct texts of `low` to `high` words, spread evenly over all such texts."""
     return take_evenly([text for text in unique(texts) if low <= len(text.split()) <= high], num_texts)
 
 
@@ -102,12 +111,12 @@ def list_paragraphs(num_texts: int) -> list[str]:
 
 
 def list_queries(num_texts: int) -> list[str]:
-    """Return first sentences of docstrings: each says what somebody might look for."""
+    """Return first sentences of docstrings, which resemble search queries."""
     return list_between(3, 12, (split_first_sentence(each.text)[0] for each in _read_once()), num_texts)
 
 
 def list_documents(num_texts: int) -> list[str]:
-    """Return whole modules' docstrings, as `help` shows them, and the chapters of Python's reference."""
+    """Return long texts: all docstrings of a module joined, and the chapters of Python's reference."""
     low, high = 400, 2000
     modules: dict[str, list[str]] = {}
     for each in _read_once():
@@ -119,7 +128,10 @@ def list_documents(num_texts: int) -> list[str]:
 
 
 def list_outliers(num_texts: int) -> list[str]:
-    """Return queries with a document in every tenth place; a document that comes again has a number before it."""
+    """Return queries with a long document in every tenth place.
+
+    Documents that repeat are prefixed with the number of the round.
+    """
     num_documents = max(1, num_texts // OUTLIER_PERIOD)
     documents = list_documents(num_documents)
     numbered = number_copies(documents, -(-num_documents // len(documents)))
@@ -129,20 +141,20 @@ def list_outliers(num_texts: int) -> list[str]:
 
 
 def list_chinese(directory: Path) -> list[str]:
-    """Return the Chinese docstrings below a directory, without markup."""
+    """Return the Chinese docstrings of the packages in a directory, without markup."""
     cleaned = (_MARKUP.sub("", docstring.text) for docstring in read_docstrings(directory))
     texts = unique("\n".join(line.strip() for line in text.splitlines() if line.strip()) for text in cleaned)
     return [text for text in texts if len(_HAN.findall(text)) >= max(CHINESE_CHARS, len(text) / 3)]
 
 
 def list_mixed() -> list[str]:
-    """Return paragraphs, queries and documents in one shuffled order, the same in every run."""
+    """Return paragraphs, queries and documents, shuffled with a fixed seed."""
     texts = [*list_paragraphs(2400), *list_queries(2400), *list_documents(300)]
     random.Random(0).shuffle(texts)
     return texts
 
 
-# By name: what it is, texts of a pass where nothing else is asked, and how they are listed.
+# Name of a mix -> its description, its default number of texts, and the function that lists them.
 MIXES: Final[Mapping[str, tuple[str, int, Callable[[int], list[str]]]]] = {
     PARAGRAPHS: ("docstrings of 30 to 200 words", 1200, list_paragraphs),
     QUERIES: ("first sentences of docstrings, 3 to 12 words", 2000, list_queries),
@@ -155,25 +167,29 @@ MIXES: Final[Mapping[str, tuple[str, int, Callable[[int], list[str]]]]] = {
 
 
 def cut_words(text: str, num_words: int) -> str:
-    """Return the text's beginning up to so many words, its spaces and line ends unchanged."""
+    """Return the first `num_words` words of a text, its spaces and line ends unchanged."""
     found = list(itertools.islice(re.finditer(r"\S+", text), num_words))
     return text[: found[-1].end()] if found else text
 
 
 def number_copies(texts: Sequence[str], num_copies: int) -> list[str]:
-    """Repeat the texts, from the second round on behind the round's number: no two are equal."""
+    """Return the texts `num_copies` times, all different.
+
+    From the second round on each is prefixed with the number of its round.
+    """
     return [text if not number else f"{number} {text}" for number in range(num_copies) for text in texts]
 
 
 def unique(texts: Iterable[str]) -> list[str]:
-    """Return each text once: equal texts may be encoded once, which is not what is measured."""
+    """Return each text once. Equal texts may be encoded only once, which would flatter the rate."""
     return list(dict.fromkeys(texts))
 
 
 def list_pairs(num_pairs: int, seed: int = 1) -> list[list[str]]:
-    """Return pairs of a docstring's first sentence and what follows it, or what follows in another docstring.
+    """Return pairs of a docstring's first sentence and the rest of a docstring.
 
-    Half of the pairs belong together; half of the others are of one module.
+    In half of the pairs the rest belongs to the sentence. Of the other half, about half take it from another
+    docstring of the same module.
     """
     parts: list[tuple[str, str, str]] = []
     seen: set[str] = set()
@@ -197,12 +213,14 @@ def list_pairs(num_pairs: int, seed: int = 1) -> list[list[str]]:
 
 
 def hash_of(text: str) -> bytes:
-    """Return a hash that is the same on every machine, unlike Python's own."""
+    """Return a hash of the text that, unlike Python's own, is the same in every process and on every machine."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 class ExactTexts:
-    """Draw texts of an exact number of tokens, made from the words of docstrings; no text is drawn twice.
+    """A source of texts with an exact number of tokens, made from the words of docstrings.
+
+    No text is drawn twice.
 
     `model` is a directory with a tokenizer that puts two special tokens around a text.
     """
@@ -214,7 +232,7 @@ class ExactTexts:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         words = [word for each in _read_once() for word in each.text.split()]
-        # A word, or the number of a round, and its tokens.
+        # Count the tokens of every word, and of the numbers that prefix repeated texts.
         distinct = unique([*words, *map(str, range(1, 1000))])
         counted = self._tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
         self._sizes = {word: len(each) for word, each in zip(distinct, counted, strict=True) if len(each)}
@@ -222,7 +240,10 @@ class ExactTexts:
         self._next: dict[int, int] = {}
 
     def draw(self, num_tokens: int, num_texts: int) -> list[str]:
-        """Return texts of so many tokens, special ones included. Each begins a word further."""
+        """Return `num_texts` texts of `num_tokens` tokens, special tokens included.
+
+        Each starts one word after the last.
+        """
         texts: dict[str, None] = {}
         number = self._next.get(num_tokens, 0)
         while len(texts) < num_texts:
@@ -230,7 +251,7 @@ class ExactTexts:
             if text is not None:
                 texts[text] = None
             number += 1
-        # A later beginning may give the text of an earlier one: the next draw begins well behind this one.
+        # Texts with neighbouring starts can be equal, so the next draw starts well after this one.
         self._next[num_tokens] = number + num_texts // 4
         found = list(texts)
         counted = {
@@ -241,7 +262,10 @@ class ExactTexts:
         return found
 
     def _make(self, num_tokens: int, rounds: int, start: int) -> str | None:
-        """Skip words that are too long; return None where 200 of them do not fill the rest."""
+        """Return a text of `num_tokens` tokens from the word at `start`, skipping words that are too long.
+
+        Return None when 200 skipped words leave the text unfilled.
+        """
         chosen = [str(rounds)] if rounds else []
         left = num_tokens - sum(self._sizes[word] for word in chosen)
         num_skipped = 0

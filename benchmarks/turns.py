@@ -1,4 +1,4 @@
-"""Systems encode the same texts in turns, again and again, and what each did is recorded."""
+"""Let several systems encode the same texts in turn, repeatedly, and record the results."""
 
 import contextlib
 import json
@@ -23,20 +23,21 @@ from benchmarks.tables import NOT_MEASURED, Spread, Table
 from vectormill.domain.errors import VectormillError
 from vectormill.processes.logs import open_log, tail_of
 
-# A pass takes seconds, and its memory changes with batches of a tenth of one.
+# A pass takes seconds, but its memory changes with each batch, which takes a tenth of a second.
 SAMPLE_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 15.0
-# Loading may export a model first, and a pass of a slow encoder takes minutes; a child silent for longer hangs.
+# Loading may first export a model, and a pass of a slow encoder takes minutes. A child that is silent for
+# longer hangs.
 ANSWER_SECONDS: Final = 1200.0
 SHOWN_CHARS: Final = 300
 FAILURES: Final = (BenchmarkFailed, VectormillError, psutil.Error, OSError, ValueError)
 
-# Processes that hold the model, and those with all that feed it and store what comes out.
+# The processes that hold the model, and these together with all that feed them and store their results.
 Processes = tuple[Sequence[psutil.Process], Sequence[psutil.Process]]
 
 
 class System(Protocol):
-    """A system that encodes mixes of texts. Entering it starts and loads it, and may raise BenchmarkFailed."""
+    """A system that encodes mixes of texts. Entering starts and loads it, and may raise BenchmarkFailed."""
 
     name: str
 
@@ -45,24 +46,24 @@ class System(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
     def warm_up(self, mix: str) -> None:
-        """Encode a tenth of the mix, so that nothing is done for the first time when it is timed."""
+        """Encode a tenth of the mix, so that one-time work is done before anything is timed."""
 
     def encode(self, mix: str) -> Pass:
         """Encode all texts of the mix."""
 
     def vectors(self) -> NDArray[np.float32]:
-        """Return those of the last pass [n, dimension], in the order of its texts."""
+        """Return the vectors of the last pass [n, dimension], in the order of its texts."""
 
     def report(self) -> dict[str, Any]:
-        """Return what it says of itself; empty when it says nothing."""
+        """Return the system's report about itself; empty when it has none."""
 
     def find_processes(self) -> Processes:
-        """Return the processes that encode."""
+        """Return the processes that hold the model, and all processes of the system whose memory counts."""
 
 
 @dataclass(slots=True)
 class Record:
-    """The passes of one system over one mix. `failure` says why there are none."""
+    """The passes of one system over one mix, or in `failure` the reason why there are none."""
 
     name: str
     passes: list[Pass] = field(default_factory=list)
@@ -76,23 +77,23 @@ class Record:
         return [done.seconds for done in self.passes]
 
     def rate(self, count: float) -> Spread:
-        """Return `count` of something per second."""
+        """Return the rate per second for a pass that handles `count` of something, such as texts or tokens."""
         return Spread.of([count / seconds for seconds in self.seconds()])
 
     def speed_against(self, other: "Record") -> Spread:
-        """Return how many times faster it is, repetition by repetition."""
+        """Return how many times faster this system is than another, repetition by repetition."""
         return Spread.of_ratios(other.seconds(), self.seconds())
 
 
-# A column's title, and its cell of a record that was measured, by the record's key.
+# Title of a column -> function that writes its cell from a system's key and its record.
 Columns = Mapping[str, Callable[[str, Record], str]]
 
 
 class Records(dict[str, Record]):
-    """The results of all systems for the same mix, by the key of the system."""
+    """The records of all systems for the same mix, by the key of the system."""
 
     def measured(self, key: str | None) -> Record | None:
-        """Return a record with passes, if there is one."""
+        """Return the record of a system if it was measured, else None."""
         record = self.get(key) if key is not None else None
         return record if record is not None and record.passes and record.failure is None else None
 
@@ -101,7 +102,10 @@ class Records(dict[str, Record]):
         return record.speed_against(against) if record and against else None
 
     def cosines(self, key: str, other: str) -> tuple[float, float] | None:
-        """Return the smallest and the mean cosine of two systems' vectors, NaN where a row is not finite."""
+        """Return the smallest and the mean cosine of two systems' vectors, NaN where a row is not finite.
+
+        Return None when one of the two was not measured or the shapes differ.
+        """
         pair = [record.vectors for record in (self.measured(key), self.measured(other)) if record is not None]
         left, right = pair if len(pair) == 2 else (None, None)
         if left is None or right is None or left.shape != right.shape:
@@ -112,7 +116,7 @@ class Records(dict[str, Record]):
         return float(cosines.min()), float(cosines.mean())
 
     def tabulate(self, title: str, columns: Columns) -> Table:
-        """Return a row for each system; one that was not measured says so, and its reason stands in the notes."""
+        """Return a table with a row for each system; a system that was not measured has a row that says so."""
         rows = []
         for key, record in self.items():
             sound = self.measured(key)
@@ -130,12 +134,15 @@ class Records(dict[str, Record]):
 
 
 def find_last_line(text: str) -> str:
-    """Return the last line that says something: of a log, that is the error's own."""
+    """Return the last non-empty line of a text, shortened. In a log that is the error itself."""
     return ([line.strip() for line in text.splitlines() if line.strip()] or [""])[-1][:SHOWN_CHARS]
 
 
 class Turns:
-    """A context manager around systems by a key each; one that fails is left out from then on, with its reason."""
+    """A context manager that starts several systems and lets them encode in turn.
+
+    A system that fails is skipped from then on, and the reason is recorded in `failures`.
+    """
 
     def __init__(self, systems: Mapping[str, System], harness: Harness) -> None:
         self._systems = systems
@@ -155,7 +162,10 @@ class Turns:
         self._exits.close()
 
     def run(self, mix: str, repeat: int) -> Records:
-        """Warm all up, then have them encode the mix in turn, so that a machine that slows down slows all of them."""
+        """Warm up all systems, then let them encode the mix in turn, `repeat` times.
+
+        Taking turns spreads a slowdown of the machine over all systems.
+        """
         records = Records({key: Record(system.name) for key, system in self._systems.items()})
         for key, system in self._systems.items():
             self._say(f"{mix}: warming up {system.name}")
@@ -188,7 +198,7 @@ def _encode(system: System, mix: str, record: Record) -> None:
     with sample_memory(model, SAMPLE_SECONDS) as of_model, sample_memory(whole, SAMPLE_SECONDS) as of_whole:
         record.passes.append(system.encode(mix))
     record.model_peak_bytes = max(record.model_peak_bytes, of_model.peak_bytes)
-    # The samples of the two are not taken at the same moments; the whole is never less than its part.
+    # The two are sampled at different moments, but the whole is never less than its part.
     record.whole_peak_bytes = max(record.whole_peak_bytes, of_whole.peak_bytes, record.model_peak_bytes)
 
 
@@ -197,7 +207,7 @@ def _read(system: System, record: Record) -> None:
 
 
 class Missing:
-    """Takes the place of a system that cannot be had here, so that its row says why."""
+    """A stand-in for a system that cannot run here; its record carries the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
@@ -207,7 +217,7 @@ class Missing:
         raise BenchmarkFailed(self._reason)
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""
 
     def _raise(self, *_: object) -> Any:
         raise BenchmarkFailed(self._reason)
@@ -216,9 +226,10 @@ class Missing:
 
 
 class Child:
-    """A module with a `main`, run as `python -m MODULE ORDER`. See benchmarks.children.serving for its side.
+    """A system in a child process, run as `python -m MODULE ORDER`.
 
-    `python` may be that of another environment, which needs numpy and what the module itself imports.
+    benchmarks.children.serving has the child's side. `python` may belong to another environment, which needs
+    numpy and the imports of the module.
     """
 
     def __init__(
@@ -238,7 +249,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Child":
-        """Starts the child and waits until its model is loaded."""
+        """Start the child and wait until its model is loaded."""
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
                 [self._python, "-m", self._module, json.dumps(asdict(self._order))],
@@ -264,7 +275,7 @@ class Child:
         return Pass(**self._ask(f"encode {mix}"))
 
     def report(self) -> dict[str, Any]:
-        """Return the encoder's report of itself; it is empty when the encoder has none."""
+        """Return the encoder's report about itself; empty when the encoder has none."""
         return self._ask("report")
 
     def vectors(self) -> NDArray[np.float32]:
@@ -274,13 +285,13 @@ class Child:
 
     def find_processes(self) -> Processes:
         tree = list_tree(self._running().pid)
-        # An encoder without a model process of its own holds the model itself.
+        # A child without a separate model process holds the model itself.
         return find_named(tree, MODEL_PROCESS) or tree[:1], tree
 
     def _ask(self, command: str) -> dict[str, Any]:
         stream = self._running().stdin
         assert stream is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the missing answer tells
+        with contextlib.suppress(BrokenPipeError):  # the child has ended, which the missing answer reports
             stream.write(command.encode() + b"\n")
             stream.flush()
         return self._answer()
@@ -292,7 +303,7 @@ class Child:
             raise BenchmarkFailed(f"{self.name} did not answer within {ANSWER_SECONDS:.0f} s.")
         line = stream.readline()
         if not line:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its last words come after its last answer
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the log is complete only when the process has ended
                 self._running().wait(STOP_SECONDS)
             raise BenchmarkFailed(f"{self.name} ended before it answered:{tail_of(self._log)}")
         answer: dict[str, Any] = json.loads(line)
@@ -303,7 +314,7 @@ class Child:
         return self._process
 
     def _stop(self) -> None:
-        """Closes the streams, at which the child ends; kills it when it does not."""
+        """Close the child's streams, which ends the child; kill it when it does not end in time."""
         process = self._running()
         for stream in (process.stdin, process.stdout):
             assert stream is not None

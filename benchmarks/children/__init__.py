@@ -1,1 +1,4 @@
-"""Programs that are measured in processes of their own; those of peers import nothing of ours but `serving`."""
+"""Programs that are measured in processes of their own.
+
+Those of peers import no module of ours but `serving`.
+"""

@@ -1,8 +1,9 @@
-"""A table kept in step by CocoIndex, a process of its own: `python -m benchmarks.children.cocoindex_flow ORDER`.
+"""CocoIndex as a process that keeps a table in step: `python -m benchmarks.children.cocoindex_flow ORDER`.
 
-As in its own example of a Postgres source (examples/postgres_source of cocoindex 1.0): a memoized function a row, its
-own embedder, its own target table. Each line on the standard input is one update; the answer is its seconds. The first
-loads the model. Imports what the peer's environment has.
+It follows CocoIndex's own example of a Postgres source (examples/postgres_source of cocoindex 1.0): a
+memoized function per row, its own embedder, its own target table. Each line on standard input requests one
+update, and the answer is its duration in seconds. The first update loads the model. The module imports what
+the peer's environment has.
 """
 
 import json
@@ -26,7 +27,7 @@ ORDER = json.loads(sys.argv[1]) if __name__ == "__main__" else {}
 
 @dataclass
 class Article:
-    """A row of the source."""
+    """A row of the source table."""
 
     key: str
     body: str
@@ -35,7 +36,7 @@ class Article:
 
 @dataclass
 class IndexedArticle:
-    """A row of the target."""
+    """A row of the target table."""
 
     key: str
     lang: str

@@ -1,7 +1,7 @@
-"""Our engine without HTTP, Celery and Postgres, fed as workers feed it: chunk by chunk, some at a time.
+"""Our engine without HTTP, Celery and Postgres, fed chunk by chunk as by a worker.
 
-Options: `precision`; `way`, how two halves of the processor hold the model (benchmarks.placed); `task=extract`, whose
-texts carry the number of a schema.
+Options: `precision`; `way`, how two halves of the processor hold the model (benchmarks.placed);
+`task=extract`, whose texts are tagged with the number of a schema.
 """
 
 import json
@@ -34,7 +34,7 @@ from worker.runner.starter import Sharing
 from worker.settings import load_worker_settings
 
 NAME: Final = "benchmark"
-# Ways in which two devices hold a model; WHOLE is one replica over the whole processor.
+# The ways in which two devices can hold a model, and WHOLE: one replica on the whole processor.
 SINGLE: Final = "single"
 DATA_PARALLEL: Final = "data parallel"
 WHOLE: Final = "one over all"
@@ -44,12 +44,15 @@ STRATEGY_OF_WAY: Final[Mapping[str, str]] = {
     **dict.fromkeys((SINGLE, DATA_PARALLEL, WHOLE), REPLICATE),
     **dict.fromkeys((MODEL_PARALLEL, PIPELINED), PIPELINE),
 }
-# A spec, the places of its texts among all, and the texts.
+# An EncodingSpec, the positions of the chunk's texts among all texts, and the texts.
 Chunk = tuple[EncodingSpec, list[int], list[bytes]]
 
 
 class EngineAlone:
-    """Engines started as workers start them. Call it with texts, or with pairs; each pass computes all."""
+    """Engines started as a worker starts them.
+
+    Call it with texts or pairs; every pass computes all of them again.
+    """
 
     def __init__(self, order: ChildOrder) -> None:
         self._settings = Settings()
@@ -66,7 +69,7 @@ class EngineAlone:
         cache.mkdir(parents=True, exist_ok=True)
         way = order.options.get("way", WHOLE)
         if way == WHOLE:
-            device = parse_devices(order.device, detect_inventory())[0]  # of several NUMA nodes, the first
+            device = parse_devices(order.device, detect_inventory())[0]  # the first NUMA node of several
             self._engines = [Engine(card, device, settings, cache)]
         else:
             self._engines = [
@@ -104,14 +107,14 @@ class EngineAlone:
         return self._collect(done, len(texts))
 
     def report(self) -> dict[str, Any]:
-        """Return the first engine's report, and what it did in the last pass."""
+        """Return the first engine's report, and the figures of the last pass."""
         return self._engines[0].report() | {
             "pass_stage_seconds": self._seconds,
             "num_records": self._num_records,
         }
 
     def _cut(self, texts: list[Any]) -> list[Chunk]:
-        """Cut a job a spec as a submission does; the jobs' chunks take turns, as the dispatcher has them."""
+        """Cut a job for each EncodingSpec into chunks, and interleave the jobs as the dispatcher does."""
         split = [split_tag(text) if self._is_extraction else (0, text) for text in texts]
         jobs: list[list[Chunk]] = []
         for number, spec in enumerate(self._specs):
@@ -142,7 +145,10 @@ class EngineAlone:
 
 
 def plan_way(card: ModelCard, way: str) -> tuple[Sharing, ...]:
-    """Return the planner's own replicas, whose memory is no concern here. Raise VectormillError for its refusal."""
+    """Return the replicas that the planner makes for a way of sharing the model; their memory is not checked.
+
+    Raise VectormillError when the planner refuses.
+    """
     inventory = detect_inventory()
     devices = parse_devices("cpu:0,cpu:1", inventory)
     settings = load_worker_settings(devices="cpu:0,cpu:1", strategy=STRATEGY_OF_WAY[way])
@@ -152,13 +158,14 @@ def plan_way(card: ModelCard, way: str) -> tuple[Sharing, ...]:
         for replica in plan_worker(card, inventory, settings).replicas
     )
     if way == MODEL_PARALLEL:
-        # Layer by layer: with two micro-batches their halves would be a pipeline of two.
+        # The published figure is for plain layer-by-layer execution; two micro-batches would make it a
+        # two-stage pipeline.
         return tuple(replace(each, replica=replace(each.replica, micro_batches=1)) for each in replicas)
     return replicas[:1] if way == SINGLE else replicas
 
 
 def write_item(text: str | list[str]) -> bytes:
-    """Return a text, or a pair of them, as a chunk has it."""
+    """Return a text, or a pair of texts, encoded as in a chunk's payload."""
     return text.encode() if isinstance(text, str) else join_pair(text[0].encode(), text[1].encode())
 
 

@@ -21,7 +21,7 @@ def _flat(names: str) -> Schema:
     return dict.fromkeys(names.split(", "))
 
 
-# Of 1, 4, 8, 16 and 40 types; two of them ask again below what they find.
+# Schemas of 1, 4, 8, 16 and 40 types. Two are nested: they ask again about each span that was found.
 SCHEMAS: Final[tuple[Schema, ...]] = (
     _flat("function"),
     _flat("class, function, exception, module"),
@@ -45,24 +45,27 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
 
 
 def list_tagged_texts(count: int) -> list[str]:
-    """Docstrings of 20 to 2,000 characters, evenly taken by length, each schema with as many of every length."""
+    """Return docstrings of 20 to 2,000 characters, tagged with the number of a schema.
+
+    They are spread evenly over the lengths, and every schema gets as many of each length.
+    """
     low, high = NUM_CHARS
     known = dict.fromkeys(item["text"] for item in list_docstrings())
     fitting = sorted((text for text in known if low <= len(text) <= high), key=len)
     texts = take_evenly(fitting, count)
-    # Neighbours in length have different schemas; the order then is by chance, as in a file.
+    # Neighbours in length get different schemas; then the order is random, as in a file.
     tagged = [f"{number % len(SCHEMAS)}{SEPARATOR}{text}" for number, text in enumerate(texts)]
     return sorted(tagged, key=lambda text: hash_of(text))
 
 
 def split_tag(tagged: str) -> tuple[int, str]:
-    """The number of the schema, and the text."""
+    """Return the number of the schema and the text of a tagged text."""
     number, _, text = tagged.partition(SEPARATOR)
     return int(number), text
 
 
 def digest_records(records: Sequence[Any]) -> NDArray[np.float32]:
-    """A row for each text: the digest of its records, byte by byte. Equal rows are equal records. [n, DIGEST_BYTES]"""
+    """Return the digest of each text's records as a row [n, DIGEST_BYTES]; equal rows mean equal records."""
     digests = [
         hashlib.blake2b(json.dumps(each, ensure_ascii=False).encode(), digest_size=DIGEST_BYTES).digest()
         for each in records

@@ -1,7 +1,7 @@
-"""The runner's side of benchmarks.placed: an encoder whose work and memory are written down, batch by batch.
+"""An encoder that records its memory use batch by batch: the model process's side of benchmarks.placed.
 
-A runner loads it as any other encoder, by a factory. What it reads off itself lies in a file beside those of the other
-ranks, where the parent finds it as soon as the batch's vectors have come.
+A runner loads it by a factory, as any other encoder. Each rank writes its readings to a file, where the
+parent process finds them as soon as the batch's vectors have arrived.
 """
 
 import json
@@ -28,9 +28,10 @@ START_PEAK_AGAIN: Final = "5"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One rank until now. `before_bytes` are those of a process with every library, and nothing loaded.
+    """The memory use of one rank so far.
 
-    On a GPU bytes are those of tensors, else resident ones. `peak_bytes` is that of the last batch.
+    `before_bytes` is that of the process with all libraries imported and no model loaded; `peak_bytes` is the
+    peak of the last batch. On a GPU, bytes of tensors are counted; elsewhere, resident bytes.
     """
 
     pid: int
@@ -48,7 +49,7 @@ def read_rank(directory: Path, rank: int) -> Reading:
 
 
 class GaugedEncoder(Encoder):
-    """Passes everything on to the encoder that it loads."""
+    """An encoder that passes every call on to the encoder it loads, and records memory after each batch."""
 
     def __init__(self, order: EncoderOrder, load: Callable[[EncoderOrder], Encoder]) -> None:
         self._is_cuda = order.device.kind == CUDA
@@ -67,7 +68,7 @@ class GaugedEncoder(Encoder):
         return self._encoder.describe()
 
     def _note(self) -> None:
-        """Called when a batch is done: what it took, and the next one's peak starts from here."""
+        """Record the peak of the batch that has just ended, and restart the measurement for the next one."""
         self._write(self._read_peak())
         self._start_peak()
 
@@ -102,7 +103,7 @@ class GaugedEncoder(Encoder):
 
 @dataclass(frozen=True, slots=True)
 class _GaugedPass:
-    """A forward pass that says when it is done."""
+    """A forward pass that calls `note` when its results are there."""
 
     inner: ForwardPass
     note: Callable[[], None]
@@ -117,7 +118,7 @@ class _GaugedPass:
 
 
 def _import_all(order: EncoderOrder) -> None:
-    """Everything that is imported on the way to a loaded model, and the process group: none of it is the model's."""
+    """Import every library and join the process group, so that their memory is not counted as the model's."""
     import torch
 
     from worker.model.torch_encoder import DTYPES
@@ -134,14 +135,14 @@ def _import_all(order: EncoderOrder) -> None:
 
 
 def load_alone(order: EncoderOrder) -> GaugedEncoder:
-    """The encoder that a worker would load on one device."""
+    """Load the encoder of a worker on one device."""
     from worker.encoder.backends import load_encoder
 
     return GaugedEncoder(order, load_encoder)
 
 
 def load_shard(order: EncoderOrder) -> GaugedEncoder:
-    """One rank's part of it."""
+    """Load one rank's part of a model that several devices share."""
     from worker.parallel import shard_encoder
 
     return GaugedEncoder(order, shard_encoder.load_shard)

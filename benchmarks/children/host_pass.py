@@ -1,6 +1,7 @@
-"""`python -m benchmarks.children.host_pass KIND ORDER`: one engine without Celery and Postgres, or a tokenizer alone.
+"""`python -m benchmarks.children.host_pass KIND ORDER`: time an engine or a tokenizer alone.
 
-Runs in the tree of any commit. Writes a line of JSON: seconds, and processor seconds by what took them.
+This program runs in the tree of any commit. It prints one line of JSON with the elapsed seconds, and
+processor seconds by what used them.
 """
 
 import json
@@ -16,12 +17,12 @@ import psutil
 
 from benchmarks.children.null_device import find_module
 
-# As many texts as a chunk has, and as a worker hands to its tokenizer at once.
+# The number of texts in a chunk, and in one call of a worker's tokenizer.
 GROUP = 512
 
 
 def run_engine(texts: list[str], model: str, cache_dir: str) -> dict[str, float]:
-    """Feed an engine chunk by chunk, as a worker's slots do."""
+    """Return the seconds that one engine takes for the texts, fed chunk by chunk as by a worker's slots."""
     registry = find_module("vectormill.registry", "vectormill.models.registry")
     settings = find_module("vectormill.settings")
     worker_settings = find_module("worker.settings").load_worker_settings()
@@ -43,7 +44,7 @@ def run_engine(texts: list[str], model: str, cache_dir: str) -> dict[str, float]
     encoded = [text.encode() for text in texts]
     chunks = [encoded[start : start + GROUP] for start in range(0, len(encoded), GROUP)]
     with ThreadPoolExecutor(worker_settings.slots) as pool:
-        # Other texts than those that are timed: vectors of texts that were seen lately are not computed again.
+        # Warm up with other texts than the timed ones, because vectors of recent texts are reused.
         list(pool.map(encode, [[b"warm " + text for text in chunk] for chunk in chunks[::10]]))
         runner = psutil.Process(engine.runner_pid)
         before, before_runner = read_cpu_seconds(), sum(runner.cpu_times()[:2])
@@ -56,7 +57,7 @@ def run_engine(texts: list[str], model: str, cache_dir: str) -> dict[str, float]
 
 
 def run_tokenizer(texts: list[str], model: str, max_tokens: int) -> dict[str, float]:
-    """Time the bare Rust tokenizer with a thread on every core, and the worker's own, which may have a faster way."""
+    """Time the Rust tokenizer with a thread per core, and the worker's own tokenizer, which may be faster."""
     from tokenizers import Tokenizer
 
     bare: Any = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))

@@ -1,7 +1,6 @@
-"""The peer infinity, through its Python interface and with its defaults, on its torch or its optimum (ONNX) engine.
+"""The peer infinity, used through its Python interface, on its torch or its optimum (ONNX) engine.
 
-Runs in an environment of its own: imports infinity_emb and what that brings, and nothing of ours but the protocol.
-Option: engine.
+It runs in an environment of its own and imports nothing of ours but the protocol. Option: `engine`.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import numpy as np
 from benchmarks.children.serving import ChildOrder, Encoded, serve
 
 OPTIMUM = "optimum"
-# As optimum names what it exports.
+# The file name that optimum gives to an exported model.
 ONNX_FILE = "model.onnx"
 
 
@@ -25,7 +24,7 @@ class Infinity:
         from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
         engine = order.options["engine"]
-        # Its optimum engine does not read the model's pooling and would take the first token's vector.
+        # Infinity's optimum engine does not read the model's pooling and would take the first token's vector.
         arguments = {"pooling_method": "mean"} if engine == OPTIMUM else {}
         model = Path(order.model)
         if engine == OPTIMUM:
@@ -54,7 +53,7 @@ class Infinity:
         return {}
 
     def _count_tokens(self, replica: Any) -> None:
-        """Has a model count what goes through it: a sum per batch, too little to be seen."""
+        """Make a model count the tokens that it encodes; the cost, one sum per batch, is negligible."""
         encode_core = replica.encode_core
 
         def counting(features: Any) -> Any:
@@ -67,14 +66,20 @@ class Infinity:
 
 
 def name_relatively() -> None:
-    """In a directory it finds the file by its whole path, which its optimum takes relative to that directory."""
+    """Have infinity name the ONNX file relative to the model's directory.
+
+    Infinity finds the file by its absolute path, which optimum takes as relative to that directory.
+    """
     from infinity_emb.transformer.embedder import optimum
 
     optimum.get_onnx_files = lambda **_: Path(ONNX_FILE)
 
 
 def export_once(order: ChildOrder) -> Path:
-    """The model as ONNX, which this engine wants to find in its directory; kept, with its optimized form."""
+    """Export the model to ONNX once and return its directory, where infinity's optimum engine looks for it.
+
+    The export and its optimized form are kept for later runs.
+    """
     target = Path(order.cache_dir) / f"{Path(order.model).name}-infinity"
     if not target.is_dir():
         from optimum.onnxruntime import ORTModelForFeatureExtraction
@@ -84,11 +89,11 @@ def export_once(order: ChildOrder) -> Path:
         part = target.with_suffix(".part")
         ORTModelForFeatureExtraction.from_pretrained(order.model, export=True).save_pretrained(part)
         tokenizer.save_pretrained(part)
-        # It cuts texts at the number of positions, whatever the tokenizer's own limit is.
+        # Infinity cuts texts at max_position_embeddings, whatever the tokenizer's own limit is.
         config = json.loads((part / "config.json").read_text(encoding="utf-8"))
         config["max_position_embeddings"] = tokenizer.model_max_length
         (part / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        part.rename(target)  # whole or not at all: a run may be interrupted
+        part.rename(target)  # Rename when complete: an interrupted run must leave no half of an export.
     return target
 
 

@@ -1,6 +1,7 @@
-"""An encoder that computes nothing, in the place of the one that a worker loads: all that is measured is the host's.
+"""An encoder that computes nothing and replaces a worker's own, so that all measured time is the host's.
 
-It runs in the processes of any commit, so it looks for what it needs of them where it may be.
+It runs in the processes of any commit, so it looks for modules and types in every place where a commit may
+have them.
 """
 
 import importlib
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("alembic", "api", "indexer", "scheduler", "vectormill", "worker")
-# Where a runner looks for the function that loads its encoder, the encoder's types and the engine; oldest places first.
+# Where commits have the function that loads an encoder, the encoder's types and the engine; oldest places
+# first.
 FACTORIES: Final = ("worker/encoder/backends.py", "worker/model/factory.py")
 ENCODERS: Final = ("worker.model.encoder", "worker.encoder.encoder")
 FACTORY: Final = (
@@ -23,10 +25,10 @@ FACTORY: Final = (
 
 
 def link_tree(tree: Path, target: Path) -> Path:
-    """Make `target` of links to a checkout and to these benchmarks, with this encoder in place of its own.
+    """Fill `target` with links to a checkout and to these benchmarks, with the null encoder as the encoder.
 
-    So a worker of any commit, started as it always is, has a device that takes no time. Raise LookupError when `tree`
-    is no checkout whose encoders are loaded from a known place.
+    A worker of any commit, started as usual, then has a device that takes no time. Raise LookupError when
+    `tree` is no checkout whose encoders are loaded from a known place.
     """
     factory = next((name for name in FACTORIES if (tree / name).is_file()), None)
     if factory is None:
@@ -40,12 +42,12 @@ def link_tree(tree: Path, target: Path) -> Path:
 
 
 def python_environment(linked: Path) -> Mapping[str, str]:
-    """Return variables by which a process and its children import from there, wherever they are started."""
+    """Return the environment variables that make a process and its children import from the linked tree."""
     return {"PYTHONPATH": str(linked), "PYTHONSAFEPATH": "1"}
 
 
 def _link(tree: Path, target: Path, name: Path, replaced: Path) -> None:
-    """Link a file or folder as a whole; make anew the one that holds the replaced file."""
+    """Link `name` whole; a folder that contains the replaced file is created, and its contents are linked."""
     if name == replaced:
         (target / name).write_text(FACTORY, encoding="utf-8")
     elif name in replaced.parents:
@@ -58,7 +60,7 @@ def _link(tree: Path, target: Path, name: Path, replaced: Path) -> None:
 
 
 def find_module(*names: str) -> Any:
-    """Return the first of these modules that there is: they have moved from commit to commit."""
+    """Import and return the first of these modules that exists; modules have moved from commit to commit."""
     for name in names:
         try:
             return importlib.import_module(name)
@@ -69,10 +71,13 @@ def find_module(*names: str) -> Any:
 
 
 class NullEncoder:
-    """Behaves as one on CUDA: packed, the next batch queued behind the current one. Fixed rows instead of vectors."""
+    """An encoder that behaves as one on CUDA: packed, with the next batch queued.
+
+    It returns fixed rows as vectors.
+    """
 
     def __init__(self, order: Any) -> None:
-        # All rows point in nearly one direction, so that a canary has the same vector wherever it lies in a batch.
+        # All rows are nearly parallel, so a canary has the same vector wherever it is in a batch.
         random = np.random.default_rng(0)
         rows = random.standard_normal((4097, order.card.dimension), dtype=np.float32)
         self._rows: NDArray[np.float32] = rows[0] + np.float32(1e-3) * rows[1:]
@@ -102,15 +107,15 @@ class NullEncoder:
 
 @dataclass(slots=True)
 class NullPass:
-    """A batch that is done at once."""
+    """A forward pass that is done at once."""
 
     rows: NDArray[np.float32]
 
     def start(self) -> None:
-        """There is nothing to compute."""
+        """Do nothing: there is nothing to compute."""
 
     def vectors(self) -> NDArray[np.float32]:
-        """Return rows as commits did before results had a type of their own."""
+        """Return the rows as a matrix, as commits did before results had a type of their own."""
         return self.rows
 
     def results(self) -> Any:
@@ -118,5 +123,5 @@ class NullPass:
 
 
 def load_encoder(order: Any) -> NullEncoder:
-    """Stand in for the worker's own function of that name."""
+    """Return the null encoder, under the name of the worker's function that it replaces."""
     return NullEncoder(order)

@@ -1,9 +1,9 @@
-"""The reference's way: text by text, prompt by prompt, in batches of one and fp32.
+"""Extract as the reference implementation does: one text and one prompt at a time, in fp32.
 
-Prompts, windows and decoding are our own, which tests compare with the reference's; what differs is that nothing shares
-a batch. With the option `encoder=transformers` the encoder is that of transformers, called as the reference calls its
-copy of it: relative positions of its own, a mask for each two tokens, and the positions' projections made anew in every
-layer of every pass. Else it is our network.
+Prompts, windows and decoding are our own, which tests compare with the reference's. With the option
+`encoder=transformers` the encoder is transformers', called as the reference calls its copy of it: it has its
+own relative positions, a mask for each pair of tokens, and projects the positions anew in every layer of
+every pass. Without the option our network encodes.
 """
 
 import json
@@ -29,7 +29,7 @@ TRANSFORMERS = "transformers"
 
 
 class OneAtATime:
-    """Call it with tagged texts."""
+    """An extractor that gives every forward pass a single prompt. Call it with tagged texts."""
 
     def __init__(self, order: ChildOrder) -> None:
         directory = Path(order.model)
@@ -61,12 +61,12 @@ class OneAtATime:
         return Encoded(digest_records(answers), num_tokens, num_tokens)
 
     def report(self) -> dict[str, Any]:
-        """Nothing is padded where nothing shares a batch."""
+        """Return the number of records and a padding share of 0: a batch of one is never padded."""
         return {"num_records": self._num_records, "square_padding": 0.0}
 
 
 def use_transformers(network: RexNetwork, directory: Path) -> None:
-    """Puts transformers' DeBERTa in the place of ours, with the same weights."""
+    """Replace our encoder with transformers' DeBERTa, with the same weights."""
     from transformers import DebertaV2Config, DebertaV2Model
 
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -78,7 +78,8 @@ def use_transformers(network: RexNetwork, directory: Path) -> None:
     model.eval()
     if model.encoder.conv is not None:
         convolve = model.encoder.conv.forward
-        # It takes 1 - mask, which torch refuses for the truth values that a mask of two dimensions becomes.
+        # The layer computes 1 - mask, which torch refuses for the boolean mask that a two-dimensional mask
+        # becomes.
         model.encoder.conv.forward = lambda states, before, mask: convolve(states, before, mask.long())
 
     def encode(
@@ -108,7 +109,10 @@ def use_transformers(network: RexNetwork, directory: Path) -> None:
 
 
 def see(groups: Tensor) -> Tensor:
-    """[n, length, length]: tokens of one group, and those of none with all."""
+    """Return which tokens attend to each other: those of one group, and those of group 0 to all.
+
+    `groups` is [n, length]; the result is boolean [n, length, length].
+    """
     rows, columns = groups[:, :, None], groups[:, None, :]
     return (rows == columns) | (rows == 0) | (columns == 0)
 

@@ -1,7 +1,7 @@
 """The peers `SentenceTransformer.encode` and, with the option `task=pairs`, `CrossEncoder.predict`.
 
-Their defaults, or another precision, backend, attention or batch size: the options of the same names. Runs in an
-environment of its own too: imports sentence-transformers and what that brings, and nothing of ours but `serving`.
+They run with their defaults, or with the precision, backend, attention or batch size that the options of
+these names give. They run in an environment of their own and import nothing of ours but `serving`.
 """
 
 import importlib.util
@@ -11,12 +11,13 @@ from typing import Any
 
 from benchmarks.children.serving import ChildOrder, Encoded, serve
 
-# torch's own backend reads the model's directory; the others export the model into a form of their own, once.
+# torch reads the model's directory as it is; the other backends first export the model to a format of their
+# own, once.
 TORCH = "torch"
 
 
 class TokenCount:
-    """Count what goes through the model, as a hook before its first module: a sum per batch, too little to be seen."""
+    """A hook before the model's first module that counts tokens; the cost, one sum per batch, is negligible."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -55,7 +56,7 @@ class Peer:
         if backend != TORCH and not is_exported:
             part = exported.with_suffix(".part")
             self._model.save_pretrained(str(part))
-            part.rename(exported)  # whole or not at all: a run may be interrupted
+            part.rename(exported)  # Rename when complete: an interrupted run must leave no half of an export.
 
     def __call__(self, texts: list[Any]) -> Encoded:
         count = TokenCount()
@@ -75,14 +76,14 @@ class Peer:
 
 
 def choose_arguments(order: ChildOrder, backend: str) -> dict[str, Any]:
-    """Return what the model is loaded with besides the library's defaults."""
+    """Return the arguments, besides the library's defaults, with which the model is loaded."""
     arguments: dict[str, Any] = {}
     if backend == TORCH and "precision" in order.options:
         import torch
 
         arguments["dtype"] = torch.bfloat16 if order.options["precision"] == "bf16" else torch.float32
     if order.options.get("attention") == "best":
-        # Flash attention is a package of its own; sdpa comes with torch.
+        # Flash attention is a separate package; sdpa comes with torch.
         has_flash = order.device.startswith("cuda") and importlib.util.find_spec("flash_attn") is not None
         arguments["attn_implementation"] = "flash_attention_2" if has_flash else "sdpa"
     return arguments

@@ -1,8 +1,8 @@
-"""The child's side of benchmarks.turns.Child, and what both sides say to each other.
+"""The child's side of benchmarks.turns.Child, and the protocol that both sides speak.
 
-Loads an encoder, then does what each line on standard input says. Imports numpy and the standard library alone: it runs
-in the environments of peers too. Answers are lines of JSON on what standard output was; what libraries print goes to
-standard error.
+The child loads an encoder, then carries out each command line on standard input. Answers are lines of JSON on
+the original standard output; whatever libraries print goes to standard error. This module imports numpy and
+the standard library alone, because it also runs in the environments of peers.
 """
 
 import json
@@ -24,8 +24,9 @@ WARM_UP_SHARE = 10
 class ChildOrder:
     """The configuration that a benchmark passes to a child process at its start.
 
-    `model` is a directory. `texts` is a file of JSON: name of a mix -> its texts. `vectors` is where those of the last
-    pass are saved, `cache_dir` where whatever else may be kept. `options` belong to the kind of child alone.
+    `model` is a directory. `texts` is a JSON file: name of a mix -> its texts. The vectors of the last pass
+    are saved at `vectors`; `cache_dir` is for anything else worth keeping. `options` depend on the kind of
+    child.
     """
 
     model: str
@@ -38,7 +39,7 @@ class ChildOrder:
 
 @dataclass(frozen=True)
 class Pass:
-    """All texts encoded once. Computed tokens have the padding with them."""
+    """The figures of encoding all texts once. Computed tokens include padding."""
 
     seconds: float
     num_tokens: int
@@ -46,13 +47,16 @@ class Pass:
 
     @property
     def padding_waste(self) -> float:
-        """Share of the computed tokens that were padding."""
+        """Return the share of the computed tokens that were padding."""
         return 1 - self.num_tokens / self.num_computed_tokens if self.num_computed_tokens else 0.0
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The vectors of some texts and their token counts; `seconds` is set where only part of the call counts."""
+    """The vectors of some texts and their token counts.
+
+    `seconds` is set where only part of the call is timed.
+    """
 
     vectors: NDArray[np.float32]  # [n, dimension]
     num_tokens: int

@@ -1,7 +1,7 @@
-"""The peer vLLM, as a library: `LLM.embed` on all texts at once, which it batches itself. bf16, without CUDA graphs.
+"""The peer vLLM, used as a library: `LLM.embed` on all texts at once, in bf16 and without CUDA graphs.
 
-Runs in an environment of its own: imports vllm and what that brings, and nothing of ours but the protocol. Graphs are
-of single tokens that follow one another, which an embedder has none of, and to record them takes a minute.
+It runs in an environment of its own and imports nothing of ours but the protocol. CUDA graphs cover
+generation token by token, which an embedder never does, and recording them takes a minute.
 """
 
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""A file a question: `run(harness)` measures and answers with a report."""
+"""The benchmarks, one per file: `run(harness)` measures and returns a report."""

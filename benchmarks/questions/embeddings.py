@@ -1,4 +1,4 @@
-"""embeddings: how many requests for some short texts are answered by /v1/embeddings and by infinity's server."""
+"""embeddings: rate and latency of requests for a few short texts, by /v1/embeddings and by infinity's server."""
 
 import itertools
 import random
@@ -42,11 +42,11 @@ def run(harness: Harness) -> Report:
 
 
 def make_body(model: str, texts: list[str]) -> dict[str, Any]:
-    return {"model": model, "input": texts, "encoding_format": "base64"}  # as the official client asks
+    return {"model": model, "input": texts, "encoding_format": "base64"}  # as the official client
 
 
 def ask(harness: Harness, rounds: Rounds, system: str, target: Target, inputs: Any) -> None:
-    """Ask once to warm up, and then as often as is wanted."""
+    """Send one request to warm up, then run the load test as often as the harness says."""
     Rounds().ask(system, target, inputs)
     for number in range(harness.repeat):
         harness.say(f"{system}, round {number + 1} of {harness.repeat}")

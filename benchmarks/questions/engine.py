@@ -1,7 +1,7 @@
 """engine: several mixes of texts, encoded in turns by our service, our engine alone and the peers.
 
-With `--device cuda`, or shapes, models of random weights on texts of mixed lengths instead: there systems run one after
-the other, each alone on the device, so that its memory is its own.
+With `--device cuda`, or with shapes, models of random weights encode texts of mixed lengths instead. There
+the systems run one after the other, each alone on the device, so that all memory in use is its own.
 """
 
 import math
@@ -59,22 +59,22 @@ from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.choice import BF16, FP32, choose_precision
 from worker.settings import load_worker_settings
 
-# Mixes with targets of speed are gone through as often as a pass of so many seconds needs: in ten seconds the start and
-# the end of a job are a tenth of what is measured.
+# Mixes with speed targets are repeated until a pass takes this long: in a pass of ten seconds a job's start
+# and end would be a tenth of the measured time.
 LENGTHENED: Final = (PARAGRAPHS, QUERIES, DOCUMENTS)
 PASS_SECONDS: Final = 30.0
 EXPECTED_SHARE: Final = 0.75
 MOST_COPIES: Final = 30
-# Vectors of a peer that are further from fp32 are not the same work.
+# A peer whose vectors differ more than this from fp32 does not do the same work.
 SAME_WORK_COSINE: Final = 0.999
 GPU_SHAPES: Final = ("bert-base", "bert-large", "qwen3-7b")
-# Share of a GPU's matrix rate that our engine is to reach, by the model's type.
+# The share of a GPU's matrix rate that our engine must reach, by model type.
 GPU_TARGETS: Final[Mapping[str, float]] = {"bert": 0.55, "qwen3": 0.50}
 MEMORY_PAUSE_SECONDS: Final = 0.2
 
 
 class Comparison:
-    """The results of several systems for one mix, beside a peer and the rate of a matrix product in GFLOP/s."""
+    """The results of several systems for one mix, relative to a peer and to the matrix rates in GFLOP/s."""
 
     def __init__(
         self, mix: Mix, card: ModelCard, records: Records, limits: Mapping[str, float], peer: str
@@ -89,7 +89,10 @@ class Comparison:
         self._limits = limits
 
     def limit_share(self, key: str) -> float | None:
-        """Return the median share of the matrix rate in the system's precision; the slowest rate stands for int8."""
+        """Return the median share of the matrix rate in the system's precision; None if not measured.
+
+        A precision without a rate, such as int8, is compared with the slowest rate.
+        """
         record = self.records.measured(key)
         if record is None:
             return None
@@ -118,7 +121,7 @@ class Comparison:
         )
 
     def find_fastest_peer(self) -> str | None:
-        """Return the key of the peer with most texts/s among those whose vectors are near enough to fp32."""
+        """Return the key of the fastest peer by texts/s among those with vectors close enough to fp32."""
         rates = {}
         for key in self.records:
             record, cosines = self.records.measured(key), self.records.cosines(key, self.peer)
@@ -133,7 +136,7 @@ def run(harness: Harness) -> Report:
     mixes, notes = make_mixes(harness)
     with workplace(None) as directory:
         packaged = find_packaged()
-        # Named by what it is and reads: what peers convert is kept under this name.
+        # The name says which model it is and how much it reads, because peers keep converted models under it.
         name = f"{packaged.revision}-{harness.max_tokens or packaged.max_tokens}"
         card = copy_with_limit(packaged, directory / "models" / name, harness.max_tokens)
         if harness.items is None:
@@ -167,7 +170,10 @@ def run(harness: Harness) -> Report:
 
 
 def make_mixes(harness: Harness) -> tuple[list[Mix], list[str]]:
-    """Return the mixes that can be had, and a sentence for each other one. `items` counts paragraphs."""
+    """Return the mixes that can be made, and a sentence for each that cannot.
+
+    `items` of the harness is the number of paragraphs; the other mixes are scaled alike.
+    """
     mixes, notes = [], []
     share = 1.0 if harness.items is None else harness.items / MIXES[PARAGRAPHS][1]
     for name in harness.mixes or MIXES:
@@ -183,7 +189,7 @@ def make_mixes(harness: Harness) -> tuple[list[Mix], list[str]]:
 
 
 def lengthen(mix: Mix, card: ModelCard, harness: Harness) -> Mix:
-    """Repeat the mix as often as a pass of 30 s of our own takes."""
+    """Repeat the texts of a mix until a pass of our engine takes about 30 s."""
     flop = ModelCost.of(card).count_flop(count_tokens(card, mix.texts))
     fastest = max(harness.machine.matrix_rates.values()) * GIGA * EXPECTED_SHARE
     num_copies = min(MOST_COPIES, max(1, math.ceil(PASS_SECONDS * fastest / flop)))
@@ -194,7 +200,10 @@ def lengthen(mix: Mix, card: ModelCard, harness: Harness) -> Mix:
 
 
 def find_limits(harness: Harness) -> dict[str, float]:
-    """Return the rates before and after the passes, the faster of each: a guest of the machine may have slowed one."""
+    """Return the matrix rate by precision: the faster of the rates before and after the passes.
+
+    Another process on the machine may have slowed one of them.
+    """
     harness.say("measuring again what the processor can do")
     again = measure_matrix_rates(benchmark_device())
     return {
@@ -203,7 +212,7 @@ def find_limits(harness: Harness) -> dict[str, float]:
 
 
 def find_precision(key: str, record: Record) -> str:
-    """Return that of its arithmetic: what an engine of ours says, or what the peer was asked for."""
+    """Return the precision that a system computed in: our engine's report, or the peer's configuration."""
     said = record.report.get("precision")
     if isinstance(said, Mapping):
         return str(said.get("value"))
@@ -215,7 +224,7 @@ def find_precision(key: str, record: Record) -> str:
 
 
 def judge(compared: Sequence[Comparison]) -> list[Measure]:
-    """Return what was to be reached, as far as it was measured."""
+    """Return the measures with targets, as far as they were measured."""
     by_mix = {each.mix.name: each for each in compared}
     measures: list[Measure] = []
 
@@ -254,7 +263,7 @@ def judge(compared: Sequence[Comparison]) -> list[Measure]:
 
 
 def judge_short_job(by_mix: Mapping[str, Comparison]) -> list[Measure]:
-    """Compare a job of some seconds with a long one of the same texts."""
+    """Return measures that compare a job of some seconds with a long job of the same texts."""
     measures = []
     if {PARAGRAPHS, SHORT_JOB} <= by_mix.keys():
         for key in OURS:
@@ -267,7 +276,7 @@ def judge_short_job(by_mix: Mapping[str, Comparison]) -> list[Measure]:
 
 
 def run_shapes(harness: Harness) -> Report:
-    """Measure random weights, so that speed is that of real ones."""
+    """Measure models of random weights, which are as fast as real ones."""
     device = find_device(harness.device)
     peers = GPU_PEERS if device.kind == CUDA else PEERS[:1]
     limits, texts = measure_matrix_rates(device), list_mixed()
@@ -313,7 +322,10 @@ def measure_shape(
     texts: Sequence[str],
     limits: Mapping[str, float],
 ) -> Comparison:
-    """Measure in a directory of its own: a large model's files are gone before the next one's are written."""
+    """Measure one model shape in a directory of its own.
+
+    A large model's files are deleted before the next one's are written.
+    """
     with workplace(None) as directory:
         harness.say(f"writing random weights of the shape {shape.name}")
         card = write_random_model(shape, directory / "models" / shape.name)

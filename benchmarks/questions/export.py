@@ -1,4 +1,4 @@
-"""export: how fast a job's vectors come out over HTTP in each format, and how much memory that takes of the API."""
+"""export: how fast the API exports a job's vectors over HTTP in each format, and how much memory that takes."""
 
 from pathlib import Path
 from typing import Final
@@ -32,7 +32,7 @@ from vectormill.settings import Settings
 NUM_ITEMS: Final = 200_000
 RATE_TARGET: Final = 30_000
 GROWTH_TARGET_BYTES: Final = 50_000_000
-# Where vectors are kept: with the job's chunks, or in a table that is read by key.
+# Where the vectors are kept: with the job's chunks, or in a collection's table that is read by key.
 PLACES: Final = {"no collection": None, "a collection": "benchmark"}
 
 
@@ -94,7 +94,7 @@ def count_rows(path: Path, format: str) -> int:
 
 
 def store_job(engine: Engine, spec: EncodingSpec, num_items: int, collection: str | None) -> UUID:
-    """Return a finished job whose items have random vectors, written by the functions that a worker uses."""
+    """Store a finished job with random vectors, by the functions that a worker uses, and return its id."""
     settings = Settings()
     with JobWriter(engine, NewJob(spec, collection), settings) as writer:
         for item in list_lines(num_items):

@@ -1,8 +1,10 @@
-"""extract: records of five schemas from real texts, by the reference's way, our engine and our service, and in each way
-in which two devices can hold the model: on a processor its two halves.
+"""extract: records of five schemas from real texts, by the reference's method, our engine and our service.
 
-The weights are random, in the shape of DeBERTa-base and the published layout: a forward pass takes as long as with
-trained ones, and records mean nothing but that two systems agree.
+The engine is also measured in each way in which two devices can hold the model; on a processor these are its
+halves.
+
+The weights are random, in the shape of DeBERTa-base and the published layout: a forward pass takes as long as
+with trained ones, but records serve only to check that two systems agree.
 """
 
 import json
@@ -29,9 +31,9 @@ NUM_TEXTS: Final = 60
 REFERENCE: Final = "reference"
 ALONE: Final = "alone"
 ONE_AT_A_TIME: Final = "benchmarks.children.one_at_a_time"
-# Texts per second, published for RexUniNLU on one and on two GPUs.
+# Texts per second that were published for RexUniNLU on one and on two GPUs.
 PUBLISHED: Final = {SINGLE: 45, DATA_PARALLEL: 82, MODEL_PARALLEL: 78, PIPELINED: 88}
-# The planner's ways, beside the figures that were published for them.
+# The planner's ways to use two devices, beside the figures that were published for them.
 WAYS: Final = {
     SINGLE: "single, half of the processor",
     DATA_PARALLEL: "data parallel, two replicas",
@@ -60,7 +62,7 @@ def run(harness: Harness) -> Report:
             records = turns.run(MIX, harness.repeat)
 
     def share_of_equal(record: Record) -> float | None:
-        """Return the share of the texts with the very records of the reference's way."""
+        """Return the share of the texts whose records equal those of the reference's method."""
         found, expected = record.vectors, records[REFERENCE].vectors
         return None if found is None or expected is None else float(np.mean((found == expected).all(axis=1)))
 
@@ -110,7 +112,7 @@ def run(harness: Harness) -> Report:
 
 
 def list_jobs(texts: list[str]) -> list[Any]:
-    """Return the items and options of a job for each schema; keys are numbers of texts."""
+    """Return the items and options of one job per schema; keys are the positions of the texts."""
     jobs: dict[int, list[Any]] = {}
     for place, tagged in enumerate(texts):
         number, text = split_tag(tagged)
@@ -122,5 +124,5 @@ def list_jobs(texts: list[str]) -> list[Any]:
 
 
 def read(client: Client, job_id: str) -> list[tuple[str, Any]]:
-    """Return the records of a job's texts by key."""
+    """Return the records of a job's texts with their keys."""
     return [(each["key"], each["output"]) for each in client.records(job_id)]

@@ -1,8 +1,8 @@
-"""gpu: which switches of the encoder pay on a card. With `--write` they become its defaults.
+"""gpu: find the encoder's switches that pay on a card. With `--write` they become the card's defaults.
 
-Each step, a switch of a model alone, beside others or between ranks, or a sweep of batch sizes, is a line of JSON as
-soon as it is measured, so that the same command goes on where it was. `python -m benchmarks engine --device cuda`
-compares the engine with its peers on the same card.
+Each step is a comparison of a switch, alone, beside others or between ranks, or a sweep of batch sizes. It is
+recorded as a line of JSON as soon as it is measured, so that the same command resumes an interrupted run.
+`python -m benchmarks engine --device cuda` compares the engine with its peers on the same card.
 """
 
 import hashlib
@@ -40,17 +40,21 @@ from worker.encoder.switches import (
 from worker.placement.strategies import PIPELINE, REPLICATE, TENSOR
 from worker.runner.starter import Sharing
 
-# A switch is kept that brings so much in the worst of the repetitions, and harms that loses as much in the best.
+# A switch helps when it gains at least this share in its worst repetition, and harms when it loses as much in
+# its best.
 LEAST_GAIN: Final = 0.01
 HELPS, HARMS, NEUTRAL, FAILED = "helps", "harms", "neutral", "failed"
 LENGTH_OF_SWEEP: Final = 100
-FIRST_ID: Final = 1000  # below it are special tokens
+FIRST_ID: Final = 1000  # lower ids are special tokens
 BY_NAME: Final = frozenset(name for name, switch in SWITCHES.items() if switch.changes_vectors)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A shape, tokens of its texts, padded tokens of a batch, seconds of a pass, and the sizes of batches to sweep."""
+    """The size of a measurement on one model shape.
+
+    `lengths`, `batch_tokens` and the `sizes` of batches to sweep are in tokens.
+    """
 
     shape: str
     lengths: tuple[int, ...]
@@ -70,7 +74,7 @@ QUICK: Final = (Scale("tiny", (16, 100), 512, 0.02, (128, 512)),)
 
 
 class Records:
-    """The steps that were measured, by name, in a file of JSON lines of one card, torch and code."""
+    """The measured steps by name, kept in a JSON lines file for one card, torch version and code."""
 
     def __init__(self, path: Path, identity: Mapping[str, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +100,7 @@ class Records:
 
 @dataclass(slots=True)
 class Trial:
-    """The context of all steps: the devices, the matrix rate by precision, and the paths of models and records."""
+    """The context of all steps: devices, matrix rate by precision, directory of models, records and deadline."""
 
     harness: Harness
     devices: tuple[Device, ...]
@@ -107,7 +111,7 @@ class Trial:
     num_left: int = 0
 
     def find_card(self, shape: str) -> ModelCard:
-        """Return the model of random weights, written if it is not there whole."""
+        """Return the model of this shape with random weights; write it first if it is missing or incomplete."""
         directory = self.models / f"{shape}-{hashlib.md5(repr(SHAPES[shape]).encode()).hexdigest()[:8]}"
         if not (directory / ".written").is_file():
             write_random_model(SHAPES[shape], directory)
@@ -115,7 +119,7 @@ class Trial:
         return read_model_card(shape, directory)
 
     def do(self, step: str, measure: Any) -> dict[str, Any] | None:
-        """Return a step's record, measured now unless it was before; None when no time is left."""
+        """Return a step's record, measured now if there is none; None when no time is left."""
         found = self.records.found.get(step)
         if found is not None and step not in self.harness.again:
             return found
@@ -130,13 +134,17 @@ class Trial:
         return self.records.found[step]
 
     def place(self, scale: Scale, switches: Sequence[str], strategy: str) -> PlacedModel:
-        """Return the model packed, in the process or processes that a worker starts; nothing is started yet."""
+        """Return the placed model, not yet started, with these switches on.
+
+        On one device the model is packed.
+        """
         card = self.find_card(scale.shape)
         devices = self.devices[: 1 if strategy == REPLICATE else 2]
         is_cpu = devices[0].kind == CPU
         precision = FP32 if is_cpu else choose_precision(AUTO, devices[0]).value
         replica = plan_replica(card, devices, precision, strategy, 128, scale.batch_tokens)
-        # On a card packed is what auto means; a processor has to be asked, and then shared models are packed too.
+        # On a card `auto` means packed. On a processor packing has to be requested, for a model shared by two
+        # devices only when a switch needs it.
         is_packed = strategy == REPLICATE or any(SWITCHES[switch].needs_packed for switch in switches)
         attention = PACKED if is_cpu and is_packed else AUTO
         return PlacedModel(Sharing(replica, devices), card, precision, attention, switches)
@@ -144,10 +152,13 @@ class Trial:
     def measure_pair(
         self, scale: Scale, base: tuple[str, ...], added: str, strategy: str = REPLICATE
     ) -> dict[str, Any]:
-        """Compare passes without and with a switch, in turns. Raise BenchmarkFailed where the switch is not in use."""
+        """Compare passes without and with a switch, in turns.
+
+        Raise BenchmarkFailed when the process does not use the switch.
+        """
         cost = ModelCost.of(self.find_card(scale.shape))
         spans = [(length, length) for length in scale.lengths]
-        if strategy != REPLICATE:  # of mixed lengths: where all are equal there is no padding to leave out
+        if strategy != REPLICATE:  # mixed lengths, since equal ones leave no padding to save
             spans = [(min(scale.lengths), max(scale.lengths))]
         mixes = {f"{sum(span) // 2}": self.draw_ids(scale, cost, span) for span in spans}
         seconds: dict[str, list[list[float]]] = {mix: [[], []] for mix in mixes}
@@ -162,7 +173,7 @@ class Trial:
                     for place, system in enumerate(pair):
                         done = system.encode(ids, scale.batch_tokens)
                         peaks[place] = max(peaks[place], max(each.peak_bytes for each in system.readings()))
-                        if number:  # the first is to warm up
+                        if number:  # the first pass is a warm-up
                             seconds[mix][place].append(done.seconds)
         ratios = [Spread.of_ratios(*each) for each in seconds.values()]
         gain = float(np.prod([ratio.median for ratio in ratios])) ** (1 / len(ratios)) - 1
@@ -175,7 +186,7 @@ class Trial:
         return {"shape": shape, "base": base, "added": added, **found}
 
     def measure_sizes(self, scale: Scale, kept: tuple[str, ...]) -> dict[str, Any]:
-        """Return tokens a second by the tokens of a batch, all sizes in turn, and the smallest that is good enough."""
+        """Measure tokens per second by batch size, and find the smallest size within 2 % of the best."""
         num_texts = max(scale.sizes) // LENGTH_OF_SWEEP
         ids = draw(num_texts, (LENGTH_OF_SWEEP, LENGTH_OF_SWEEP))
         rates: dict[int, list[float]] = {size: [] for size in scale.sizes}
@@ -191,7 +202,10 @@ class Trial:
         return {"switches": kept, "rates": medians, "knee": knee}
 
     def draw_ids(self, scale: Scale, cost: ModelCost, span: tuple[int, int]) -> Ids:
-        """Return random ids for whole batches of about a pass's seconds, and at least two so that one waits."""
+        """Return random token ids for whole batches that take about `pass_seconds`.
+
+        There are at least two batches, so that one is always waiting.
+        """
         length = sum(span) // 2
         per_batch = max(1, scale.batch_tokens // length)
         flop = cost.count_flop(np.full(per_batch, length, dtype=np.int64))
@@ -272,7 +286,11 @@ def run(harness: Harness) -> Report:
 
 
 def find_devices(harness: Harness) -> tuple[Device, ...]:
-    """Return the first two GPUs of one kind, or two halves of the processor for a quick look at the mechanics."""
+    """Return the first GPU and a second of the same kind if there is one.
+
+    For a quick check of the mechanics return two halves of the processor. Raise BenchmarkFailed for a full
+    run on a processor.
+    """
     inventory = detect_inventory()
     if harness.device == CPU:
         if not harness.is_quick:
@@ -288,7 +306,7 @@ def find_devices(harness: Harness) -> tuple[Device, ...]:
 
 
 def digest_code() -> str:
-    """Return a digest of the product, so that records of other code are not mixed with these."""
+    """Return a digest of the product's code, so that records of different code are not mixed."""
     digest = hashlib.sha256()
     for path in sorted(path for name in ("vectormill", "worker") for path in (ROOT / name).rglob("*.py")):
         digest.update(path.read_bytes())
@@ -296,7 +314,7 @@ def digest_code() -> str:
 
 
 def choose_together(trial: Trial, scale: Scale, judged: dict[str, dict[str, str]]) -> tuple[str, ...]:
-    """Measure each switch alone, then those that help one after the other, the best first; return what is kept."""
+    """Measure each switch alone, then add those that help, the best first. Return the combination kept."""
     gains: dict[str, float] = {}
     for name, switch in SWITCHES.items():
         if switch.is_of_ranks or find_obstacle(trial.devices[0], name, scale.shape):
@@ -319,7 +337,7 @@ def choose_together(trial: Trial, scale: Scale, judged: dict[str, dict[str, str]
 
 
 def list_ranks(scales: Sequence[Scale], devices: Sequence[Device]) -> Iterator[tuple[str, str, Scale]]:
-    """Return the switches of models that two devices share, by strategy; none where there is one device."""
+    """Yield switch, strategy and scale for models shared by two devices; nothing on a single device."""
     scale = next((each for each in scales if each.shape == SHARED_SHAPE), scales[0])
     for name, switch in SWITCHES.items():
         if switch.is_of_ranks and len(devices) > 1 and not find_obstacle(devices[0], name, scale.shape):
@@ -327,18 +345,19 @@ def list_ranks(scales: Sequence[Scale], devices: Sequence[Device]) -> Iterator[t
 
 
 def find_obstacle(device: Device, name: str, shape: str) -> str:
-    """Return why the switch cannot be tried with the shape, as its own table says it; empty where it can."""
+    """Return why the switch cannot be used with the shape, as the table of switches says; empty when it can."""
     hidden_size = int(SHAPES[shape].config["hidden_size"])
     tried = replace(device, features=device.features | {"tried"})
     place = SwitchFacts(tried, hidden_size, is_shared=SWITCHES[name].is_of_ranks)
-    # As if it were among the card's defaults: then what stands in its way is a reason and no error.
+    # As a default of the card the switch is left out for a stated reason; requested by name it would raise an
+    # error.
     defaults = {"tried": SwitchDefaults((name,), "it is tried")}
     choices = choose_switches(AUTO, place, is_package_installed, defaults)
     return next((choice.reason for choice in choices if not choice.is_on), "")
 
 
 def check_switches(system: PlacedModel, wanted: Sequence[str]) -> None:
-    """Raise BenchmarkFailed with what the process says of a switch that it does not use."""
+    """Raise BenchmarkFailed, with the process's explanation, when a wanted switch is not in use."""
     missing = [name for name in wanted if name not in system.loaded.switches]
     if missing:
         notes = " ".join(note for note in system.loaded.notes if any(name in note for name in missing))
@@ -346,7 +365,7 @@ def check_switches(system: PlacedModel, wanted: Sequence[str]) -> None:
 
 
 def draw(num_texts: int, span: tuple[int, int]) -> Ids:
-    """Return random ids, the same each time, in texts of any length between two, both included."""
+    """Return random token ids with a fixed seed, of lengths within `span`, both ends included."""
     random = np.random.default_rng(span[1])
     drawn = random.integers(FIRST_ID, VOCABULARY, (num_texts, span[1]), dtype=np.int32)
     lengths = random.integers(*span, num_texts, endpoint=True)
@@ -354,7 +373,7 @@ def draw(num_texts: int, span: tuple[int, int]) -> Ids:
 
 
 def choose_defaults(judged: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:
-    """Return the switches that help some shape and harm none, and a sentence for each other one."""
+    """Return the switches that help some shape and harm none, and the reason why each other one is off."""
     chosen, reasons = [], []
     for name in SWITCHES:
         verdicts = judged.get(name, {})
@@ -377,7 +396,7 @@ def choose_defaults(judged: Mapping[str, Mapping[str, str]]) -> tuple[list[str],
 
 
 def write_defaults(identity: Mapping[str, str], chosen: Sequence[str]) -> None:
-    """Write the entry of this card's compute capability; those of others stay."""
+    """Write the defaults for this card's compute capability and keep those of others."""
     written: dict[str, Any] = json.loads(DEFAULTS_PATH.read_text(encoding="utf-8"))
     measured = f"{datetime.now(UTC):%Y-%m-%d}, {identity['card']}, torch {identity['torch']}"
     written[identity["capability"]] = {"switches": list(chosen), "measured": measured}

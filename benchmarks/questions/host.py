@@ -1,7 +1,9 @@
-"""host: what the host spends on a text, with a device that takes no time; `--against` one more checkout, in turns.
+"""host: the host's cost per text, measured with a device that takes no time.
 
-Tokenizer, Celery, Valkey, Postgres and the model's card are the real ones; a tree of links puts an encoder that answers
-at once in the place of the one that a worker loads, so that a worker of any commit can be measured.
+`--against` adds a second checkout, in turns.
+
+Tokenizer, Celery, Valkey, Postgres and the model's card are the real ones. A tree of links replaces the
+worker's encoder with one that answers at once, so that a worker of any commit can be measured.
 """
 
 import json
@@ -32,24 +34,25 @@ from vectormill.settings import process_environment
 
 NOW: Final = "now"
 BEFORE: Final = "before"
-# Tokens of a text -> texts of a pass, some ten seconds when this was written.
+# Tokens of a text -> texts of a pass, which took some ten seconds when this was written.
 NUM_TEXTS: Final[Mapping[int, int]] = {16: 100_000, 100: 40_000, 256: 20_000}
 FEWEST_TEXTS: Final = 2_000
-# Two passes of the same thing differed by half.
+# Two passes of the same measurement once differed by half, so a single one says little.
 FEWEST_PASSES: Final = 3
-# Promised for the shortest texts, whose model takes least.
+# The target is for the shortest texts, whose model takes the least time.
 JUDGED_TOKENS: Final = 16
 ANSWER_SECONDS: Final = 600.0
-# As a worker has them on an accelerator; a processor's, which it believes it has, would be smaller.
+# The batch size of a worker on an accelerator. The worker believes it has a processor, whose default would be
+# smaller.
 BATCH_TOKENS: Final = {"VECTORMILL_WORKER_MAX_BATCH_TOKENS": "32768"}
-# Those of a stack whose time grows with the texts; what is left is one column.
+# The processes of a stack whose time grows with the number of texts; all others share one column.
 PROCESSES: Final = (CELERY_WORKER, MODEL_PROCESS, "api", "scheduler", "postgres", "valkey")
 OTHERS: Final = "others"
 
 
 @dataclass(slots=True)
 class Measured:
-    """One checkout's passes over texts of one length, in the order of the repetitions: figures a text."""
+    """The measurements of one checkout on texts of one length, a value per repetition."""
 
     num_texts: int
     jobs: list[dict[str, Any]] = field(default_factory=list)
@@ -60,15 +63,15 @@ class Measured:
         return [self.num_texts / each["seconds"] for each in passes]
 
     def micros(self, values: list[float]) -> str:
-        """Return the median of seconds of passes, as microseconds a text."""
+        """Format the median of seconds of passes as microseconds per text."""
         return NUMBER(1e6 * statistics.median(values) / self.num_texts)
 
     def engine_share(self) -> Spread:
-        """Return the engine's speed, of the bare tokenizer's."""
+        """Return the engine's speed relative to the bare tokenizer's."""
         return Spread.of_ratios(self.rates(self.engine), self.rates(self.tokenizer))
 
     def busy_share(self) -> Spread:
-        """Return the share of the cores that was busy while a job was computed."""
+        """Return the share of the cores that was busy during a job."""
         cores = len(os.sched_getaffinity(0))
         return Spread.of([each["busy"] / (each["seconds"] * cores) for each in self.jobs])
 
@@ -113,7 +116,7 @@ def run(harness: Harness) -> Report:
 
 
 class Bench:
-    """One checkout on the null device: its stack, kept running, and its engine, started for each pass."""
+    """One checkout on the null device: its stack, which keeps running, and an engine for each pass."""
 
     def __init__(self, tree: Path, directory: Path, card: ModelCard) -> None:
         directory.mkdir(mode=0o711)
@@ -130,7 +133,7 @@ class Bench:
     def __enter__(self) -> "Bench":
         self._stack.__enter__()
         self._client = Client(self._stack.url)
-        self.run_job(["The first text of all."])  # makes connections, caches, and what a collection needs
+        self.run_job(["The first text of all."])  # opens connections, fills caches, and makes what a collection needs
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -138,7 +141,7 @@ class Bench:
         self._stack.__exit__()
 
     def run_job(self, texts: list[str]) -> dict[str, Any]:
-        """Return the seconds of a job, and the processor seconds that its processes spent on it."""
+        """Run a job; return its seconds, and the processor seconds that each process spent on it."""
         items: list[ItemJson] = [{"key": f"text-{number}", "text": text} for number, text in enumerate(texts)]
         self._num_jobs += 1
         before = count_cpu_seconds(self._stack.pid)
@@ -167,7 +170,7 @@ class Bench:
         return self._run("tokenizer", texts, max_tokens=self._card.max_tokens)
 
     def _run(self, kind: str, texts: list[str], **options: object) -> dict[str, float]:
-        """Run a pass in a process of its own, from the linked tree."""
+        """Run a pass in a process of its own, from the linked tree, and return its figures."""
         path = self._directory / "texts.json"
         path.write_text(json.dumps(texts), encoding="utf-8")
         order = json.dumps({"texts": str(path), "model": str(self._card.path), **options})
@@ -183,7 +186,7 @@ class Bench:
 
 
 def judge(found: Mapping[str, Measured]) -> list[Measure]:
-    """Return what the shortest texts were to reach."""
+    """Return the measures with targets, for the shortest texts."""
     now, before = found[NOW], found.get(BEFORE)
     measures = [
         at_least("engine alone, to the bare tokenizer", now.engine_share(), 0.7, SHARE),
@@ -196,7 +199,7 @@ def judge(found: Mapping[str, Measured]) -> list[Measure]:
 
 
 def make_tables(results: Mapping[int, Mapping[str, Measured]]) -> list[Table]:
-    """Return texts a second, processor time by process, and the time of stages, a row a length and checkout."""
+    """Return tables of texts/s, processor time by process, and time of stages, by length and checkout."""
     rates: dict[str, Callable[[Measured], str]] = {
         "end to end": lambda found: NUMBER(Spread.of(found.rates(found.jobs))),
         "engine alone": lambda found: NUMBER(Spread.of(found.rates(found.engine))),

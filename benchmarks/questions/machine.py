@@ -1,4 +1,4 @@
-"""machine: the facts that the other figures are to be read with."""
+"""machine: the hardware facts behind the other figures."""
 
 from benchmarks.harness import Harness
 from benchmarks.tables import Report, Table

@@ -1,4 +1,4 @@
-"""queries: how many searches by text are answered, and how soon, idle and beside a bulk job; infinity's server too."""
+"""queries: rate and latency of searches by text, idle and beside a bulk job; infinity's server too."""
 
 import itertools
 import time
@@ -57,7 +57,7 @@ def run(harness: Harness) -> Report:
 
 
 class BulkLoad(Alongside):
-    """Keep a bulk job running from the beginning of a block to its end: another follows when one has ended."""
+    """A thread that keeps a bulk job running during a block, submitting the next job when one has ended."""
 
     def __init__(self, client: Client, items: Sequence[ItemJson]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class BulkLoad(Alongside):
         self._submit()
 
     def _submit(self) -> None:
-        """Return once a job's texts are being encoded."""
+        """Submit a job and return once its texts are being encoded."""
         job = self._client.submit(self._items, collection=f"bulk_{time.monotonic_ns()}")
         deadline = time.monotonic() + START_SECONDS
         while not (job["state"] == RUNNING and job["num_done"]):
@@ -86,7 +86,7 @@ class BulkLoad(Alongside):
             self._failure = error
 
     def __exit__(self, *exception: object) -> None:
-        """Cancel the job and wait until its last batch is encoded. Raise BenchmarkFailed when it was not kept up."""
+        """Cancel the job and wait for its last batch. Raise BenchmarkFailed when the load was interrupted."""
         super().__exit__()
         if self._failure is not None:
             raise BenchmarkFailed(f"The bulk job could not be kept up: {self._failure}") from self._failure

@@ -1,4 +1,4 @@
-"""reindex: what it costs to keep an index in step with its table, beside CocoIndex, with the real model."""
+"""reindex: the cost of keeping an index in step with its table, beside CocoIndex, with the real model."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ MOST_METADATA: Final = 10_000
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds of each kind of run."""
+    """The seconds of each kind of run."""
 
     first: float = 0.0
     unchanged: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ def run(harness: Harness) -> Report:
         peer = exits.enter_context(CocoIndex(own.dsn, find_packaged().path, directory))
         systems: tuple[OwnIndex | CocoIndex, ...] = (own, peer)
         for system in systems:
-            system.update()  # of an empty table: whatever is loaded at the first is loaded then
+            system.update()  # updates an empty table, so that everything loaded at the first update is loaded now
         own.fill(num_rows)
         for system, each in zip(systems, costs, strict=True):
             harness.say(f"{system.name} builds the index of {num_rows:,} rows")

@@ -1,6 +1,7 @@
-"""score: pairs of mixed lengths, judged by our service, our engine alone and sentence-transformers' CrossEncoder.
+"""score: pairs of mixed lengths, scored by our service, our engine alone and the peer's CrossEncoder.
 
-Weights are random, in the shapes of StructBERT-large and of MiniLM: a forward pass takes as long whatever their values.
+Weights are random, in the shapes of StructBERT-large and MiniLM: the time of a forward pass does not depend
+on values.
 """
 
 import os
@@ -25,7 +26,7 @@ PAIRS: Final = "pairs"
 SAMPLE: Final = "sample"
 PEER: Final = "cross-encoder"
 INT8_ENGINE: Final = "engine-int8"
-# Title, shape, pairs of a pass, and of the sample on which the peer's options are chosen.
+# Title, shape, number of pairs per pass, and number in the sample on which the peer's options are chosen.
 WORKLOADS: Final = (
     ("StructBERT-large's shape, random weights", "bert-large", 36, 16),
     ("MiniLM's shape, random weights", "minilm", 480, 160),
@@ -46,7 +47,7 @@ def make_cross_encoder(batch_size: int, backend: str = "torch", precision: str =
 
 
 def list_variants(*, is_quick: bool) -> list[Peer]:
-    """Return what CrossEncoder.predict offers: batch sizes, backends and, where there are instructions, bf16."""
+    """Return variants of CrossEncoder.predict: batch sizes, backends and, where the processor has it, bf16."""
     if is_quick:
         return [make_cross_encoder(size) for size in (8, 32)]
     half = [make_cross_encoder(size, precision=BF16) for size in (4, 16)]
@@ -87,9 +88,12 @@ def run(harness: Harness) -> Report:
 def measure_workload(
     harness: Harness, title: str, shape: str, num_pairs: int, num_sample: int
 ) -> tuple[Table, list[Measure], list[str]]:
-    """Measure in a directory of its own: a large model's files are gone before the next one's are written."""
+    """Measure one workload in a directory of its own.
+
+    A large model's files are deleted before the next one's are written.
+    """
     with workplace(None) as directory:
-        # What peers export is kept under the model's name, which is another one in each run.
+        # Peers keep exports under the model's name, so the name is new in each run.
         card = write_random_model(
             SHAPES[shape], directory / "models" / f"random-{shape}-{os.getpid()}", num_labels=2
         )
@@ -102,7 +106,7 @@ def measure_workload(
         peers = {peer.name: line_up.make_peer(peer) for peer in list_variants(is_quick=harness.is_quick)}
         with Turns(peers, harness) as turns:
             tried = turns.run(SAMPLE, 1)
-        # The first where none can be had.
+        # The first variant when none could be measured.
         best = min(peers, key=lambda name: tried[name].seconds()[0] if tried.measured(name) else float("inf"))
         systems: dict[str, System] = {
             SERVICE: line_up.make_service(
@@ -142,5 +146,5 @@ def measure_workload(
 
 
 def read(client: Client, job_id: str) -> list[tuple[str, Any]]:
-    """Return the probabilities of a job's pairs by key."""
+    """Return the probabilities of a job's pairs with their keys."""
     return [(each["key"], list(each["probabilities"].values())) for each in client.scores(job_id)]

@@ -1,4 +1,4 @@
-"""submission: how fast items are taken in over HTTP, and how much memory that takes of the API."""
+"""submission: how fast the API accepts items over HTTP, and how much memory that takes."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ def run(harness: Harness) -> Report:
     few = list(encode_parts(list_lines(NUM_FEW_ITEMS)))
     seconds, growths = [], []
     with workplace(None) as directory, OwnApi(directory) as api:
-        # The first submission of a fresh process: whatever is imported or opened at first use counts too.
+        # Measure the first submission of a fresh process, so that one-time imports and connections count too.
         with sample_memory([api.process]) as small:
             api.submit(few)
         for number in range(harness.repeat):
