@@ -1,4 +1,4 @@
-"""Runs migrations against the database that vectormill.db.migrations names."""
+"""Run migrations against the database whose URL vectormill.db.migrations passes in."""
 
 import time
 
@@ -12,13 +12,17 @@ from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.tables import SCHEMA, metadata
 
-# Any number that only Vectormill's migrations use.
+# An arbitrary number that only Vectormill's migrations use.
 ADVISORY_LOCK = 0x766D696C6C
 TURN_SECONDS = 0.2
 
 
 def enable_pgvector(connection: Connection) -> None:
-    """In public, whatever the role is called: one called like our schema would get it there, where others miss it."""
+    """Create the pgvector extension in the schema public, where every role finds it.
+
+    Without a schema it would go to the first one of the search path, which for a role named like our schema
+    is ours. Raise ConfigurationError when the extension cannot be created.
+    """
     try:
         connection.execute(text("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public"))
     except DBAPIError as error:
@@ -30,16 +34,24 @@ def enable_pgvector(connection: Connection) -> None:
 
 
 def take_turn(connection: Connection) -> None:
-    """Wait until nobody else migrates, in no transaction: an index that is made concurrently waits for each of them."""
+    """Wait until no other migration runs, polling outside of transactions.
+
+    An index that another migration builds concurrently waits for every open transaction, so an open one would
+    deadlock.
+    """
     while not connection.execute(
         text("SELECT pg_try_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK}
     ).scalar_one():
         connection.commit()
-        time.sleep(TURN_SECONDS)  # waiting inside a statement would hold up a concurrent index build
+        time.sleep(TURN_SECONDS)  # a wait inside a statement would hold up a concurrent index build
 
 
 def migrate(connection: Connection) -> None:
-    """Apply each migration in a transaction of its own; one that fails leaves those before it in place."""
+    """Apply each migration in a transaction of its own, one process at a time.
+
+    A migration that fails leaves those before it in place. Raise ConfigurationError for a database of an
+    unknown revision.
+    """
     connection.execute(text("SET lock_timeout = '60s'"))
     take_turn(connection)
     find_known_revision(connection, ScriptDirectory.from_config(context.config))

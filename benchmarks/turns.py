@@ -303,7 +303,7 @@ class Child:
             raise BenchmarkFailed(f"{self.name} did not answer within {ANSWER_SECONDS:.0f} s.")
         line = stream.readline()
         if not line:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the log is complete only when the process has ended
+            with contextlib.suppress(subprocess.TimeoutExpired):  # until its log is complete
                 self._running().wait(STOP_SECONDS)
             raise BenchmarkFailed(f"{self.name} ended before it answered:{tail_of(self._log)}")
         answer: dict[str, Any] = json.loads(line)

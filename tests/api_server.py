@@ -1,4 +1,4 @@
-"""A real API server for tests: uvicorn in a thread on a free port, and a stand-in for the workers behind it."""
+"""A real API server for tests: uvicorn in a thread on a free port, and a stand-in for the workers."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ from vectormill.jobs.chunk import Claim, load_payload
 from vectormill.jobs.item import find_side_failure
 from vectormill.settings import Settings
 
-# Clients read these: a release may tell more of a job, and none tells less.
+# Clients read these fields: a release may add fields to a job but must remove none.
 JOB_FIELDS = {
     "id", "state", "waiting_because", "model", "collection", "priority", "num_items", "num_done", "num_failed",
     "num_chunks", "num_retried_chunks", "num_tokens", "truncated_items", "num_passages", "num_reused", "created_at",
@@ -35,15 +35,15 @@ ITEMS: list[dict[str, Any]] = [
 ]
 JSON = {"Content-Type": "application/json"}
 NDJSON = {"Content-Type": "application/x-ndjson"}
-# The stand-in worker of the tests makes vectors of eight dimensions.
+# The stand-in worker makes vectors of eight dimensions.
 SMALL = {"dimensions": 8}
 
 
 def analyse_routes_once() -> None:
-    """Keep what FastAPI finds out of each route, for every application of this process.
+    """Cache FastAPI's analysis of each route for all applications of this process.
 
-    It does so anew for each of some 600 applications of the tests, 0.13 s of processor time each. All include the
-    same routers in the same way, and none overrides a dependency.
+    FastAPI repeats the analysis for each of the tests' 600 applications, 0.13 s of processor time each. All
+    of them include the same routers in the same way, and none overrides a dependency.
     """
     analyse, known = _IncludedRouter._build_effective_context, dict[int, Any]()
 
@@ -60,8 +60,11 @@ analyse_routes_once()
 
 @contextmanager
 def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
-    """The application behind a real server; its URL. It waits so long for requests that do not end, or for ever."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections wait here until the server is up
+    """Serve the application with a real server in a thread; yield its URL.
+
+    At the end the server waits up to `patience_seconds` for open requests, or forever with None.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections queue here until the server is up
         config = PatientConfig(
             app,
             head_seconds=app.state.resources.settings.body_idle_seconds,
@@ -82,7 +85,10 @@ def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
 
 @contextmanager
 def api_client(engine: Engine, **settings: Any) -> Iterator[httpx.Client]:
-    """A client of a real API on this engine. It reads no certificates, which takes 20 ms of processor time."""
+    """Yield a client of a real API on this engine.
+
+    The client loads no TLS certificates, which would take 20 ms of processor time.
+    """
     with (
         serving(create_app(Settings(**settings), engine)) as url,
         httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
@@ -92,7 +98,10 @@ def api_client(engine: Engine, **settings: Any) -> Iterator[httpx.Client]:
 
 @contextmanager
 def refusing_api(postgres_url: str, **settings: Any) -> Iterator[tuple[httpx.Client, Engine]]:
-    """For many requests that are all refused: one database for all of them, and it must stay empty."""
+    """Yield the client and the engine of an API on a new database, for requests that must all be refused.
+
+    Fail at the end if there is a job in the database.
+    """
     with (
         migrated_database(postgres_url) as url,
         connected_engine(url) as engine,
@@ -105,11 +114,11 @@ def refusing_api(postgres_url: str, **settings: Any) -> Iterator[tuple[httpx.Cli
 def encode_waiting(
     engine: Engine, max_text_chars: int = 1_000_000, on_claim: Callable[[Claim], object] = lambda _: None
 ) -> int:
-    """What workers do, done at once: every chunk that waits is claimed and committed. The number of chunks."""
+    """Claim and commit every waiting chunk at once, as workers would; return the number of dispatched chunks."""
     dispatches = dispatch_all(engine)
     for dispatch in dispatches:
         claimed = claim(engine, dispatch.chunk_id)
-        if claimed is None:  # its job was removed or cancelled meanwhile
+        if claimed is None:  # the job was removed or cancelled meanwhile
             continue
         on_claim(claimed)
         with engine.connect() as connection:
@@ -127,7 +136,7 @@ def encode_waiting(
 def encoding_meanwhile(
     engine: Engine, on_claim: Callable[[Claim], object] = lambda _: None
 ) -> Iterator[None]:
-    """Encodes whatever comes while the block runs; `on_claim` is shown each chunk first."""
+    """Encode waiting chunks in a thread while the block runs; `on_claim` is called with each claim first."""
     is_over = threading.Event()
 
     def work() -> None:
@@ -160,7 +169,7 @@ def submit(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> di
     return job
 
 
-# What a broken-off upload has left, a pruner would remove.
+# A pruner would remove the remains of an interrupted upload, so they do not count.
 COUNT_JOBS = text("SELECT count(*) FROM vectormill.jobs WHERE state <> 'deleting'")
 
 

@@ -1,4 +1,4 @@
-"""A build beside the live generation, for tests: as a run does it, without a source and without a model."""
+"""Build a generation beside the live one, as a run does, but without a source and without a model."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -25,13 +25,13 @@ from vectormill.settings import Settings
 
 T = TypeVar("T")
 
-# Another vector space, in the same column; and one whose vectors need another column.
+# NEXT is another vector space that fits the same column; the vectors of BITS need another column.
 NEXT: Final = replace(SPEC, revision="2")
 BITS: Final = replace(SPEC, revision="2", vector_type=BINARY)
 
 
 def ask(engine: Engine, act: Callable[..., T], *arguments: Any) -> T:
-    """What `act` answers, in a transaction of its own."""
+    """Return the result of `act`, called with a connection in a transaction of its own."""
     with engine.begin() as connection:
         return act(connection, *arguments)
 
@@ -42,7 +42,7 @@ def encode_all(engine: Engine) -> None:
 
 
 def put(engine: Engine, *keys: str, content: str = "text", spec: EncodingSpec = SPEC, **options: Any) -> Job:
-    """A client's job into `docs`."""
+    """Submit a client's job with these keys into `docs`."""
     items = [Item(key, f"{content} {key}".encode()) for key in keys]
     return submit(engine, items, collection="docs", spec=spec, **options)
 
@@ -57,7 +57,7 @@ def swap(engine: Engine, building: Generation) -> None:
 
 
 def rows_of(engine: Engine, table: str) -> dict[str, int]:
-    """key -> job_seq"""
+    """Return the sequence number of the writing job of each row, by key."""
     with engine.connect() as connection:
         return {row.key: row.job_seq for row in connection.execute(text(f"SELECT key, job_seq FROM {table}"))}
 
@@ -67,7 +67,7 @@ def table_of(generation: Generation) -> str:
 
 
 def hold_nothing(connection: Connection) -> None:
-    """Stand for the lock on a run, in tests whose run is no row."""
+    """Replace the lock on a run in tests whose run has no row in the database."""
 
 
 class Rebuild:

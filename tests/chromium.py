@@ -1,4 +1,4 @@
-"""The Chromium of this machine, for tests of pages and for pictures of them."""
+"""Find this machine's Chromium, for tests of pages and for screenshots."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ NO_BROWSER: Final = (
     f"no Chromium is here: looked for {', '.join(NAMES)} in PATH, and {VARIABLE} names none; "
     "on Debian and Ubuntu `apt install chromium` brings one"
 )
-# No name but this machine's resolves: a page that wanted anything of the internet would lack it.
+# No name but this machine's resolves, so that a page that needs anything from the internet fails.
 ARGUMENTS: Final = [
     "--headless",
     "--no-sandbox",
@@ -25,7 +25,7 @@ ARGUMENTS: Final = [
 
 
 def find_chromium() -> str | None:
-    """Its path: that of the environment, or the first of PATH."""
+    """Return the path of Chromium from the environment or PATH; None if there is none."""
     if path := os.environ.get(VARIABLE):
         return path
     return next((path for name in NAMES if (path := shutil.which(name))), None)

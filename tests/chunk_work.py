@@ -1,4 +1,4 @@
-"""What a worker does with every chunk that waits, with a real engine and without Celery."""
+"""Encode every waiting chunk as a worker does, with a real engine and without Celery."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from worker.identity import WorkerIdentity
 
 
 def encode_all(database: Engine, model: EncodingEngine, model_name: str) -> list[str]:
-    """How each chunk ended."""
+    """Encode every waiting chunk; return the outcome of each."""
     identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), model_name, slots=4)
     keeper = LeaseKeeper(database, identity, dict, heartbeat_seconds=5, lease_seconds=30)
     sink, timesheet = PostgresSink(database, threading.Event()), Timesheet(lambda: 0.0)
@@ -32,7 +32,7 @@ def encode_all(database: Engine, model: EncodingEngine, model_name: str) -> list
 
 @contextmanager
 def working(database: Engine, model: EncodingEngine, model_name: str) -> Iterator[None]:
-    """A worker for as long as the block runs."""
+    """Run a worker in a thread for as long as the block runs."""
     is_over = threading.Event()
 
     def serve() -> None:

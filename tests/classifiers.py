@@ -1,4 +1,4 @@
-"""Tiny classifiers with random weights, and what transformers makes of pairs of texts with them."""
+"""Tiny classifiers with random weights, and the logits that transformers computes with them for pairs."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from worker.tokens.tokenized import TOKEN_TYPE_IDS
 from worker.tokens.tokenizer import Tokenizer
 
 STRUCTBERT = Path(__file__).parent / "data" / "structbert"
-# model_type of a family with a head -> how transformers calls the classes.
+# model_type of each family with a classification head -> the prefix of its classes in transformers.
 CLASSIFIERS = {
     "albert": "Albert",
     "bert": "Bert",
@@ -47,7 +47,10 @@ MAX_TOKENS = 64
 
 
 def write_classifier(directory: Path, model_type: str, *, num_labels: int = 3, **more: Any) -> Path:
-    """In transformers' layout, with the packaged model's tokenizer, and weights large enough to tell labels apart."""
+    """Write a tiny classifier in transformers' layout, and return its directory.
+
+    It has the packaged model's tokenizer. Its random weights are large enough to make labels differ.
+    """
     import transformers
 
     name = CLASSIFIERS[model_type]
@@ -75,10 +78,10 @@ def write_classifier(directory: Path, model_type: str, *, num_labels: int = 3, *
 
 
 def reference_logits(directory: Path, pairs: Sequence[tuple[str, str]] = PAIRS) -> NDArray[np.float32]:
-    """[n, labels] by transformers itself, fp32, a pair at a time."""
+    """Return the logits [n, labels] that transformers computes in fp32, one pair at a time."""
     from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-    # Not AutoTokenizer, which makes another one for some architectures, whatever the file says.
+    # AutoTokenizer would create another tokenizer for some architectures, whatever the file says.
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     has_types = TOKEN_TYPE_IDS in list_token_inputs(model)
@@ -102,7 +105,10 @@ def judge(
     pairs: Sequence[tuple[str, str]] = PAIRS,
     groups: Sequence[Sequence[int]] = (),
 ) -> NDArray[np.float32]:
-    """[n, labels] by our tokenizer and encoder; `groups` says which pairs share a batch, all of them by default."""
+    """Return the logits [n, labels] by our tokenizer and encoder.
+
+    `groups` says which pairs share a batch and gives the order of the rows; by default all pairs share one.
+    """
     first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     inputs = Tokenizer(card.path).tokenize_pairs(first, second, card.max_tokens, truncate=True).inputs
     rows = []

@@ -1,4 +1,4 @@
-"""Directories for clusters that are soon deleted, and short ways to look into a running Postgres."""
+"""Directories for short-lived Postgres clusters, and shortcuts for queries to a running Postgres."""
 
 import tempfile
 from collections.abc import Iterator
@@ -9,7 +9,8 @@ import psycopg
 
 from vectormill.processes import lifetimes as processes
 
-# A program: starts a server on the directory named by its argument, prints the URL, stops when its stdin ends.
+# A program that starts a server on the directory given as argument, prints the URL, and stops when its stdin
+# ends.
 START_AND_WAIT = """
 import logging, sys, time
 from pathlib import Path
@@ -24,7 +25,10 @@ server.stop()
 
 @contextmanager
 def new_directory() -> Iterator[Path]:
-    """In memory where there is /dev/shm: a new cluster is a thousand files, synced and soon deleted."""
+    """Yield a new directory, in memory if there is /dev/shm.
+
+    A new cluster consists of a thousand files that are synced and soon deleted.
+    """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="vm-", dir=memory if memory.is_dir() else None) as name:
         directory = Path(name)

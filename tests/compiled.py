@@ -1,4 +1,4 @@
-"""torch's compiler in a test: as it was before when the test ends, and a reason where there is none."""
+"""Tools for tests of torch's compiler: a clean state, and a skip mark for machines without a C++ compiler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.compiler import set_stance
 
-# Of torch's own compiler, of itself.
+# torch's own compiler raises this warning about itself.
 IGNORES_TORCHS_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
@@ -25,13 +25,13 @@ def find_obstacle() -> str:
 
 
 OBSTACLE = find_obstacle()
-# A machine without a compiler cannot show what one makes; the switch is off there, which other tests show.
+# Without a C++ compiler nothing is compiled and the switch is off; other tests check that.
 NEEDS_COMPILER = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "there is one")
 
 
 @contextmanager
 def fresh_compiler(directory: Path) -> Iterator[None]:
-    """Within it there are no graphs of another test, and what is compiled lies in the directory."""
+    """Reset torch's compiler before and after the block; compiled code is kept in the directory."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     configs = (

@@ -1,6 +1,7 @@
-"""Whether a run of tests came to its end, so that those which failed may be tried again by themselves.
+"""Record whether a test run came to its end, so that its failed tests may be repeated by themselves.
 
-A run that was broken off, by a test process that died for example, says nothing of the tests that it did not reach.
+A run that was interrupted, for example by the death of a test process, says nothing about the tests that it
+did not reach.
 """
 
 from typing import Any, Final
@@ -12,7 +13,10 @@ BROKEN_OFF: Final = "The last run of the tests was broken off before its end; ru
 
 
 class Completeness:
-    """A plugin of pytest: notes in its cache how many tests the last run has not ended."""
+    """A pytest plugin that notes in pytest's cache how many tests the last run left unfinished.
+
+    Raise UsageError when only failed tests are requested (`--lf`) and the last run was not complete.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._cache = config.cache

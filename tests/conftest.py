@@ -1,5 +1,7 @@
-"""What every test run says first: the processor that it ran on. Kernels and the precision follow from its features, so
-that a failure on one kind of machine may not be seen on another."""
+"""Settings of all tests, and a report header that names the processor.
+
+Kernels and precision depend on its features, so a failure on one kind of machine may not appear on another.
+"""
 
 import gc
 import os
@@ -15,14 +17,15 @@ from worker.devices.device import split_processor
 from worker.encoder.choice import choose_precision
 from worker.encoder.encoder import AUTO
 
-# Whatever else is set for the machine: a deadline an example would be a timed test, which fails where others work.
+# No deadline per example, whatever is set on the machine: it would make a timed test, which fails on a busy
+# machine.
 settings.register_profile("untimed", parent=settings.default, deadline=None)
 settings.load_profile("untimed")
 
-# By which torch and oneDNN behave as on a lesser processor.
+# These variables make torch and oneDNN behave as on a lesser processor.
 MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
-# A module-level mark by which the whole file is of the tail, on one line or on several.
+# A module-level mark, on one line or several, that makes the whole file part of the tail.
 LEFT_OUT = re.compile(r"^pytestmark = (?:.*|\[\n(?: .*\n)*)pytest\.mark\.(?:tail|slow)\b", re.MULTILINE)
 CORE = "not tail and not slow"
 
@@ -30,30 +33,34 @@ CORE = "not tail and not slow"
 def pytest_configure(config: pytest.Config) -> None:
     is_controller = not hasattr(
         config, "workerinput"
-    )  # which hands tests to other processes, or is the only one
+    )  # the controller hands tests to other processes, or is the only process
     if is_controller and config.pluginmanager.has_plugin("cacheprovider"):
         config.pluginmanager.register(Completeness(config))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out, before each process imports them, the files of which the core runs nothing."""
+    """Leave out, before any process imports them, files of which the core runs no test."""
     if collection_path.suffix != ".py" or config.option.markexpr != CORE:
         return None
     return bool(LEFT_OUT.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 def pytest_collection_finish() -> None:
-    """What was collected is there to the end. Visited, it makes each full garbage collection take a second, and whoever
-    allocates as much as a conversion of a model causes several."""
+    """Exclude the collected tests from garbage collection, since they live until the end.
+
+    Otherwise each full collection takes a second, and code that allocates much, such as the conversion of a
+    model, causes several.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the packaged model is kept as openvino reads it, for all processes of this run: it takes 6 s to convert.
+    """Return the directory of the packaged model converted for openvino, shared by all processes of the run.
 
-    Whoever comes first makes it; of two that come at once one is used.
+    The conversion takes 6 s. The first test that needs it makes it; if two make it at once, one result is
+    used.
     """
     own = tmp_path_factory.getbasetemp()
     directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "openvino"

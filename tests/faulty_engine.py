@@ -1,6 +1,6 @@
-"""An engine whose encoder raises, dies, hangs or answers nonsense when it is told to: real processes, no model.
+"""An engine whose encoder raises, dies, hangs or returns nonsense on request: real processes, no model.
 
-The encoder answers by arithmetic on the token ids, and does harm when it sees certain words.
+The encoder computes vectors from the token ids, and fails when it sees certain words.
 """
 
 import os
@@ -29,15 +29,18 @@ from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL)
 SPEC = make_spec(CARD, EncodingOptions(normalize=False))
-# Ids of the packaged model's vocabulary.
+# Token ids in the packaged model's vocabulary.
 ERROR, CRASH, HANG, NAN, LOST = 7561, 5823, 6865, 16660, 2439  # "error" "crash" "hang" "nan" "lost"
-LATER = 2101  # "later": harm is done when nothing is held any more, not at once
+LATER = 2101  # "later": fail only after the hold has ended, not at once
 HANG_WHILE_FILE_EXISTS = "hold"
 LONGEST_HOLD_SECONDS = 60.0
 
 
 class FaultyEncoder(DirectEncoder):
-    """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
+    """An encoder whose vector for a sequence depends on its token ids alone, not on the rest of the batch.
+
+    Certain token ids make it exit, hang, raise or return NaN.
+    """
 
     def __init__(self, order: EncoderOrder, num_streams: int = 1) -> None:
         self._order = order
@@ -49,7 +52,7 @@ class FaultyEncoder(DirectEncoder):
         if np.isin(CRASH, batch.input_ids):
             os._exit(7)
         if np.isin(HANG, batch.input_ids):
-            time.sleep(3600)  # the hang itself: the engine has to end it
+            time.sleep(3600)  # hangs until the engine ends the process
         if np.isin(LOST, batch.input_ids):
             raise DeviceLost("an illegal memory access")
         if np.isin(ERROR, batch.input_ids):
@@ -61,10 +64,13 @@ class FaultyEncoder(DirectEncoder):
         return Ragged.from_matrix(vectors)
 
     def _wait_while_held(self) -> None:
-        """Not for ever: a test that fails before it removes the file waits for its threads at its end."""
+        """Wait while the test holds the encoder by a file, for at most LONGEST_HOLD_SECONDS.
+
+        The limit is for a test that fails before it removes the file, and then waits for its threads.
+        """
         end = time.monotonic() + LONGEST_HOLD_SECONDS
         while (self._order.cache_dir / HANG_WHILE_FILE_EXISTS).exists() and time.monotonic() < end:
-            time.sleep(0.01)  # a hang that the test ends by removing the file, from another process
+            time.sleep(0.01)  # the test ends the wait from another process, by removing the file
 
     def describe(self) -> EncoderReport:
         choice = Choice("fake", "for tests")
@@ -92,14 +98,17 @@ MakeEngine = Callable[..., Engine]
 
 @contextmanager
 def making_engines(directory: Path) -> Iterator[MakeEngine]:
-    """Makes engines that keep their files in `directory`; at the end stops them and sees that no process is left."""
+    """Yield a function that makes engines with their files in `directory`.
+
+    At the end all engines are stopped, and no runner process may be left.
+    """
     engines: list[Engine] = []
 
     def make(function: str = "load_faulty_encoder", **settings: Any) -> Engine:
         engine = Engine(
             CARD,
             split_processor(detect_inventory(), 1)[0],
-            # Nothing is reused unless a test asks for it: the same words are to reach the model again.
+            # No vectors are reused unless a test asks for it: repeated words must reach the model again.
             WorkerSettings(**{"max_batch_tokens": 64, "reuse_bytes": 0, **settings}),
             directory,
             factory=function if ":" in function else f"tests.faulty_engine:{function}",
@@ -114,12 +123,15 @@ def making_engines(directory: Path) -> Iterator[MakeEngine]:
 
 
 def allow_passes(engine: Engine, seconds: float) -> None:
-    """From now on a forward pass may take so long."""
+    """Set how many seconds a forward pass of this engine may take from now on."""
     engine._executor._timeouts = replace(engine._executor._timeouts, forward_seconds=seconds)
 
 
 def be_patient(engine: Engine) -> None:
-    """From now on no forward pass takes too long: what comes after a hang shall not depend on the machine's speed."""
+    """Allow forward passes of 300 s from now on.
+
+    What a test checks after a hang then does not depend on the machine's speed.
+    """
     allow_passes(engine, 300.0)
 
 

@@ -1,7 +1,7 @@
-"""What every process of `tests.forking.FORKS` finds imported and worked out. Imported by the server that forks them.
+"""Modules and caches that every process of `tests.forking.FORKS` inherits from the server that forks it.
 
-One list for all, as Python keeps one such server a process: of two lists the last one counted, and the victims of
-crashes imported everything anew, 1 to 2 s each.
+There is one list for all tests because Python keeps one such server per process. With two lists only the last
+one counted, and the victims of crash tests imported everything again, 1 to 2 s each.
 """
 
 import gc
@@ -11,7 +11,7 @@ from tests.statements import named_patterns
 from vectormill.db.session import make_engine
 
 PRELOADED = (
-    "pytest",  # the main module, which a forked process imports again, imports it
+    "pytest",  # the main module, which a forked process imports again, imports pytest
     "tests.integration.crashes.victims",
     "torch",
     "transformers",
@@ -22,4 +22,4 @@ for name in PRELOADED:
     import_module(name)
 named_patterns()
 make_engine("postgresql+psycopg://nobody@/nothing", application_name="none").dispose()  # imports the driver
-gc.freeze()  # or the first collection in a process would write to, and so copy, all of this
+gc.freeze()  # the first collection in a process would otherwise write to, and so copy, all of this

@@ -1,6 +1,6 @@
 """FORKS starts processes as `multiprocessing` does, in milliseconds and safely.
 
-They are forked from a server that has imported what tests.forked lists, and has no threads.
+They are forked from a server that has imported the modules of tests.forked and has no threads.
 """
 
 import multiprocessing

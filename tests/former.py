@@ -1,6 +1,6 @@
-"""The release before this one: its code, out of git's history, a database as it left it, and a process that works.
+"""The release before this one: its code from git's history, a database that it filled, and a process of it.
 
-No release was made yet, so the release before is the first commit whose schema today's migrations lead on from.
+No release was made yet, so the commit that added the first migration stands for it.
 """
 
 import subprocess
@@ -18,7 +18,8 @@ from tests.architecture.sources import ROOT
 
 FIRST_MIGRATION: Final = "alembic/versions/0026_schema.py"
 
-# Run by that release's code: what it makes of jobs in every stage. Its own helpers of tests submit, claim and commit.
+# This program runs with the code of the release before. It creates jobs in every stage with that release's
+# test helpers.
 FILL: Final = """
 import sys
 from sqlalchemy import create_engine, text
@@ -46,7 +47,7 @@ with engine.begin() as connection:
         if line.strip():
             connection.execute(text(line))
 """
-# Rows for the tables that no job fills.
+# Rows for the tables that jobs do not fill.
 OTHER_ROWS: Final = """
 INSERT INTO vectormill.calibrations (fingerprint, ranges) VALUES ('space', '\\x0102');
 INSERT INTO vectormill.heartbeats (duty, beat_at) VALUES ('scheduler', now());
@@ -86,13 +87,13 @@ def extract_release(tree: Path) -> None:
 def _ask_git(*arguments: str) -> bytes:
     asked = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
     if asked.returncode != 0 or not asked.stdout:
-        # An archive of the sources, or a shallow clone, has no commit to take the former release from.
+        # An archive of the sources, or a shallow clone, does not have the commit of that release.
         pytest.skip(f"git has no history here: {asked.stderr.decode(errors='replace').strip()}")
     return asked.stdout
 
 
 def fill_as_release(tree: Path, database_url: str) -> None:
-    """Write rows into every table of an empty database, made and migrated by the code in that folder."""
+    """Write rows into every table of an empty database, migrated by the release's code in that folder."""
     done = subprocess.run(
         [sys.executable, "-c", FILL, database_url],
         input=OTHER_ROWS,
@@ -105,7 +106,8 @@ def fill_as_release(tree: Path, database_url: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# Run by that release's code: claims and carries out, as it is told, and answers whether there is a claim.
+# This program runs with the code of the release before. It claims and carries out work on command, and prints
+# 1 if it holds a claim, else 0.
 CARRY_OUT: Final = """
 import sys
 from tests.work_users import USERS
@@ -127,7 +129,10 @@ for line in sys.stdin:
 
 @contextmanager
 def former_process(tree: Path, database_url: str) -> Iterator[Callable[[str], int]]:
-    """Start a process of the code in that folder; yield what gives it a command and returns its answer."""
+    """Start a process with the release's code in that folder; yield a function that sends it a command.
+
+    The function returns the process's answer: 1 if it holds a claim, else 0.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", CARRY_OUT, database_url],
         cwd=tree,

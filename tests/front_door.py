@@ -1,4 +1,4 @@
-"""An API with a real worker of queries behind it, for the clients that people already have: one for all their tests."""
+"""One API with a real worker for queries, shared by the tests of existing third-party clients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from worker.settings import WorkerSettings
 
 @dataclass(frozen=True)
 class FrontDoor:
-    """Its URL, and a plain client of it."""
+    """The URL of an API, a plain HTTP client for it, and its database."""
 
     url: str
     http: httpx.Client
@@ -33,7 +33,10 @@ class FrontDoor:
 
 @contextmanager
 def open_front_door(postgres_url: str, redis_url: str, cache: Path, **settings: Any) -> Iterator[FrontDoor]:
-    """The packaged model encodes queries, in a process of its own as ever; no jobs."""
+    """Start an API and a worker that encodes queries with the packaged model; yield how to reach the API.
+
+    No worker encodes jobs.
+    """
     worker_settings = WorkerSettings(backend="torch", precision="fp32", threads=1)
     model = EncodingEngine(Registry({}).card(DEFAULT_MODEL, weights=True), DEVICE, worker_settings, cache)
     model.start()

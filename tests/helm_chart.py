@@ -1,4 +1,4 @@
-"""The chart rendered as Helm would, without a cluster: documents by kind and name, and checks against schemas."""
+"""Render the chart as Helm would, without a cluster: documents by kind and name, and checks against schemas."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ import kubernetes_validate
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = ROOT / "deploy/helm/vectormill"
 CUSTOM: Final = json.loads((ROOT / "tests/schemas/custom-resources.json").read_text(encoding="utf-8"))
-# Of the oldest Kubernetes that Chart.yaml allows, and of the newest whose schemas there are.
+# The oldest Kubernetes that Chart.yaml allows, and the newest with available schemas.
 KUBERNETES: Final = ("1.27", kubernetes_validate.latest_version())
 
 Document = dict[str, Any]
@@ -82,11 +82,11 @@ VALUES: Final[dict[str, Document]] = {
 
 
 class HelmRefused(Exception):
-    """What `helm install` would say."""
+    """Helm refused the chart; the message is what `helm install` would print."""
 
 
 def render(values: Document, name: str = "mill", namespace: str = "vectors") -> list[Document]:
-    """Every document, in the order of the templates. Raises HelmRefused."""
+    """Return all rendered documents, in the order of the templates. Raise HelmRefused."""
     documents: list[Document] = ask_helm(act="render", values=values, name=name, namespace=namespace)[
         "documents"
     ]
@@ -99,7 +99,7 @@ def lint(values: Document) -> Document:
 
 
 def ask_helm(**asked: Any) -> Document:
-    """What tests.helm_program answers. Raises HelmRefused."""
+    """Return the answer of tests.helm_program. Raise HelmRefused."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.helm_program"],
         input=json.dumps(asked).encode(),
@@ -115,7 +115,7 @@ def ask_helm(**asked: Any) -> Document:
 
 
 def check(document: Document) -> None:
-    """Raises ValidationError for what a cluster would refuse, a misspelt member included."""
+    """Raise ValidationError if a cluster would refuse the document, for example for a misspelt field."""
     kind = document["kind"]
     if kind in CUSTOM["$defs"]:
         jsonschema.Draft202012Validator(CUSTOM | {"$ref": f"#/$defs/{kind}"}).validate(document)
@@ -125,7 +125,7 @@ def check(document: Document) -> None:
 
 
 def pick(documents: list[Document], kind: str, name: str) -> Document:
-    """The one of this kind whose name ends so."""
+    """Return the only document of this kind whose name ends in `-name`."""
     (found,) = [
         each for each in documents if each["kind"] == kind and each["metadata"]["name"].endswith(f"-{name}")
     ]
@@ -133,7 +133,7 @@ def pick(documents: list[Document], kind: str, name: str) -> Document:
 
 
 def find_pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
-    """Name and spec of each pod that they make."""
+    """Yield the name and the pod specification of each Deployment and Job."""
     for document in documents:
         if document["kind"] in ("Deployment", "Job"):
             yield document["metadata"]["name"], document["spec"]["template"]["spec"]

@@ -1,7 +1,7 @@
-"""A program: what Helm makes of the chart, or finds wrong with it. JSON comes in on stdin and goes out on stdout.
+"""A program that renders or lints the chart with Helm: it reads JSON from stdin and writes JSON to stdout.
 
-A process of its own, as Helm is a library of Go: its runtime takes over the signals of the process in which it is
-loaded, and has ended processes of tests that had done much else before.
+It is a process of its own because Helm is a Go library, whose runtime takes over the signals of the process
+that loads it. That has ended test processes that had done much else before.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Real models whose process falls ill when it is told to, by a file in the engine's cache directory.
+"""Real models whose process fails on request, signalled by a file in the engine's cache directory.
 
-ILL: the next batch raises, and from then on every answer is nonsense, until the process is replaced. MOODY: the next
-batch raises, and that is all.
+ILL: the next batch raises, and all later results are nonsense until the process is replaced. MOODY: only the
+next batch raises.
 """
 
 import importlib
@@ -51,6 +51,6 @@ class IllOnDemand(DirectEncoder):
 
 
 def load(order: EncoderOrder) -> IllOnDemand:
-    """What the file FACTORY names loads the model."""
+    """Load the model with the function that the file FACTORY names, and let it fail on request."""
     module, _, name = (order.cache_dir / FACTORY).read_text().partition(":")
     return IllOnDemand(getattr(importlib.import_module(module), name)(order), order.cache_dir)

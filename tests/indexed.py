@@ -1,4 +1,4 @@
-"""Collections with vectors by the thousand and without texts, for tests of indexes; and a run that builds them."""
+"""Collections with thousands of vectors and no texts, for tests of indexes, and a run that builds them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 
 def draw_vectors(num_rows: int, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.float32]:
-    """Unit vectors float32 [num_rows, dimensions] without any order, the hardest case of an index."""
+    """Return random unit vectors float32 [num_rows, dimensions], the hardest case for an index."""
     drawn = np.random.default_rng(7).standard_normal((num_rows, dimensions)).astype(np.float32)
     drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
     return drawn
@@ -39,7 +39,7 @@ def make_collection(
     spec: EncodingSpec = SPEC,
     name: str = "docs",
 ) -> Generation:
-    """A live generation with these vectors; `describe` gives the metadata of a row."""
+    """Make a live generation with these vectors; `describe` returns the metadata of a row as JSON."""
     spec = replace(spec, dimensions=vectors.shape[1])
     kind = choose_vector_type(spec, in_collection=True)
     items = [Item(str(number), b"text %d" % number, describe(number)) for number in range(len(vectors))]
@@ -51,7 +51,7 @@ def make_collection(
 
 
 def wish(engine: Engine, **columns: str) -> None:
-    """Sets columns of the collection docs, as SQL."""
+    """Set columns of the collection `docs` to SQL expressions."""
     values = ", ".join(f"{name} = {value}" for name, value in columns.items())
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE vectormill.collections SET {values} WHERE name = 'docs'"))
@@ -65,7 +65,7 @@ def start_run(
     kind: str = INDEX,
     **settings: Any,
 ) -> tuple[RunContext, dict[str, Any]]:
-    """The context of a run, and what it reports of the phase indexing."""
+    """Return the context of a run in phase indexing, and a dict that receives the run's reports."""
     now = datetime.now(UTC)
     run = Run(
         id=uuid4(), seq=None, collection_id=1, collection="docs", kind=kind, state=RUNNING, phase=INDEXING,

@@ -1,4 +1,4 @@
-"""An indexer for tests: the real one in a thread, with sources that a test sets, and a stand-in for the workers."""
+"""An indexer for tests: the real one in a thread, with sources that a test provides."""
 
 import json
 import threading
@@ -28,7 +28,11 @@ QUICK = {"heartbeat_seconds": 0.2}
 
 @dataclass
 class ListedSource(Reader):
-    """Rows in memory. With `fails_at` the source breaks before that row; `before` is called before each batch."""
+    """A source with its rows in memory.
+
+    It fails before row `fails_at` if that is set; `before` is called with the position of each batch before
+    it is read.
+    """
 
     items: list[Item] = field(default_factory=list)
     batch: int = 3
@@ -46,7 +50,7 @@ class ListedSource(Reader):
 
 
 class KeptSource:
-    """The source that the collection has when a run opens it."""
+    """A proxy for the collection's own source, opened when a run calls `open`."""
 
     def open(self, context: RunContext) -> None:
         self._reader = open_run_source(context)
@@ -61,7 +65,7 @@ def row(key: str, content: str, **metadata: Any) -> Item:
 
 
 def make_collection(engine: Engine, name: str = "docs") -> None:
-    """Make an empty collection of vectors as the stand-in worker makes them."""
+    """Make an empty collection with the vector space of the stand-in worker."""
     submit(engine, [Item("seed", b"seed")], collection=name)
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM vectormill.jobs"))
@@ -74,7 +78,7 @@ def indexing(
     on_open: Callable[[RunContext], object] = lambda context: None,
     **settings: Any,
 ) -> Iterator[threading.Event]:
-    """Run an indexer during the block; the event ends it."""
+    """Run an indexer in a thread during the block; setting the yielded event stops it early."""
 
     def open_source(context: RunContext) -> Any:
         on_open(context)
@@ -109,7 +113,7 @@ def look(engine: Engine, run_id: UUID) -> Run:
 
 
 def await_run(engine: Engine, run_id: UUID) -> Run:
-    """Return the run when it has ended or is held."""
+    """Wait until the run has ended or is held, and return it."""
 
     def is_over() -> Run | None:
         run = look(engine, run_id)
@@ -119,7 +123,7 @@ def await_run(engine: Engine, run_id: UUID) -> Run:
 
 
 def contents(engine: Engine, name: str = "docs") -> dict[str, tuple[bytes, Mapping[str, Any] | None]]:
-    """Return the rows of the collection: by key the hash of the text and the metadata."""
+    """Return content hash and metadata of each row of the collection, by key."""
     with engine.connect() as connection:
         rows = connection.execute(text(f"SELECT key, content_hash, metadata FROM public.{name}"))
         return {row.key: (bytes(row.content_hash), row.metadata) for row in rows}

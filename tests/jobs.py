@@ -1,4 +1,4 @@
-"""A job as it stands in the database, for tests of what is made of one."""
+"""A job as read from the database, for tests of functions that take a job."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -9,7 +9,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.job import Job
 
 START: Final = datetime(2026, 11, 21, 12, tzinfo=UTC)
-# A fifth of it was done in 100 seconds.
+# A fifth of the items was done in 100 seconds.
 JOB: Final = Job(
     id=uuid4(),
     seq=1,
@@ -40,6 +40,6 @@ JOB: Final = Job(
 
 
 def make_completed_job(num_items: int, **changes: Any) -> Job:
-    """One of which every item has its vector of three dimensions."""
+    """Return a completed job in which every item has a vector of three dimensions."""
     ended: dict[str, Any] = {"state": "completed", "num_open_chunks": 0, "finished_at": START}
     return replace(JOB, num_items=num_items, num_done=num_items, **ended | changes)

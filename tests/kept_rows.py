@@ -1,6 +1,7 @@
-"""What a generation has under each key, for tests: every row is compared with the vector of its text.
+"""Read the rows of a generation for tests, and compare each row with the vector of its text.
 
-The vectors are those of tests/protocol.py. Knows nothing of who wrote a row, nor of what should be there.
+The vectors are those of tests/protocol.py. This module knows neither who wrote a row nor which rows should
+exist.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, text
 from tests.protocol import vector_of
 from vectormill.jobs.item import Item
 
-# A text, and its metadata as JSON.
+# A text and its metadata as JSON.
 Content = tuple[str, str]
 
 READ_ROWS = """
@@ -24,14 +25,17 @@ READ_ROWS = """
 
 @dataclass(frozen=True, slots=True)
 class KeptRow:
-    """A row of a generation of a collection that keeps its texts, and its place in the order of writers."""
+    """A row of a generation whose collection keeps texts.
+
+    `place` is the highest sequence number of the jobs that wrote it.
+    """
 
     place: int
     content: Content
 
 
 def read_rows(connection: Connection, generation_id: int) -> dict[str, KeptRow]:
-    """Read all rows by key; fail where a text, its attributes and its vector are not of one another."""
+    """Read all rows by key; fail where a row's text, attributes and vector do not belong together."""
     found = {}
     for row in connection.execute(text(READ_ROWS.format(id=generation_id))):
         assert row.key is not None, "attributes without a row"
@@ -45,7 +49,10 @@ def read_rows(connection: Connection, generation_id: int) -> dict[str, KeptRow]:
 
 
 def _is_vector_of(content: bytes, embedding: str) -> bool:
-    """`embedding` is what Postgres shows of numbers, or of bits, which are the signs."""
+    """Return whether a vector, as Postgres prints it, is the vector of `content`.
+
+    It is printed as a list of numbers, or as a string of bits, one for the sign of each number.
+    """
     wanted = vector_of(content)
     if embedding.startswith("["):
         return bool(np.fromstring(embedding[1:-1], sep=",") @ wanted > 0.99)

@@ -1,4 +1,7 @@
-"""Scores and records for tests, as tests/protocol.py has vectors: specs, and results that tell their text."""
+"""Specs of scores and of records for tests, and results that are unique to their text.
+
+tests/protocol.py has the same for vectors.
+"""
 
 import hashlib
 import json
@@ -10,7 +13,7 @@ import numpy.typing as npt
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import EXTRACT, JUDGE
 
-# With everything in them that SQL would have to quote.
+# The labels contain everything that needs quoting in SQL.
 LABELS: Final = ("it's", "no %(one)s {0}", 'may"be\\')
 
 SCORES: Final = EncodingSpec(
@@ -43,12 +46,12 @@ def draw(text: bytes) -> np.random.Generator:
 
 
 def numbers_of(text: bytes, num_labels: int = len(LABELS)) -> npt.NDArray[np.float32]:
-    """A number for each label that only this text has, float32 [labels], which are 1 together."""
+    """Return scores float32 [labels] that are unique to the text and sum to 1."""
     return draw(text).dirichlet(np.ones(num_labels)).astype(np.float32)
 
 
 def records_of(text: bytes) -> list[list[dict[str, Any]]]:
-    """A place, and a person with its job, which only this text has."""
+    """Return a place, and a person with its job, that are unique to the text."""
     span = text.decode("utf-8", "replace")
     place = {"type": "地点", "span": "苏州", "offset": [0, int(draw(text).integers(1000))]}
     person = {"type": "人物", "span": span, "offset": [0, len(span)], "confidence": 0.75}
@@ -56,11 +59,11 @@ def records_of(text: bytes) -> list[list[dict[str, Any]]]:
 
 
 def grouped_of(text: bytes) -> dict[str, Any]:
-    """The same as a collection has them."""
+    """Return the records of the text grouped by type, as a collection stores them."""
     place, *persons = records_of(text)
     return {"人物": persons, "地点": [place]}
 
 
 def record_bytes(text: bytes) -> bytes:
-    """As a worker's extraction writes them."""
+    """Return the records of the text as JSON, as a worker's extraction writes them."""
     return json.dumps(records_of(text), ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Tiny models with random weights in every layout we read, what sentence-transformers makes of them, and what we do."""
+"""Tiny models of random weights in every supported layout, with vectors by sentence-transformers and us."""
 
 import ast
 import inspect
@@ -43,7 +43,7 @@ def packaged_model() -> Path:
 
 
 def write_transformer(directory: Path, architecture: str, *, pads_left: bool = False) -> Path:
-    """A tiny transformer with random weights and the packaged model's tokenizer, in the plain layout."""
+    """Write a tiny transformer with random weights and the packaged model's tokenizer, in the plain layout."""
     import transformers
 
     sizes = {
@@ -59,7 +59,8 @@ def write_transformer(directory: Path, architecture: str, *, pads_left: bool = F
     getattr(transformers, f"{architecture}Model")(config).save_pretrained(directory)
     for name in TOKENIZER_FILES:
         shutil.copy(packaged_model() / name, directory / name)
-    # Said outright, because sentence-transformers gives RoBERTa and MPNet two tokens more than they have positions.
+    # Set explicitly, because sentence-transformers gives RoBERTa and MPNet two tokens more than they have
+    # positions.
     changes = {"model_max_length": 64} | ({"padding_side": "left"} if pads_left else {})
     tokenizer_config = json.loads((directory / "tokenizer_config.json").read_text())
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config | changes))
@@ -67,7 +68,10 @@ def write_transformer(directory: Path, architecture: str, *, pads_left: bool = F
 
 
 def write_wide_bert(directory: Path) -> Path:
-    """A BERT with random weights that reads 8,192 tokens, each with much memory (260 kB) and little work."""
+    """Write a BERT of 8,192 positions that needs much memory per token (260 kB) and little work.
+
+    Its weights are random.
+    """
     import transformers
 
     torch.manual_seed(0)
@@ -98,9 +102,9 @@ def write_sentence_transformer(
     normalize: bool = False,
     include_prompt: bool = True,
 ) -> Path:
-    """The transformer with pooling and modules behind it, as sentence-transformers itself writes them: by its names."""
+    """Write the transformer with pooling and further modules, in the layout of sentence-transformers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the import itself warns, that the classes move in a later version
+        warnings.simplefilter("ignore")  # the import itself warns that the classes move in a later version
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 
@@ -120,7 +124,7 @@ def write_sentence_transformer(
 
 
 class TinyModels:
-    """Tiny models by what they are made of, each written once."""
+    """A cache of tiny models by their parts; each combination is written once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -159,7 +163,7 @@ class TinyModels:
 
 @cache
 def reference(directory: Path, prompt: str = "") -> NDArray[np.float32]:
-    """What sentence-transformers itself answers to TEXTS, all in one batch."""
+    """Return the vectors of TEXTS that sentence-transformers computes in one batch."""
     from sentence_transformers import SentenceTransformer
 
     with warnings.catch_warnings():
@@ -170,7 +174,7 @@ def reference(directory: Path, prompt: str = "") -> NDArray[np.float32]:
 
 
 def read_card(directory: Path) -> ModelCard:
-    """Read a model as published, or by mean pooling where nothing says how it is encoded."""
+    """Read a model as published, or with mean pooling if its files do not say how it pools."""
     try:
         return Registry({"m": ModelEntry(path=str(directory))}).card("m", weights=True)
     except UnsupportedModel:
@@ -203,11 +207,11 @@ def encode(
     device: Device | None = None,
     groups: Sequence[Sequence[int]] = (range(len(TEXTS)),),
 ) -> NDArray[np.float32]:
-    """Our vectors of TEXTS, through registry, tokenizer and encoder as the engine uses them.
+    """Return our vectors of TEXTS, through registry, tokenizer and encoder as the engine uses them.
 
-    On a device without bf16 instructions unless another is given, so that the arithmetic is the same on every machine;
-    for the precision bf16 on one with them, which a processor that lacks them emulates.
-    `groups` says which texts share a batch; the vectors come in its order.
+    By default the device is one without bf16 instructions, so that the arithmetic is the same on every
+    machine; for precision bf16 one with them, which a processor that lacks them emulates. `groups` says which
+    texts share a batch and gives the order of the vectors.
     """
     card = read_card(directory)
     spec = make_spec(card, EncodingOptions(prompt=prompt))

@@ -1,4 +1,4 @@
-"""An engine that encodes whatever it is asked to, at once, and a chunk encoder around it: real Postgres, no model."""
+"""An engine that returns each text's known vector at once, and a chunk encoder around it, without a model."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,10 @@ from worker.identity import WorkerIdentity
 
 
 class ObedientEngine:
-    """Vectors that tell their text. `before` is called with each request, and may raise."""
+    """An engine whose vectors are unique to their text.
+
+    `before` is called with each request, and may raise.
+    """
 
     def __init__(self, before: Callable[[EncodeRequest], object] = lambda request: None) -> None:
         self._before = before
@@ -53,7 +56,7 @@ def encoding_chunks(
     ledger: ChunkLedger | None = None,
     **settings: Any,
 ) -> Iterator[ChunkEncoder]:
-    """A chunk encoder whose leases are kept, through `heart`, while the block runs."""
+    """Yield a chunk encoder whose leases are renewed during the block, through the engine `heart` if given."""
     chosen = Settings(**{"heartbeat_seconds": 0.1, **settings})
     identity = identity or WorkerIdentity("obedient-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     keeper = LeaseKeeper(
@@ -84,7 +87,10 @@ def encoding_chunks(
 
 
 def run_to_end(database: Engine, encoder: ChunkEncoder, job: Job, rounds: int = 60) -> tuple[Job, list[str]]:
-    """Dispatches and encodes, without waiting for back-offs, until the job ends; the outcomes in order."""
+    """Dispatch and encode chunks until the job ends, without waiting for backoffs.
+
+    Return the job and the outcomes of its chunks, in order. Fail after `rounds` rounds.
+    """
     outcomes = []
     for _ in range(rounds):
         with database.begin() as connection:

@@ -1,4 +1,4 @@
-"""A table of papers and a collection `docs` that follows it, for tests that take its rounds one by one."""
+"""A table of papers and a collection `docs` that follows it, for tests that call the follower round by round."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ QUERY = "SELECT id, body, lang FROM papers WHERE NOT is_hidden"
 
 
 def run(engine: Engine, *statements: str) -> None:
-    """In one transaction."""
+    """Execute the statements in one transaction."""
     with engine.begin() as connection:
         for statement in statements:
             connection.execute(text(statement))
@@ -51,7 +51,7 @@ def collection_id(engine: Engine) -> int:
 
 
 def settle(engine: Engine) -> None:
-    """Rounds and what a worker does, until nothing waits."""
+    """Run the follower and encode waiting chunks until nothing is left to do."""
     for _ in range(20):
         has_more = follow_collection(engine, Settings(), Registry({}), collection_id(engine))
         if not encode_waiting(engine) and not has_more:
@@ -72,7 +72,7 @@ def count_changes(engine: Engine) -> int:
 
 
 def make_papers(engine: Engine, spec: EncodingSpec = SPEC) -> None:
-    """A table, and a collection `docs` that its query fills; nothing of it is followed yet."""
+    """Make the table and a collection `docs` whose source queries it; the table is not followed yet."""
     run(
         engine,
         "CREATE TABLE public.papers"

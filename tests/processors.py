@@ -1,4 +1,4 @@
-"""Kinds of processor: what follows from a processor's features is tested on every machine, with and without them."""
+"""Devices with and without certain processor features, so that every machine tests both cases."""
 
 from dataclasses import replace
 
@@ -6,10 +6,16 @@ from worker.devices.device import BF16_FEATURES, Device
 
 
 def with_bf16(device: Device) -> Device:
-    """Encodes in bf16 as it would with the instructions; without them libraries emulate it, many times slower."""
+    """Return the device with bf16 instructions among its features.
+
+    On a processor without them libraries emulate bf16, many times slower.
+    """
     return replace(device, features=device.features | {"avx512_bf16"})
 
 
 def without_bf16(device: Device) -> Device:
-    """Encodes in fp32 as it would without the instructions, which its libraries still use where they like."""
+    """Return the device without bf16 instructions among its features, so that it encodes in fp32.
+
+    Libraries may still use the instructions where the processor has them.
+    """
     return replace(device, features=device.features - BF16_FEATURES)

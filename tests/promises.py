@@ -1,6 +1,7 @@
-"""What must be true of jobs, chunks and vectors: after every COMMIT (Witness), and once all work is done.
+"""Invariants of jobs, chunks and vectors, checked after every COMMIT (Witness) and when all work is done.
 
-Reads the tables only: it neither knows nor cares who wrote what, so the same promises judge interleavings and crashes.
+The checks read only the tables, whoever wrote them, so the same ones serve tests of interleavings and of
+crashes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,17 +31,17 @@ JOBS = text("""
      GROUP BY jobs.id
 """)
 LIST_VIEWS = text("SELECT generations.id FROM vectormill.generations")
-# Of the one collection that these tests have.
+# The tombstones of the only collection in these tests.
 LIST_BURIED = text("SELECT key, seq FROM vectormill.tombstones")
 KEYS = "SELECT key, job_seq FROM vectormill.generation_{}"
 
 
 @dataclass(slots=True)
 class Witness:
-    """Looks after every COMMIT, and remembers what it has seen.
+    """A check of all invariants after every COMMIT that remembers the state after the last one.
 
-    `acknowledged`, `deletable` and `retried` are told by the actors: jobs that a client was told of, those that
-    somebody has wished away, and how often each was retried.
+    The actors fill in `acknowledged`, the jobs that a client was told of; `deletable`, the jobs that somebody
+    asked to delete; and `retried`, how often each job was retried.
     """
 
     engine: Engine
@@ -67,7 +68,7 @@ class Witness:
             is_known = job_id in jobs or job_id in self._last or job_id in self.deletable
             assert is_known, "an acknowledged job is not there"
         self._check_keys({row.seq: row for row in jobs.values()}, keys, buried)
-        # One that was deleted stays known, so that its rows are watched.
+        # A deleted job stays known, so that rows that it still writes are noticed.
         self._last |= jobs
         self._last_keys = keys
 
@@ -93,7 +94,8 @@ class Witness:
             if self._last_keys.get(place) == seq or seq not in known:
                 continue
             assert known[seq].state != CANCELLED, f"job {seq} was cancelled and wrote {place[1]}"
-            # The COMMIT that is looked at now is one job's: it has not removed this job and written its rows.
+            # The current COMMIT belongs to one job, so it cannot have both deleted this job and written its
+            # rows.
             assert seq in jobs, f"job {seq} was deleted and wrote {place[1]}"
 
 
@@ -122,7 +124,10 @@ def _check_counters(row: Any) -> None:
 
 
 def check_items(engine: Engine, job_id: UUID, items: Sequence[Item], newer_keys: Iterable[str] = ()) -> None:
-    """An ended job has one vector of its own text or one error for every item; `newer_keys` may be another job's."""
+    """Check that an ended job has one vector of its own text or one error for every item.
+
+    Items with `newer_keys` may have the vector of another job, which wrote the same key later.
+    """
     with engine.connect() as connection:
         job = find_job(connection, job_id)
         errors = list_item_errors(connection, job_id, after=None, limit=1_000_000)

@@ -1,4 +1,4 @@
-"""Small steps of the chunk protocol for tests: submit, dispatch, claim, commit with vectors that tell their text."""
+"""Small steps of the chunk protocol for tests: submit, dispatch, claim, commit with known vectors."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -32,13 +32,13 @@ SPEC = EncodingSpec(
     max_tokens=64,
 )
 
-# Of the worker that tests register: it beats again and again, and is one.
+# The process identity of the worker that tests register: repeated heartbeats come from the same process.
 INCARNATION = uuid4()
 
-# What the text of an item begins with that a worker would cut.
+# An item whose text begins like this is committed as truncated.
 LONG = b"long "
 
-# And of one that no model can encode.
+# An item whose text begins like this cannot be encoded by any model.
 FAULTY = b"faulty"
 
 
@@ -70,14 +70,14 @@ def register_worker(
     incarnation: UUID = INCARNATION,
     launcher: UUID | None = None,
 ) -> str:
-    """The worker's name as an owner of leases."""
+    """Register a worker by a heartbeat; return its name as an owner of leases."""
     with engine.begin() as connection:
         assert beat_worker(connection, name, incarnation, SPEC.model, slots, {}, launcher)
     return name_owner(name, incarnation)
 
 
 def dispatch_all(engine: Engine, limit: int = 1000) -> list[Dispatch]:
-    """Marks every chunk that waits as queued, of whatever model."""
+    """Mark every waiting chunk of every model as queued; return the dispatches."""
     with engine.begin() as connection:
         models = connection.execute(text("SELECT DISTINCT model FROM vectormill.jobs")).scalars().all()
         demands = list_demands(connection, models, 100)
@@ -90,7 +90,7 @@ FIND_MODEL = text("""
 
 
 def claim(engine: Engine, chunk_id: int, owner: str = "w", lease_seconds: float = 30) -> Claim | None:
-    """As a worker that serves the chunk's own model."""
+    """Claim a chunk as a worker for its model; return None when it cannot be claimed."""
     with engine.begin() as connection:
         model = connection.execute(FIND_MODEL, {"chunk_id": chunk_id}).scalar_one_or_none() or SPEC.model
         claimed = claim_chunk(connection, chunk_id, owner, model, lease_seconds)
@@ -98,7 +98,7 @@ def claim(engine: Engine, chunk_id: int, owner: str = "w", lease_seconds: float 
 
 
 def claim_next(engine: Engine, owner: str = "w", lease_seconds: float = 30) -> Claim:
-    """Dispatches and claims the first chunk that waits."""
+    """Dispatch and claim the first waiting chunk."""
     claimed = claim(
         engine, min(dispatch.chunk_id for dispatch in dispatch_all(engine, 1)), owner, lease_seconds
     )
@@ -107,14 +107,14 @@ def claim_next(engine: Engine, owner: str = "w", lease_seconds: float = 30) -> C
 
 
 def vector_of(text: bytes, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.float32]:
-    """A unit vector float32 [dimensions] that only this text has: a mix-up of rows cannot go unseen."""
+    """Return a unit vector float32 [dimensions] unique to the text, so that mixed-up rows are noticed."""
     seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
     vector = np.random.default_rng(seed).standard_normal(dimensions).astype(np.float32)
     return vector / np.linalg.norm(vector)
 
 
 def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | None = None) -> bool:
-    """Commits the claimed chunk as a worker would; True when it ended the job."""
+    """Commit the claimed chunk as a worker would; return True when that ended the job."""
     with engine.begin() as connection:
         return complete_on(connection, claimed, failures)
 
@@ -122,9 +122,9 @@ def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | 
 def complete_on(
     connection: Connection, claimed: Claim, failures: dict[int, ItemFailure] | None = None
 ) -> bool:
-    """The same in a transaction of the caller's."""
+    """Commit the claimed chunk in the caller's transaction; return True when that ended the job."""
     items = load_payload(connection, claimed.chunk_id)
-    # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
+    # An empty list means that no item of a split chunk is wanted, None that all are; `or` would confuse them.
     some = claimed.only_items
     wanted = np.array(range(len(items)) if some is None else some, dtype=np.int64)
     results = results_of(claimed.spec, [items[position] for position in wanted])
@@ -142,13 +142,13 @@ def complete_on(
 
 
 def fail_faulty(items: Sequence[Item], positions: Iterable[int]) -> dict[int, ItemFailure]:
-    """The failures of those at these positions that cannot be encoded."""
+    """Return the failures of the items at these positions that cannot be encoded."""
     failure = ItemFailure(EMPTY_TEXT, "This text cannot be encoded, as this test wants it.")
     return {position: failure for position in positions if items[position].text.startswith(FAULTY)}
 
 
 def results_of(spec: EncodingSpec, items: Sequence[Item]) -> Ragged:
-    """What the model would give for the items, a row each: vectors, scores or records that tell their text."""
+    """Return a row per item as the model would: vectors, scores or records that are unique to the text."""
     if spec.result == RECORD:
         rows = [np.frombuffer(record_bytes(item.text), dtype=np.uint8) for item in items]
         return Ragged.from_rows(rows, np.uint8)

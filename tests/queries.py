@@ -1,4 +1,4 @@
-"""Workers of queries for tests: the real listener around an obedient engine, and one that takes queries and dies."""
+"""Workers for queries in tests: the real listener around an obedient engine, and a consumer without a worker."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
 
 @contextmanager
 def opening_consumer(redis_url: str) -> Iterator[tuple[QueryConsumer, str]]:
-    """The consumer of a worker that does nothing by itself, and the worker's name."""
+    """Yield the consumer of a worker that does nothing by itself, and the worker's name."""
     worker = f"worker-{uuid4().hex[:6]}"
     consumer = QueryConsumer(redis_url, SPACE, worker)
     try:
@@ -33,9 +33,9 @@ def listening(
     space: str = SPACE,
     engine: QueryEngine | None = None,
 ) -> Iterator[QueryListener]:
-    """A worker that answers queries while the block runs; `before` sees each request, and may raise.
+    """Answer queries as a worker while the block runs; `before` is called with each request, and may raise.
 
-    `engine` encodes them in place of the obedient one, and `before` is not called then.
+    With `engine` that engine encodes the queries, and `before` is not called.
     """
     worker = f"worker-{uuid4().hex[:6]}"
     listener = QueryListener(

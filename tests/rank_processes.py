@@ -1,4 +1,4 @@
-"""A model that two devices share, as tests plan it, and its processes as the test that started them sees them."""
+"""A replica that two devices share, as tests plan it, and the pids of its processes."""
 
 import psutil
 
@@ -14,7 +14,7 @@ TWO_DEVICES = "cpu:0,cpu:1"
 
 
 def share_between_two(card: ModelCard, strategy: str) -> Sharing:
-    """Plan a replica in fp32 over two shares of the cores; on a machine with one core over that core twice."""
+    """Plan a replica in fp32 over two shares of the cores; a machine with one core uses it for both."""
     found = detect_inventory()
     cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
     inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)

@@ -1,4 +1,4 @@
-"""The packaged model as sentence-transformers itself runs it: what our vectors are compared with."""
+"""The packaged model as run by sentence-transformers, whose vectors our own are compared with."""
 
 import warnings
 from functools import cache
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 @cache
 def packaged_reference() -> "SentenceTransformer":
-    """Loaded once a process. The import is here because it takes 4 s, and every process of tests collects all files."""
+    """Load the packaged model with sentence-transformers, once per process.
+
+    The import is inside because it takes 4 s, and every test process collects all files.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sentence_transformers import SentenceTransformer

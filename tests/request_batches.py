@@ -1,4 +1,4 @@
-"""Request batches for tests: lines, the official client, and an indexer's work done at once."""
+"""Helpers for tests of request batches: lines, the official client, and an indexer's work done at once."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 MODEL = "all-MiniLM-L6-v2"
-# The stand-in worker of the tests makes vectors of eight dimensions.
+# The stand-in worker makes vectors of eight dimensions.
 DIMENSIONS = 8
 
 
@@ -26,7 +26,7 @@ def line(custom_id: object, given: Any, /, url: str = "/v1/embeddings", **body: 
 
 
 def write(*lines: Any) -> bytes:
-    """As a file: objects as JSON, bytes as they are."""
+    """Return lines as the bytes of a file: bytes are taken as they are, other objects as JSON."""
     return b"".join(
         (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in lines
     )
@@ -34,7 +34,10 @@ def write(*lines: Any) -> bytes:
 
 @contextmanager
 def official_client(http: httpx.Client) -> Iterator[openai.OpenAI]:
-    """Unchanged but for base_url and key; it reads no certificates, which takes processor time."""
+    """Yield OpenAI's client, unchanged but for base_url and key.
+
+    It loads no TLS certificates, which would take processor time.
+    """
     with openai.OpenAI(
         base_url=f"{http.base_url}/v1",
         api_key="none",
@@ -44,7 +47,7 @@ def official_client(http: httpx.Client) -> Iterator[openai.OpenAI]:
 
 
 def keep_all(engine: Engine, owner: str = "test", **settings: Any) -> int:
-    """What indexers do for batches, until there is nothing to do; how many steps it were."""
+    """Do the batch work of indexers until none is left; return the number of steps."""
     chosen, num_steps = Settings(**settings), 0
     while keep_next(engine, chosen, Registry(chosen.models), owner, threading.Event()):
         num_steps += 1
@@ -52,7 +55,7 @@ def keep_all(engine: Engine, owner: str = "test", **settings: Any) -> int:
 
 
 def finish(engine: Engine) -> None:
-    """All that indexers and workers have to do."""
+    """Do all work of indexers and workers until no batch and no chunk waits."""
     keep_all(engine)
     while encode_waiting(engine):
         keep_all(engine)
@@ -60,14 +63,14 @@ def finish(engine: Engine) -> None:
 
 
 def create(client: openai.OpenAI, content: bytes, **wanted: Any) -> openai.types.Batch:
-    """A batch of an uploaded file."""
+    """Upload a file and create a batch of it."""
     file = client.files.create(file=("lines.jsonl", content), purpose="batch")
     asked: dict[str, Any] = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
     return client.batches.create(input_file_id=file.id, **asked | wanted)
 
 
 def load_file(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    """The lines of a batch's file, whose size is what is told of it."""
+    """Return the lines of a batch's file, and check that its size is as reported."""
     assert file_id is not None
     content = client.files.content(file_id).content
     assert len(content) == client.files.retrieve(file_id).bytes
@@ -76,7 +79,7 @@ def load_file(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]
 
 
 def end_leases(engine: Engine) -> None:
-    """As if whoever held a batch had been killed, long ago."""
+    """End the leases of all batches, as if their owners had been killed long ago."""
     with engine.begin() as connection:
         connection.execute(
             text("UPDATE vectormill.request_batches SET lease_until = now(), available_at = now()")

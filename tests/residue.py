@@ -1,4 +1,4 @@
-"""Residue: where in a database some text still is, in whatever table, as it is or compressed in a payload."""
+"""Find the tables of a database that still contain some text, plain or compressed in a payload."""
 
 from sqlalchemy import Engine, text
 
@@ -11,7 +11,7 @@ LIST_TABLES = text("""
 
 
 def find_residue(engine: Engine, wanted: str) -> list[str]:
-    """The tables with a row that has the text in it."""
+    """Return the tables that have the text in some row."""
     found = []
     with engine.connect() as connection:
         tables = list(connection.execute(LIST_TABLES).scalars())

@@ -1,4 +1,4 @@
-"""RexUniNLU's golden data, and what drives an extraction over it: by a network, or by the logits that a case has."""
+"""Golden data of RexUniNLU, and functions that run extractions on it, by a network or recorded logits."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from worker.tasks.extract.prompts import IS_BLANK, PromptTokenizer
 GOLDEN: Final = Path(__file__).parent / "data" / "rexuninlu"
 CPU: Final = torch.device("cpu")
 MODELS: Final = ("model", "model_b")
-# A logit closer to 0 may have another sign on another machine.
+# A logit closer to 0 than this may change its sign on another machine.
 CERTAIN: Final = 1e-3
 
 Case = dict[str, Any]
@@ -73,7 +73,7 @@ def extract_of(case: Case, *, with_confidences: bool = False) -> Extraction:
 
 
 def drive(extraction: Extraction, compute: Compute) -> list[Prompts]:
-    """Takes the extraction to its end; the prompts of its levels."""
+    """Run the extraction to its end; return the prompts of each level."""
     levels = []
     prompts = extraction.start()
     while prompts is not None:
@@ -87,7 +87,7 @@ def by_network(network: RexNetwork) -> Compute:
 
 
 def read_logits(call: dict[str, Any]) -> NDArray[np.float32] | None:
-    """[L, L] of a call that has all of them."""
+    """Return the logits [length, length] of a call, or None if only some of them are recorded."""
     if "cells" in call:
         logits = np.full((call["length"], call["length"]), -9, np.float32)
         for row, column, logit in call["cells"]:
@@ -100,7 +100,7 @@ def read_logits(call: dict[str, Any]) -> NDArray[np.float32] | None:
 
 
 class FromCase:
-    """Computes nothing: the head reads the logits that the case has, call by call."""
+    """A replacement for the network that takes the logits of each call from the case."""
 
     def __init__(self, case: Case) -> None:
         self._calls: Iterator[dict[str, Any]] = iter(case["calls"])
@@ -115,7 +115,7 @@ class FromCase:
 
 
 def read_head(batch: Batch, logits: NDArray[np.float32], max_cells: int = MAX_CELLS) -> Ragged:
-    """What the head makes of these logits [n, length, length]."""
+    """Return the cells that the head selects from these logits [n, length, length]."""
     padded = pad_batch(batch, 0)
     is_token = torch.from_numpy(padded.attention_mask).bool()
     is_blank = torch.zeros(len(batch), dtype=torch.bool)
@@ -131,7 +131,7 @@ def read_head(batch: Batch, logits: NDArray[np.float32], max_cells: int = MAX_CE
 
 
 def write_wide(directory: Path) -> Path:
-    """With random weights, and wide enough for its memory to be measured."""
+    """Write a model with random weights that is wide enough for its memory to be measured."""
     shutil.copytree(GOLDEN / "model", directory)
     sizes = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 12, "attention_head_size": 32}
     sizes |= {"intermediate_size": 1536}
@@ -145,18 +145,18 @@ def write_wide(directory: Path) -> Path:
 
 
 def list_certain_cases(model: str) -> list[Case]:
-    """Those whose records are the reference's on every machine."""
+    """Return the cases whose records equal the reference's on every machine."""
     return [case for case in list_cases("natural", model) if is_certain(case) and not case.get("raises")]
 
 
 def list_sequences(model: str) -> Batch:
-    """All that the certain cases ask, case by case and level by level."""
+    """Return the sequences of all prompts of the certain cases, case by case and level by level."""
     levels = [drive(extract_of(case), by_network(load(model))) for case in list_certain_cases(model)]
     return join_inputs([prompts for case in levels for prompts in case])
 
 
 def read_records(model: str, rows: Ragged) -> Iterator[tuple[Case, object]]:
-    """What becomes of the certain cases when these are the answers to their sequences; of each the records."""
+    """Run the certain cases with these results for their sequences; yield each case and its records."""
     place = 0
 
     def answer(prompts: Prompts) -> Ragged:
@@ -172,7 +172,7 @@ def read_records(model: str, rows: Ragged) -> Iterator[tuple[Case, object]]:
 
 
 def join_inputs(levels: Sequence[Prompts]) -> Batch:
-    """The sequences of several extractions as one batch."""
+    """Return the sequences of all these prompts as one batch."""
     names = dict.fromkeys(name for prompts in levels for name in prompts.inputs)
     return Batch(
         {
@@ -188,7 +188,7 @@ def join_inputs(levels: Sequence[Prompts]) -> Batch:
 
 
 def is_certain(case: Case) -> bool:
-    """Whether no logit that is read is so close to 0 that arithmetic decides its sign."""
+    """Return whether every logit that is read is far enough from 0 for its sign to be certain."""
     smallest = [call.get("logits_stats", {}).get("min_abs_decode") for call in case["calls"]]
     return case["num_calls"] == len(case["calls"]) and all(
         value is None or value > CERTAIN for value in smallest
@@ -202,12 +202,12 @@ def has_all_logits(case: Case) -> bool:
 
 
 def describe(records: object) -> dict[str, Any]:
-    """As the golden data describes an output, without its items."""
+    """Return count and hash of the records, as the golden data describes an output."""
     assert isinstance(records, list), records
     text = json.dumps(records, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return {"count": len(records), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def summarize(output: dict[str, Any]) -> dict[str, Any]:
-    """What `describe` gives, of a case's output."""
+    """Return count and hash of a case's output, in the form of `describe`."""
     return {name: output[name] for name in ("count", "sha256")}

@@ -1,4 +1,7 @@
-"""Collections with a source and a schedule, for tests, and their due times: set in the database, never waited for."""
+"""Collections with a source and a schedule, for tests.
+
+Due times are set in the database, never waited for.
+"""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,7 +29,7 @@ LIST_RUNS = text("""
 
 
 def make_collection(engine: Engine, name: str, kind: str = "sql") -> None:
-    """Make a collection with a source that nobody reads."""
+    """Make a collection with a source that is never read."""
     submit(engine, make_items(1), collection=name)
     add_source(engine, name, kind)
 
@@ -37,14 +40,14 @@ def add_source(engine: Engine, name: str, kind: str = "sql") -> None:
 
 
 def make_schedule(engine: Engine, name: str, cron: str = "0 2 * * *", **given: Any) -> Schedule:
-    """Make a schedule of the collection of its name, unless another is given."""
+    """Make a schedule for the collection of the same name, or for the one that `collection` names."""
     collection = given.pop("collection", name)
     with engine.begin() as connection:
         return create_schedule(connection, NewSchedule(name, collection, cron, **given))
 
 
 def make_due(engine: Engine, name: str, ago: timedelta = timedelta()) -> datetime:
-    """Let the schedule have been due so long ago, with nobody looking since."""
+    """Set the schedule's due time to `ago` before now, as if no scheduler had run since; return that time."""
     with engine.begin() as connection:
         moment: datetime = connection.execute(SET_DUE, {"name": name, "ago": ago}).scalar_one()
         return moment

@@ -1,4 +1,4 @@
-"""A collection of 20,000 rows with metadata, texts and passages for tests of searches, and its plans."""
+"""A collection of 20,000 rows with metadata, texts and passages for tests of searches, and search plans."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 LANGUAGE: Final = "pg_catalog.simple"
 NUM_ROWS: Final = 20_000
-# Every fifth row is a passage; the first document has so many that it alone fills every page.
+# Every fifth row is a passage; the first document has so many that they fill every page alone.
 PASSAGE_STRIDE: Final = 5
 LONG_DOCUMENT: Final = 1200
 FILTERED: Final = ("part", "year", "*")
@@ -59,12 +59,12 @@ class Searched:
     def nearest(
         self, query: npt.NDArray[np.float32], numbers: npt.NDArray[np.int64], limit: int
     ) -> list[str]:
-        """Keys of those among `numbers` that are nearest, exactly."""
+        """Return the keys of the `limit` rows among `numbers` that are exactly nearest."""
         order = np.argsort(-(self.vectors[numbers] @ query))[:limit]
         return [f"k{number}" for number in numbers[order]]
 
     def explain(self, query: npt.NDArray[np.float32] | None = None, **options: Any) -> list[dict[str, Any]]:
-        """The nodes of the search's plan, as it would be run."""
+        """Return the nodes of the plan with which Postgres would run the search."""
         search = Search(**options)
         with self.engine.connect() as connection:
             vector = make_query_vector(connection, self.generation(), query, search.like)
@@ -83,7 +83,7 @@ def describe_row(number: int) -> dict[str, Any]:
         "lang": ("de", "en")[number % 2],
         "year": 2000 + number % 25,
         "part": number % 100,
-        "shelf": number % 100,  # the same, without an index
+        "shelf": number % 100,  # the values of part, without an index
         "tags": [WORDS[number % 8], f"tag {number % 500}"],
     }
     if number % 100 == 9:
@@ -96,7 +96,7 @@ def describe_row(number: int) -> dict[str, Any]:
 
 
 def make_vectors() -> npt.NDArray[np.float32]:
-    """In clusters, as those of texts are; the long document's passages lie close together."""
+    """Return clustered unit vectors, as those of texts are; the long document's passages lie close together."""
     random = np.random.default_rng(7)
     centres = random.standard_normal((200, WIDE.dimensions))
     vectors = centres[random.integers(0, 200, NUM_ROWS)] + 0.5 * random.standard_normal(

@@ -18,7 +18,10 @@ from vectormill.embedded.valkey import EmbeddedValkey
 
 @contextmanager
 def running_postgres() -> Iterator[str]:
-    """Start a Postgres of our own and yield its URL. It writes nothing through to the disk: no test cuts the power."""
+    """Start an embedded Postgres and yield its URL.
+
+    It does not sync to disk, because no test cuts the power.
+    """
     with new_directory() as home:
         server = EmbeddedPostgres(home)
         try:
@@ -33,7 +36,7 @@ def running_postgres() -> Iterator[str]:
 
 @contextmanager
 def running_valkey() -> Iterator[str]:
-    """A Valkey of our own; its URL."""
+    """Start an embedded Valkey and yield its URL."""
     with new_directory() as home:
         server = EmbeddedValkey(home)
         try:
@@ -44,7 +47,7 @@ def running_valkey() -> Iterator[str]:
 
 @contextmanager
 def migrated_database(postgres_url: str) -> Iterator[str]:
-    """A new, empty database at the newest revision; dropped at the end."""
+    """Create an empty database at the newest revision and yield its URL; drop it at the end."""
     with _administering(postgres_url) as connection:
         name = _create_database(connection, template=_migrated_template(postgres_url))
     try:
@@ -56,9 +59,9 @@ def migrated_database(postgres_url: str) -> Iterator[str]:
 
 @cache
 def _migrated_template(postgres_url: str) -> str:
-    """Return the name of a database from which others are copied, since to migrate each would take longer.
+    """Return the name of a migrated database to copy others from, which is faster than migrating each.
 
-    Nobody can connect to it, so no test changes it, and no autovacuum is in the way of a copy.
+    It accepts no connections, so no test changes it and no autovacuum blocks a copy.
     """
     with _administering(postgres_url) as connection:
         name = _create_database(connection, template="template1")
@@ -70,7 +73,7 @@ def _migrated_template(postgres_url: str) -> str:
 
 def _create_database(connection: "psycopg.Connection[tuple[object, ...]]", *, template: str) -> str:
     name = f"test_{uuid4().hex[:12]}"
-    # Copied as files it takes half the time that it takes page by page through the log.
+    # Copying files takes half the time of copying page by page through the log.
     create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
     connection.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
     return name

@@ -1,4 +1,4 @@
-"""Encoders whose framework fails and not a text: for engines that have to tell the one from the other."""
+"""Encoders that fail because of their framework, not of a text, for tests that the engine tells these apart."""
 
 import itertools
 import os
@@ -12,13 +12,14 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderOrder, EncoderReport
 
-# In the engine's cache directory: so many model processes fall ill, and those that are started after them do not.
+# A file in the engine's cache directory with the number of model processes that are still to fail; later ones
+# work.
 NUM_SICK = "num_sick"
 FEW_BATCHES = 6
 
 
 class SickEncoder(FaultyEncoder):
-    """Encodes some batches, and then nothing any more: every further one raises, or is answered with nonsense."""
+    """An encoder that works for some batches, then raises on every one or returns nonsense."""
 
     def __init__(self, order: EncoderOrder, num_sound: int, reason: str, num_streams: int = 1) -> None:
         super().__init__(order, num_streams)
@@ -35,7 +36,7 @@ class SickEncoder(FaultyEncoder):
 
 
 class MoodyEncoder(FaultyEncoder):
-    """Raises on every fifth batch, whatever it holds, and is as well as ever afterwards."""
+    """An encoder that raises on every fifth batch, whatever it holds, and works otherwise."""
 
     def __init__(self, order: EncoderOrder) -> None:
         super().__init__(order)
@@ -48,7 +49,7 @@ class MoodyEncoder(FaultyEncoder):
 
 
 class PoisonedEncoder(FaultyEncoder):
-    """Falls ill for good when it sees the word crash, without ending."""
+    """An encoder that raises on every batch once it has seen the word `crash`, without ending its process."""
 
     def __init__(self, order: EncoderOrder) -> None:
         super().__init__(order)
@@ -62,7 +63,7 @@ class PoisonedEncoder(FaultyEncoder):
 
 
 def take_illness(path: Path) -> bool:
-    """Whether this process is one of those that fall ill; the file says how many still are to."""
+    """Return whether this process is one that fails, and count down the number of those in the file."""
     num_sick = int(path.read_text()) if path.is_file() else 0
     if num_sick:
         path.write_text(str(num_sick - 1))
@@ -78,7 +79,7 @@ def load_soon_exhausted(order: EncoderOrder) -> FaultyEncoder:
 
 
 def load_soon_wrong(order: EncoderOrder) -> FaultyEncoder:
-    """Wrong from a batch on that raises, as openvino is after it ran out of memory."""
+    """Return an encoder that raises once and then returns nonsense, as openvino after it ran out of memory."""
     return WrongEncoder(order, FEW_BATCHES, "")
 
 
@@ -103,7 +104,7 @@ def load_poisoned(order: EncoderOrder) -> FaultyEncoder:
 
 
 class WrongEncoder(SickEncoder):
-    """Raises once and answers with nonsense from then on."""
+    """An encoder that raises once and returns nonsense from then on."""
 
     def encode(self, batch: Batch) -> Ragged:
         results = super().encode(batch)
@@ -120,7 +121,10 @@ class WrongEncoder(SickEncoder):
 
 
 class ChangedEncoder(FaultyEncoder):
-    """Packs in the first process; in those after it no kernel for that can be had, and there are two streams."""
+    """An encoder that is packed in the first process, and padded with two streams in every later one.
+
+    This is what happens when no kernel for packed attention is found at a restart.
+    """
 
     def __init__(self, order: EncoderOrder) -> None:
         marker = order.cache_dir / "was_loaded"

@@ -1,7 +1,7 @@
-"""Every statement and COMMIT of the product's code, seen before it is sent, under the name of its SQL constant.
+"""Observe every statement and COMMIT of the product before it is sent, under the name of its SQL constant.
 
-A new constant in vectormill/db, or in the folder of a feature, is a new name by itself. Statements that bypass
-SQLAlchemy (COPY, the staged upsert) are seen too: what is watched is the driver's connection.
+A new constant in vectormill/db, or in the folder of a feature, is a new name by itself. Statements that
+bypass SQLAlchemy (COPY, the staged upsert) are observed too, because the driver's connection is watched.
 """
 
 import importlib
@@ -20,10 +20,10 @@ from tests.architecture.sources import FEATURES, ROOT
 from vectormill.work.work import Work
 
 COMMIT = "COMMIT"
-# Told as a step when Postgres has ended the transaction, for another one and it waited for each other.
+# The step that is reported when Postgres aborts the transaction because of a deadlock.
 DEADLOCK = "DEADLOCK"
 WITH_SQL = ("vectormill/db", *FEATURES)
-# What the pool asks before it hands out a connection; no step of ours.
+# The pool's checks of a connection before it hands it out; they are no steps of the product.
 _PINGS = ("", ";", "SELECT 1")
 _UNNAMED_WORDS = 6
 
@@ -31,7 +31,7 @@ Driver = psycopg.Connection[Any]
 
 
 class Watcher(Protocol):
-    """Is told of every step of every connection, in the thread that takes it."""
+    """An observer of every step of every watched connection, called in the thread that takes the step."""
 
     def before(self, driver: Driver, step: str) -> None: ...
 
@@ -39,7 +39,7 @@ class Watcher(Protocol):
 
 
 DIALECT = create_engine("postgresql+psycopg://").dialect
-# Statements that the kernel of leased work composes for each table, beside those that a feature names.
+# Statements that the package for leased work composes for each table, beside the constants of the features.
 OF_THE_KERNEL = ("keeping", "renewal", "handing_back")
 
 
@@ -65,7 +65,7 @@ def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
             elif isinstance(constant, TextClause):
                 found.append((pattern_of(constant), name))
             elif isinstance(constant, str) and name.isupper() and " " in constant:
-                # A template: what stands in braces is known at run time.
+                # A template: the parts in braces are filled in at run time.
                 parts = re.split(r"\{\w+\}", constant.strip())
                 found.append((re.compile(".*".join(re.escape(part) for part in parts), re.DOTALL), name))
     return tuple(found)
@@ -73,7 +73,7 @@ def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
 
 @cache
 def name_statement(statement: str) -> str:
-    """The name of the constant that the statement is, or its first words."""
+    """Return the name of the constant that the statement is made from, or its first words if there is none."""
     statement = statement.strip()
     for pattern, name in named_patterns():
         if pattern.fullmatch(statement):
@@ -83,7 +83,7 @@ def name_statement(statement: str) -> str:
 
 
 class WatchedCursor(psycopg.Cursor[Any]):
-    """Tells of a statement before it is sent."""
+    """A cursor that reports each statement to the watcher before it is sent."""
 
     def _announce(self, query: Any) -> None:
         connection = self.connection
@@ -115,7 +115,7 @@ class WatchedCursor(psycopg.Cursor[Any]):
 
 
 class WatchedConnection(psycopg.Connection[Any]):
-    """Tells of a COMMIT before it is sent, and after it was answered."""
+    """A connection that reports each COMMIT to the watcher, before it is sent and after it was answered."""
 
     watcher: Watcher
 
@@ -129,7 +129,7 @@ class WatchedConnection(psycopg.Connection[Any]):
 
 
 def watch(engine: Engine, watcher: Watcher) -> None:
-    """From its next new connection on, `watcher` hears of every step that is taken on `engine`."""
+    """Report every step on the engine's future connections to the watcher."""
 
     @event.listens_for(engine, "do_connect")
     def connect(dialect: object, record: object, arguments: Any, options: dict[str, Any]) -> Driver:

@@ -1,4 +1,4 @@
-"""A TLS front for servers that have none: the programs of our wheels are built without it."""
+"""A TLS proxy for servers without TLS: the embedded servers are built without it."""
 
 import contextlib
 import select
@@ -11,7 +11,7 @@ from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Final
 
-# Of localhost and 127.0.0.1, signed by itself, until 2126. It protects nothing.
+# A self-signed certificate for localhost and 127.0.0.1, valid until 2126. It protects nothing.
 CERTIFICATE: Final = """\
 -----BEGIN CERTIFICATE-----
 MIIBmzCCAUGgAwIBAgIUHfVA9PBgqWTtZNUOAushsX1cDZswCgYIKoZIzj0EAwIw
@@ -35,7 +35,7 @@ opwbXSKjsvgB9mvHEGcc8KBeT9qhRANCAAQ+deBuxnqZw0aAId7XQvin3hmWs+RY
 
 
 class Front(ThreadingTCPServer):
-    """Each connection has a thread, and is passed on to an address or a Unix socket."""
+    """A TLS server that forwards each connection, in a thread of its own, to an address or a Unix socket."""
 
     def __init__(
         self, context: ssl.SSLContext, upstream: tuple[str, int] | str, *, is_postgres: bool
@@ -61,7 +61,7 @@ class Front(ThreadingTCPServer):
 
 
 class Passage(BaseRequestHandler):
-    """One connection. A client of Postgres asks for TLS in a message of its own before it begins."""
+    """A handler of one connection. A Postgres client first asks for TLS in a message of its own."""
 
     server: Front
 
@@ -82,7 +82,7 @@ class Passage(BaseRequestHandler):
 
 
 def carry(client: ssl.SSLSocket, upstream: socket.socket) -> None:
-    """Pass on what either side says, until one of them ends."""
+    """Forward data in both directions until one side closes."""
     while True:
         ready = [client] if client.pending() else select.select([client, upstream], [], [])[0]
         for source, sink in ((client, upstream), (upstream, client)):
@@ -97,7 +97,7 @@ def carry(client: ssl.SSLSocket, upstream: socket.socket) -> None:
 def tls_front(
     directory: Path, upstream: tuple[str, int] | str, *, is_postgres: bool = False
 ) -> Iterator[int]:
-    """Serve TLS before an address or a Unix socket; yield the free port of the loopback."""
+    """Serve TLS in front of an address or a Unix socket; yield the port on the loopback interface."""
     key = directory / "key.pem"
     key.write_text(CERTIFICATE + KEY)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,4 @@
-"""A collector of traces: a small HTTP server that takes OTLP and keeps the spans."""
+"""A trace collector for tests: a small HTTP server that receives OTLP and keeps the spans."""
 
 import gzip
 import threading

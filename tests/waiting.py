@@ -1,4 +1,4 @@
-"""wait_for: the one place where tests wait for something that another process does and that sends no event."""
+"""wait_for: the one place where tests wait for another process that sends no event."""
 
 import time
 from collections.abc import Callable
@@ -12,9 +12,10 @@ PATIENCE = 4
 def wait_for(
     what: Callable[[], T | None], seconds: float = 20.0, because: str = "what was waited for came"
 ) -> T:
-    """The first answer of `what` that is true; fails with `because` when the time is over.
+    """Call `what` until it returns a true value, and return that; fail with `because` after a time limit.
 
-    `seconds` is more than an idle machine takes; one that is busy with something else gets PATIENCE times as much.
+    `seconds` is longer than an idle machine needs. The limit is PATIENCE times that, for a machine that is
+    busy.
     """
     began = time.monotonic()
     while True:
@@ -23,6 +24,6 @@ def wait_for(
             return answer
         waited = time.monotonic() - began
         assert waited < PATIENCE * seconds, f"not within {PATIENCE * seconds:g} s: {because}"
-        # Between two questions to another process or thread: there is no event to wait for. The longer it takes, the
-        # rarer they are: at most a tenth late, and the processor is left to whom we wait for.
+        # There is no event to wait for, so poll. The interval grows to a tenth of the time waited, at most
+        # 0.2 s, which leaves the processor to the process that is waited for.
         time.sleep(min(0.2, max(0.01, 0.1 * waited)))

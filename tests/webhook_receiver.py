@@ -1,4 +1,4 @@
-"""A receiver of webhooks: a small HTTP server that keeps what comes, and answers as it is told."""
+"""A receiver of webhooks for tests: a small HTTP server that keeps messages and answers as configured."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,14 +20,17 @@ class Message:
         return self.headers["webhook-id"]
 
     def verify(self, secret: str) -> dict[str, Any]:
-        """The event. Raises WebhookVerificationError, as a receiver of somebody's would."""
+        """Return the event. Raise WebhookVerificationError as a real receiver would."""
         event: dict[str, Any] = Webhook(secret).verify(self.body, self.headers)
         return event
 
 
 @dataclass
 class Receiver:
-    """`answer` is called with each message and gives the status, with headers if it likes."""
+    """The configuration and the messages of a receiver.
+
+    `answer` is called with each message and returns the status, or the status and headers.
+    """
 
     url: str = ""
     answer: Callable[[Message], int | tuple[int, Mapping[str, str]]] = lambda message: 204

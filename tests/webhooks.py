@@ -14,7 +14,7 @@ from vectormill.webhooks.webhooks import create_webhook, find_webhook
 def make_webhook(
     engine: Engine, url: str = "https://example.com/", events: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """Its id and its secret."""
+    """Make a webhook; return its id and its secret."""
     secret = make_secret()
     with engine.begin() as connection:
         return create_webhook(connection, url, "", check_events(events), secret).id, secret
@@ -26,7 +26,7 @@ def look_at(engine: Engine, webhook_id: int) -> Webhook:
 
 
 def deliveries_of(engine: Engine, webhook_id: int, state: str | None = None) -> list[Delivery]:
-    """The oldest first."""
+    """Return the deliveries of a webhook, oldest first."""
     with engine.connect() as connection:
         return list(list_deliveries(connection, webhook_id, state=state, limit=1000))[::-1]
 
@@ -41,7 +41,7 @@ def events_of(engine: Engine, webhook_id: int) -> list[dict[str, Any]]:
 
 
 def make_deliveries_due(engine: Engine) -> None:
-    """As if the pause before the next attempt, or the lease of one, were over."""
+    """Make pending deliveries due, as if their backoff or their lease were over."""
     with engine.begin() as connection:
         connection.execute(
             text(

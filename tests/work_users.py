@@ -1,6 +1,7 @@
-"""Users of the kernel of leased work, each as the contract suite drives it: one row that is made, claimed, carried out.
+"""The users of the package for leased work, each with one row, as the contract suite drives them.
 
-Carrying out is the product's own code. `during` is asked in the middle of it: True means that the process is to stop.
+Carrying out is the product's own code. It calls `during` halfway, which returns True when the process is to
+stop.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from vectormill.work.loop import Stopping
 from vectormill.work.work import Work
 from worker.engine.request import EncodeRequest, EngineStopped
 
-# A lease, or what has its methods, and the rest of the claim.
+# A lease, or an object with the same methods, and the rest of the claim.
 Claimed = tuple[Any, Any]
 During = Callable[[], bool]
 
@@ -55,7 +56,7 @@ def never() -> bool:
 
 @contextmanager
 def apart(engine: Engine) -> Iterator[Engine]:
-    """An engine of others, whose statements are no steps of what is driven."""
+    """Yield an engine for actors whose statements are not steps of the code under test."""
     others = make_engine(
         engine.url.render_as_string(hide_password=False), application_name="others", pool_size=1
     )
@@ -76,16 +77,16 @@ def finish_all(user: "User", engine: Engine) -> None:
 
 
 class User(Protocol):
-    """One table that takes part, with one row."""
+    """A table that takes part in leased work, with one row."""
 
     work: Work
-    done: str  # the state in which its row ends when nothing is wrong
-    cancelled: frozenset[str]  # its states after a cancellation, the final one among them
+    done: str  # the state in which its row ends when nothing fails
+    cancelled: frozenset[str]  # the states of its row after a cancellation, the final one among them
     tables: tuple[str, ...]
 
     @property
     def max_attempts(self) -> int | None:
-        """Return after how many attempts the row is given up; None where the death of a process is no attempt."""
+        """Return the number of attempts after which the row fails; None if a process's death is no attempt."""
 
     def make(self, engine: Engine) -> None: ...
 
@@ -94,17 +95,17 @@ class User(Protocol):
     def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None: ...
 
     def finish(self, engine: Engine) -> None:
-        """Bring the row to its end, with whatever others do for it."""
+        """Bring the row to its final state, including the work of other processes."""
 
     def cancel(self, connection: Connection) -> None:
-        """Cancel the row; nothing happens to one that cannot be cancelled any more."""
+        """Cancel the row; do nothing if it can no longer be cancelled."""
 
     def count_effects(self, connection: Connection) -> Any:
-        """Return what the work has left behind, which is the same however often it was interrupted."""
+        """Return the effects of the work, which must be the same however often it was interrupted."""
 
 
 class Deliveries:
-    """A message for a receiver that takes it."""
+    """Deliveries with one message, whose receiver accepts it."""
 
     work = DELIVERIES
     max_attempts = MAX_ATTEMPTS
@@ -143,7 +144,7 @@ class Deliveries:
 
 
 class ValidatingBatches:
-    """A batch whose lines are read: two that are answered, and two that are refused."""
+    """Request batches with one batch whose lines are validated: two are answered and two refused."""
 
     work = BATCHES
     max_attempts = Settings().max_attempts
@@ -202,7 +203,7 @@ class ValidatingBatches:
 
 
 class FinalizingBatches(ValidatingBatches):
-    """The same batch when its job has ended: its answers are counted and written."""
+    """Request batches with one batch whose job has ended: answers are counted and written."""
 
     def make(self, engine: Engine) -> None:
         super().make(engine)
@@ -210,7 +211,7 @@ class FinalizingBatches(ValidatingBatches):
         encode_waiting(engine)
 
 
-# Of each kind of difference one.
+# The rows differ from the changed ones in every way that a run tells apart.
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(12)]
 CHANGED_ROWS = [
     *ROWS[:8],
@@ -223,7 +224,7 @@ CHANGED_ROWS = [
 
 
 class Runs:
-    """A run that follows a source which differs from its collection in every way."""
+    """Runs with one run, whose source differs from its collection in every way."""
 
     work = RUNS
     max_attempts = Settings().max_attempts
@@ -290,7 +291,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLease:
-    """The lease of a chunk, by the statements that chunks have of their own."""
+    """The lease of a chunk, by the SQL statements that only chunks use."""
 
     claim: Claim
     seconds: float
@@ -321,7 +322,7 @@ class ChunkLease:
 
 
 class Chunks:
-    """A chunk of one text, whose message comes again whenever it was dispatched or its lease is over."""
+    """Chunks with one chunk of one text, whose message is repeated after a dispatch or a lapse."""
 
     work = Work(
         table="vectormill.chunks",
@@ -337,12 +338,12 @@ class Chunks:
     def make(self, engine: Engine) -> None:
         job = submit(engine, [Item("key", b"text")])
         with engine.begin() as connection:
-            mark_queued(connection, [(job.id, 0)])  # begins the job and dispatches nothing
+            mark_queued(connection, [(job.id, 0)])  # begins the job and dispatches no chunk
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
         demands = list_demands(connection, [SPEC.model], 1)
         mark_queued(connection, [(demand.job_id, 1) for demand in demands])
-        # A message that was sent comes again; of a chunk that waits there is none.
+        # A message that was sent is repeated; a pending chunk has none.
         sent = text("SELECT id FROM vectormill.chunks WHERE state <> 'pending'")
         chunk_id = connection.execute(sent).scalar_one_or_none()
         claimed = chunk_id and claim_chunk(connection, chunk_id, "test", SPEC.model, lease_seconds)

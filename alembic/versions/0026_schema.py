@@ -1,11 +1,12 @@
-"""The schema of the first release: collections, jobs and their chunks, runs, request batches, webhooks, processes.
+"""Create the schema of the first release: collections, jobs, runs, request batches, webhooks, processes.
 
-Collections come first, because jobs write their generations; then jobs, what lies beside a chunk, and the features that
-make jobs or tell of them. Each table stands with its indexes; why a column is there says its definition in SQLAlchemy.
+Collections come first, because jobs write to their generations; then jobs, the tables beside a chunk, and the
+features that create jobs or report on them. Each table is followed by its indexes. The definitions in
+SQLAlchemy say why a column exists.
 
-Numbers below 0026 belonged to commits before the first release: a database of theirs is refused by name
-(vectormill/db/migrations.py). From here on migrations only grow, and what stands here is never edited: states are spelled
-out, as they were on this day.
+Numbers below 0026 belonged to commits before the first release; a database of such a commit is refused with
+an error that says so (vectormill/db/migrations.py). From here on migrations are only added, and this file is
+never edited. States are therefore written out instead of being read from the code.
 """
 
 from alembic import op
@@ -29,7 +30,8 @@ COLLECTIONS = (
         created_at    timestamptz NOT NULL DEFAULT now()
     )
     """,
-    # The rows of a generation lie in tables of its own, made at run time: vectormill.generation_<id>, and its attributes.
+    # The rows of a generation and their attributes are in tables of their own, vectormill.generation_<id> and
+    # vectormill.generation_<id>_attributes, which are created at run time.
     """
     CREATE TABLE vectormill.generations (
         id            bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_generations PRIMARY KEY,
@@ -70,8 +72,9 @@ COLLECTIONS = (
     """,
 )
 
-# Jobs and chunks change with every claim and commit: their pages have room for the next version of a row, so that no
-# index is touched, and vacuum comes before a table of millions of chunks has a fifth of dead rows.
+# Jobs and chunks change with every claim and commit. Their pages keep space for the next version of a row, so
+# that no index has to be updated, and vacuum starts before a fifth of a table of millions of chunks is dead
+# rows.
 JOBS = (
     """
     CREATE TABLE vectormill.jobs (
@@ -122,8 +125,9 @@ JOBS = (
     "CREATE INDEX ix_jobs_twin_of ON vectormill.jobs (twin_of) WHERE twin_of IS NOT NULL",
     "CREATE INDEX ix_jobs_forget_at ON vectormill.jobs (forget_at) WHERE forget_at IS NOT NULL",
     "CREATE INDEX ix_jobs_finished_at ON vectormill.jobs (finished_at) WHERE finished_at IS NOT NULL",
-    # Its id alone is its key, and that of what lies beside it: ids grow with time, so that a partition by ranges of them
-    # is one by time, and no other constraint stands in its way (docs/decisions/0056-a-chunk-s-id-is-its-time.md).
+    # The id alone is the key of a chunk and of the tables beside it. Ids grow with time, so the table can be
+    # partitioned by ranges of ids, which are ranges of time, and no other constraint prevents that
+    # (docs/decisions/0056-a-chunk-s-id-is-its-time.md).
     """
     CREATE TABLE vectormill.chunks (
         id               bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_chunks PRIMARY KEY,
@@ -191,7 +195,7 @@ JOBS = (
     """,
 )
 
-# Who keeps a collection in step with its source: sources and schedules say what is wanted, a run does it.
+# Sources and schedules describe how a collection is kept in step; runs do the work.
 RUNS = (
     """
     CREATE TABLE vectormill.sources (
@@ -287,8 +291,9 @@ RUNS = (
         CONSTRAINT pk_run_parts PRIMARY KEY (run_id, seq)
     )
     """,
-    # No foreign key: it would lock the collection's row in each transaction of the user, and fail the last ones of a
-    # collection that is being deleted. What is noted of a collection that is gone, the follower removes.
+    # There is no foreign key: it would lock the collection's row in each of the user's transactions, and make
+    # them fail while the collection is being deleted. The follower removes changes of collections that are
+    # gone.
     """
     CREATE TABLE vectormill.source_changes (
         id            bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_source_changes PRIMARY KEY,
@@ -298,11 +303,13 @@ RUNS = (
     )
     """,
     "CREATE INDEX ix_source_changes_collection_id ON vectormill.source_changes (collection_id, id)",
-    # Called by triggers on a table of the user's. Runs as its owner, for whoever writes that table needs no right in our
-    # schema. The names of the arguments come from the trigger, which only the table's owner could make; nothing that the
-    # user defines is called: format() asks a type's output function, which is C, and no cast. An empty key, which no item
-    # has, stands for the whole table; a row without one is none. A key column that was renamed or dropped must not fail
-    # the user's write, so it is looked up: a block that catches the error is a subtransaction of every statement.
+    # Triggers on the user's tables call this function. It runs with the rights of its owner, because whoever
+    # writes to those tables needs no rights in our schema. The column names come from the trigger, which only
+    # the table's owner could create. Nothing that the user defines is called: format() calls a type's output
+    # function, which is written in C, and no cast. An empty key, which no item has, stands for the whole
+    # table; a row without a key is ignored. A key column that was renamed or dropped must not fail the user's
+    # write, so the column is looked up: a block that catches the error would open a subtransaction for every
+    # statement.
     """
     CREATE FUNCTION vectormill.note_changes() RETURNS trigger LANGUAGE plpgsql
         SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -337,7 +344,8 @@ RUNS = (
     "REVOKE ALL ON FUNCTION vectormill.note_changes() FROM PUBLIC",
 )
 
-# Files and batches of the OpenAI-compatible interface. They have no foreign keys: each is deleted at a time of its own.
+# Files and batches of the OpenAI-compatible interface. They have no foreign keys, because each is deleted at
+# its own time.
 REQUESTS = (
     """
     CREATE TABLE vectormill.request_files (
@@ -440,8 +448,8 @@ REQUESTS = (
     """,
 )
 
-# The triggers write an event in the transaction that ends a job or a run. No foreign key from a delivery to its webhook:
-# a commit that ends a job must not fail, nor wait, because a webhook is being deleted.
+# The triggers write an event in the transaction that ends a job or a run. A delivery has no foreign key to
+# its webhook: a commit that ends a job must neither fail nor wait because a webhook is being deleted.
 WEBHOOKS = (
     """
     CREATE TABLE vectormill.webhooks (
@@ -491,7 +499,7 @@ WEBHOOKS = (
     CREATE INDEX ix_webhook_deliveries_due ON vectormill.webhook_deliveries (webhook_id, due_at)
      WHERE state = 'pending'
     """,
-    # Moments in UTC, whatever the session of whoever ends the job is set to.
+    # Events give moments in UTC, whatever the time zone of the session that ends the job.
     """
     CREATE FUNCTION vectormill.post_job_event() RETURNS trigger LANGUAGE plpgsql
         SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -540,7 +548,7 @@ WEBHOOKS = (
     END $$
     """,
     "REVOKE ALL ON FUNCTION vectormill.post_job_event(), vectormill.post_run_event() FROM PUBLIC",
-    # Jobs that nobody has submitted say nothing: twins, and those of searches and single puts.
+    # Jobs that no client submitted send no events: twins, and the jobs of searches and single puts.
     """
     CREATE TRIGGER post_event AFTER UPDATE OF state ON vectormill.jobs FOR EACH ROW
         WHEN (OLD.state <> NEW.state AND NEW.twin_of IS NULL AND NEW.forget_at IS NULL
@@ -553,7 +561,7 @@ WEBHOOKS = (
               AND NEW.state IN ('held', 'completed', 'completed_with_errors', 'failed', 'cancelled', 'skipped'))
         EXECUTE FUNCTION vectormill.post_run_event()
     """,
-    # A run that cannot begin is made as one that has ended.
+    # A run that cannot begin is inserted in an ended state, so an update trigger would miss it.
     """
     CREATE TRIGGER post_first_event AFTER INSERT ON vectormill.runs FOR EACH ROW
         WHEN (NEW.state IN ('failed', 'skipped'))
@@ -611,7 +619,8 @@ PROCESSES = (
     """,
 )
 
-# With the tables of generations and the views in public that read them, and the triggers on tables that are followed.
+# Drops the tables of generations too, the views in public that read them, and the triggers on followed
+# tables.
 REMOVE_EVERYTHING = """
     DO $$
     DECLARE found record;
@@ -632,5 +641,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove all of Vectormill, its collections too."""
+    """Drop everything of Vectormill, its collections included."""
     op.execute(REMOVE_EVERYTHING)

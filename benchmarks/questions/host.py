@@ -133,7 +133,7 @@ class Bench:
     def __enter__(self) -> "Bench":
         self._stack.__enter__()
         self._client = Client(self._stack.url)
-        self.run_job(["The first text of all."])  # opens connections, fills caches, and makes what a collection needs
+        self.run_job(["The first text of all."])  # opens connections and fills caches
         return self
 
     def __exit__(self, *exception: object) -> None:

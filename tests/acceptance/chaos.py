@@ -1,4 +1,4 @@
-"""Chaos: a plan of random kills and stops, made of a seed alone, and who carries it out on a running stack."""
+"""Chaos: a plan of random kills and stops, derived from a seed, and its execution on a running stack."""
 
 import random
 import signal
@@ -12,8 +12,8 @@ import psutil
 from tests.acceptance.stack import Stack
 
 KILL, STOP = "SIGKILL", "SIGSTOP"
-# What is hurt, how often beside the others, and the word by which its processes are known. Servers get a gentler share:
-# each of their ends costs every other process its connections.
+# Name of a role -> how often it is hurt relative to others, and the word that identifies its processes.
+# Servers are hurt less often, because each of their ends costs every other process its connections.
 ROLES = {
     "runner": (5, "runner_process"),
     "worker": (4, "worker.app"),
@@ -26,14 +26,17 @@ ROLES = {
     "postgres": (1, "postgres"),
 }
 MEAN_PAUSE_SECONDS = 1.8
-# From a hiccup to well beyond the lease of 5 s.
+# From a short hiccup to well beyond the lease of 5 s.
 STOP_SECONDS = (0.2, 11.0)
 KILL_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At `seconds` after the start, the `pick`-th of the role's processes is killed, or stopped for a while."""
+    """A fault to inject: `seconds` after the start, a process of the role is killed or stopped for a while.
+
+    `pick` in [0, 1) selects one of the role's processes.
+    """
 
     seconds: float
     role: str
@@ -47,7 +50,7 @@ class Fault:
 
 
 def plan_faults(seed: int, seconds: float) -> list[Fault]:
-    """The same faults for the same seed; a longer plan begins with the shorter one."""
+    """Return the faults for a seed, always the same ones; a longer plan begins with the shorter one."""
     dice = random.Random(seed)
     faults: list[Fault] = []
     now = dice.expovariate(1 / MEAN_PAUSE_SECONDS)
@@ -62,13 +65,13 @@ def plan_faults(seed: int, seconds: float) -> list[Fault]:
 
 
 def find_role(stack: Stack, role: str) -> list[psutil.Process]:
-    """The role's processes in the order of their arguments, not of their pids: the same at each replay."""
+    """Return the role's processes in the order of their arguments, which unlike pids a replay repeats."""
     word = ROLES[role][1]
     found = []
     for process in stack.processes()[1:]:
         with suppress(psutil.Error):
             arguments = " ".join(process.cmdline())
-            # Of Postgres the server itself: its sessions have it as their parent.
+            # The Postgres server itself: its sessions are its children.
             if (process.name() == word if role in ("valkey", "postgres") else word in arguments) and (
                 role != "postgres" or " -D " in arguments
             ):
@@ -77,17 +80,20 @@ def find_role(stack: Stack, role: str) -> list[psutil.Process]:
 
 
 class Nemesis:
-    """Carries out a plan on a stack. Whatever it stopped goes on when its time is over, or at the end."""
+    """The executor of a plan of faults on a stack.
+
+    A stopped process continues when its time is over, or at the end.
+    """
 
     def __init__(self, stack: Stack, plan: Sequence[Fault], clock: Callable[[], float]) -> None:
         self._stack = stack
         self._plan = plan
         self._clock = clock
-        self._stopped: list[tuple[float, list[psutil.Process]]] = []  # until when, and who
+        self._stopped: list[tuple[float, list[psutil.Process]]] = []  # when to continue which
         self.done: list[str] = []
 
     def run(self) -> None:
-        """Returns when the plan is done; nothing is stopped any more then."""
+        """Carry out the plan and return; no process is stopped any more then."""
         began = self._clock()
         try:
             for fault in self._plan:
@@ -107,10 +113,10 @@ class Nemesis:
         victim = victims[int(fault.pick * len(victims))]
         self.done.append(f"{fault}  pid {victim.pid}")
         if fault.kind == KILL:
-            with suppress(psutil.Error):  # it ended meanwhile
+            with suppress(psutil.Error):  # the process ended meanwhile
                 victim.kill()
             return
-        # A server is stopped with all its processes, as a machine without a processor would be.
+        # A server is stopped with all its processes, as on a machine that stands still.
         frozen = [victim, *_children(victim)] if fault.role == "postgres" else [victim]
         for process in frozen:
             with suppress(psutil.Error):

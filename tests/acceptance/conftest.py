@@ -1,4 +1,4 @@
-"""The whole system as a user runs it: `vectormill up` in a child process, spoken to over HTTP."""
+"""Fixtures for tests of the whole system: `vectormill up` in a child process, used over HTTP."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The soak ends later than other tests: its faults, and then as long as a busy machine needs to recover."""
+    """Raise the time limit of the soak test: its faults, and the time that a busy machine needs to recover."""
     for item in items:
         if item.path.name == "test_chaos.py":
             item.add_marker(pytest.mark.timeout(config.getoption("--soak-seconds") + 600))
@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    # Not pytest's tmp_path: as root the servers' user could not reach it, and its path is long for a socket.
+    # pytest's tmp_path is unreachable for the servers' user when tests run as root, and its path is too long
+    # for a socket.
     with new_directory() as directory:
         yield directory / "data"
         EmbeddedStack(directory / "data").destroy()
@@ -46,13 +47,13 @@ def stack_on_loan() -> Iterator[StackOnLoan]:
 
 @pytest.fixture
 def stack(stack_on_loan: StackOnLoan) -> Stack:
-    """A stack that runs, is whole and has no open job. Earlier tests may have used it."""
+    """Return a running, healthy stack without open jobs. Earlier tests may have used it."""
     return stack_on_loan.lend()
 
 
 @pytest.fixture
 def collection() -> str:
-    """A name that no earlier test has used."""
+    """Return a name for a collection that no earlier test has used."""
     return f"docs_{uuid4().hex[:8]}"
 
 
@@ -67,7 +68,7 @@ def parts_on_loan() -> Iterator[PartsOnLoan]:
 
 @pytest.fixture
 def parts(parts_on_loan: PartsOnLoan, request: pytest.FixtureRequest) -> Iterator[Parts]:
-    """Servers, API, scheduler and two workers of a tiny model, whole and without an open job."""
+    """Yield servers, API, scheduler and two workers of a tiny model, healthy and without open jobs."""
     parts = parts_on_loan.lend()
     num_failed = request.session.testsfailed
     yield parts

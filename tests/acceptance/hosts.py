@@ -1,7 +1,8 @@
-"""Hosts: network namespaces with addresses of their own, from which workers reach the services over a link to cut.
+"""Hosts: network namespaces whose workers reach the services over a link that tests can cut.
 
-Needs root and Linux. Each host has one link to where the tests run, and a relay at its other end stands for the
-servers' addresses: so cutting the link cuts the host off from Postgres and Redis as an unplugged cable does.
+They need root and Linux. Each host has one link to the tests' namespace, and a relay at the link's other end
+takes the place of the servers' addresses. Cutting the link cuts the host off from Postgres and Redis as an
+unplugged cable does.
 """
 
 import os
@@ -16,7 +17,7 @@ from uuid import uuid4
 
 from tests.acceptance.relay import Target, relay
 
-# Enters the namespace and takes the host's name, then becomes the command.
+# Enters the namespace, takes the host's name, and then becomes the command.
 ENTER = (
     "import ctypes, os, socket, sys; from pyroute2 import netns; netns.setns(sys.argv[1]);"
     "assert ctypes.CDLL(None).unshare(0x04000000) == 0; socket.sethostname(sys.argv[2]);"  # CLONE_NEWUTS
@@ -25,7 +26,7 @@ ENTER = (
 
 
 def why_not() -> str:
-    """The reason for which this machine cannot make hosts; empty when it can."""
+    """Return why this machine cannot create hosts; an empty string when it can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
@@ -43,7 +44,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One namespace. `gateway` is the address at which it finds the services."""
+    """A network namespace that acts as a host. `gateway` is the address at which it finds the services."""
 
     name: str
     gateway: str
@@ -71,11 +72,11 @@ class Host:
 
 @contextmanager
 def host(number: int, targets: Mapping[int, Target]) -> Iterator[Host]:
-    """A host that finds each target at its gateway, at the target's port number; gone at the end."""
+    """Create a host that reaches each target at its gateway and the target's port; remove it at the end."""
     from pyroute2 import IPRoute, NetNS, netns
 
     name = f"vm-{number}-{uuid4().hex[:6]}"
-    # Drawn, since tests beside this one make hosts too, and one that was killed leaves its own behind.
+    # Random, because parallel tests create hosts too, and a killed test leaves its own behind.
     network = f"10.{random.randrange(128, 256)}.{random.randrange(256)}"
     ours, theirs = f"vmo{number}{uuid4().hex[:6]}", f"vmt{number}{uuid4().hex[:6]}"
     with IPRoute() as links, ExitStack() as cleanup:

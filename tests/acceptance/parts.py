@@ -1,6 +1,6 @@
-"""Parts: servers, API, scheduler and workers started one by one, so that a test can hurt, change or replace each.
+"""Parts: servers, API, scheduler and workers started one by one, so that tests can kill or replace each.
 
-Nothing here starts a part again by itself, as `up` does, but the launcher its workers.
+No part is restarted by itself, as `up` would do, except the workers, which their launcher restarts.
 """
 
 import os
@@ -35,7 +35,10 @@ END_SECONDS = 240.0
 
 
 class Parts:
-    """`start_all` starts what a deployment has; `end` leaves no process behind."""
+    """The processes of a deployment.
+
+    `start_all` starts all of them; `end` stops them and leaves none behind.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -64,21 +67,21 @@ class Parts:
         environment: Mapping[str, str] | None = None,
         tree: Path | None = None,
     ) -> None:
-        """One process of ours under this name; of another release when its tree is given."""
+        """Start a process of ours under this name, from another release's code if `tree` is given."""
         urls = {"VECTORMILL_DATABASE_URL": self.database_url, "VECTORMILL_REDIS_URL": self.redis_url}
         own = self._environment | urls | dict(environment or {})
         if tree is not None:
             own["PYTHONPATH"] = str(tree)
         command = [sys.executable, "-m", "vectormill.cli", *arguments]
         with self.log(name).open("ab") as output:
-            # It stops when the tests are killed, too.
+            # The child process stops when the tests are killed, too.
             self.processes[name] = processes.spawn(command, env=own, output=output, cwd=tree)
 
     def log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"
 
     def end_part(self, name: str, signal_number: int = signal.SIGTERM) -> None:
-        """Sends the signal, and waits until the part and all its children are gone."""
+        """Send the signal, and wait until the process and all its children are gone."""
         process = self.processes.pop(name)
         family: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
@@ -102,7 +105,7 @@ class Parts:
             self.valkey.stop()
             self.postgres.destroy()
 
-    # ---- looking
+    # ---- inspection
 
     @property
     def api_url(self) -> str:
@@ -136,7 +139,7 @@ class Parts:
         return list(self.query("SELECT count(*) FROM vectormill.jobs WHERE finished_at IS NULL")) == [(0,)]
 
     def query(self, statement: str) -> Iterator[tuple[object, ...]]:
-        """Rows of a plain SQL statement, each in a session and a transaction of its own that may always write."""
+        """Yield the rows of an SQL statement, executed in a session of its own that may always write."""
         url = self.database_url.replace("postgresql+psycopg", "postgresql")
         options = "-c default_transaction_read_only=off -c default_tablespace="
         with psycopg.connect(url, autocommit=True, options=options) as connection:
@@ -144,7 +147,7 @@ class Parts:
             yield from cursor if cursor.description else ()
 
     def change(self, statement: str) -> None:
-        """Does what the statement says, once."""
+        """Execute an SQL statement once, without its rows."""
         list(self.query(statement))
 
     def redis(self) -> Redis:
@@ -174,7 +177,7 @@ class Parts:
 
 @contextmanager
 def frozen(victims: list[psutil.Process]) -> Iterator[None]:
-    """Stopped while the block runs."""
+    """Stop these processes while the block runs."""
     for process in victims:
         process.send_signal(signal.SIGSTOP)
     try:
@@ -186,7 +189,7 @@ def frozen(victims: list[psutil.Process]) -> Iterator[None]:
 
 
 class PartsOnLoan:
-    """One set of parts that tests use in turn. Starts another for who would find a broken one."""
+    """One set of parts that tests use in turn. A broken or busy set is replaced before it is lent again."""
 
     def __init__(self) -> None:
         self._parts: Parts | None = None

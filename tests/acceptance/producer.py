@@ -1,4 +1,4 @@
-"""Producer: submits jobs through whatever goes wrong, remembers what was acknowledged, and checks it all at the end."""
+"""Producer: submits jobs in spite of faults, remembers which were acknowledged, and checks them at the end."""
 
 import random
 import threading
@@ -18,14 +18,14 @@ from vectormill.client import Client
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable
 
-# An API that is away, or whose database is; and a request whose predecessor under the same key is still being read.
+# The API or its database is down, or the previous request with the same key is still being read.
 _PASSING = (409, 502, 503, 504)
 _PAUSE_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A job that was answered 202: which texts under which keys, and where their vectors are to be."""
+    """A job that was answered 202: the texts, their keys, and the collection where the vectors must appear."""
 
     job_id: str
     collection: str | None
@@ -35,14 +35,14 @@ class Promise:
 
 @dataclass(slots=True)
 class Ledger:
-    """What was acknowledged, and what the API answered that it should not have."""
+    """The jobs that were acknowledged, and the unexpected answers of the API."""
 
     promises: list[Promise] = field(default_factory=list)
     surprises: list[str] = field(default_factory=list)
 
 
 class Producer:
-    """Submits one job after the other, each with and without a collection, and waits for both."""
+    """A client that submits jobs in pairs, with and without a collection, and waits for both."""
 
     def __init__(self, url: str, seed: int, collection: str, job_items: int, ledger: Ledger) -> None:
         self._url = url
@@ -63,9 +63,12 @@ class Producer:
                         self._wait(client, promise, over)
 
     def _submit(self, client: Client, collection: str | None, over: threading.Event) -> Promise | None:
-        """Under one Idempotency-Key until there is an answer: who gave up would not know whether there is a job."""
+        """Submit a job under one Idempotency-Key until there is an answer; None when the test is over first.
+
+        Without the retries it would be unknown whether the job exists.
+        """
         numbers = self._dice.sample(range(tiny.NUM_TEXTS), self._job_items)
-        # The same keys in every job: in a collection the newest job wins.
+        # All jobs use the same keys, so that in a collection the newest job wins.
         keys = [f"key{position}" for position in range(len(numbers))]
         key = str(uuid4())
         while True:
@@ -99,7 +102,7 @@ class Producer:
 
 @contextmanager
 def load(service: Stack | Parts, seed: int, num_producers: int, job_items: int) -> Iterator[Ledger]:
-    """Producers submit one job after the other while the block runs. At its end some of their jobs may be open."""
+    """Let producers submit jobs while the block runs. At its end some of their jobs may still be open."""
     ledger, over = Ledger(), threading.Event()
     producers = [
         Producer(service.api_url, seed + number, f"docs_{seed}_{number % 2}", job_items, ledger)
@@ -118,7 +121,7 @@ def load(service: Stack | Parts, seed: int, num_producers: int, job_items: int) 
 
 
 def promise(parts: Parts, numbers: list[int], collection: str | None = None) -> Promise:
-    """One job of these texts that was answered 202."""
+    """Submit one job of these texts, and return it as a promise."""
     keys = [f"k{number}" for number in numbers]
     with parts.client() as client:
         job = client.submit(tiny.items(numbers, keys), model=tiny.MODEL, collection=collection)
@@ -126,7 +129,7 @@ def promise(parts: Parts, numbers: list[int], collection: str | None = None) -> 
 
 
 def assert_kept(parts: Parts, *promises: Promise, seconds: float = 120.0) -> None:
-    """Every job ends, with exactly one vector for each item, which is its own."""
+    """Check that every job ends, with exactly one vector for each item, which is its own."""
     with parts.client() as client:
         for each in promises:
             client.wait(each.job_id, timeout_seconds=seconds)
@@ -134,7 +137,7 @@ def assert_kept(parts: Parts, *promises: Promise, seconds: float = 120.0) -> Non
 
 
 def answers(url: str) -> bool:
-    """Whether an API is there."""
+    """Return whether an API answers at this URL."""
     try:
         return httpx.get(f"{url}/livez", timeout=5).status_code == 200
     except httpx.HTTPError:
@@ -142,7 +145,7 @@ def answers(url: str) -> bool:
 
 
 def find_broken_promises(stack: Stack | Parts, promises: Sequence[Promise], directory: Path) -> list[str]:
-    """What is not as promised, in sentences; nothing when every item has exactly one vector, which is its own."""
+    """Return a sentence for each broken promise; none if every item has exactly one vector, which is its own."""
     broken: list[str] = []
     sequence = {str(job_id): seq for job_id, seq in stack.query("SELECT id, seq FROM vectormill.jobs")}
     with stack.client() as client:
@@ -170,7 +173,7 @@ def _check_job(client: Client, promise: Promise, directory: Path) -> list[str]:
         codes = [error["code"] for error in client.errors(promise.job_id)]
         broken.append(f"job {promise.job_id}: {counts}, errors {sorted(set(codes))} × {len(codes)}")
     if promise.collection is not None:
-        return broken  # the newest job's vectors are there: see _check_collection
+        return broken  # the collection has the newest job's vectors: see _check_collection
     vectors = list(client.vectors(promise.job_id))
     if [vector["key"] for vector in vectors] != promise.keys:
         return [*broken, f"job {promise.job_id}: {len(vectors)} vectors of {len(promise.keys)} keys"]

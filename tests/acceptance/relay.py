@@ -1,4 +1,7 @@
-"""Relay: an address of ours behind which a server answers that listens elsewhere. Copies bytes; knows no protocol."""
+"""Relay: forwards connections from an address of ours to a server elsewhere.
+
+It copies bytes and knows no protocol.
+"""
 
 import socket
 import threading
@@ -6,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 Target = tuple[str, int] | str  # host and port, or the path of a socket
-# Told each piece that a client sends; True when it is passed on, and the connection breaks in place of the answer.
+# Called with each piece that a client sends; after True the piece is forwarded and the connection breaks
+# before the answer.
 IsLast = Callable[[bytes], bool]
 
 
@@ -14,7 +18,10 @@ IsLast = Callable[[bytes], bool]
 def relay(
     address: tuple[str, int], target: Target, make_cut: Callable[[], IsLast] = lambda: lambda piece: False
 ) -> Iterator[None]:
-    """Passes every connection on until the end of the context, which closes them all. Each has a cut of its own."""
+    """Forward every connection to the target until the end of the block, which closes all of them.
+
+    `make_cut` is called for each connection and returns the function that decides when to break it.
+    """
     open_sockets: set[socket.socket] = set()
     with socket.create_server(address) as listener:
 
@@ -50,7 +57,7 @@ def _connect(target: Target) -> socket.socket:
 def _copy(source: socket.socket, sink: socket.socket, is_last: IsLast, is_lost: threading.Event) -> None:
     with suppress(OSError):
         while piece := source.recv(1 << 16):
-            if is_lost.is_set():  # this is the answer that the client is not to get
+            if is_lost.is_set():  # this is the answer that the client must not get
                 break
             if is_last(piece):
                 is_lost.set()

@@ -1,4 +1,4 @@
-"""Stack: one `vectormill up` in a child process, and the means to hurt it."""
+"""Stack: one `vectormill up` in a child process, and functions that kill or inspect it."""
 
 import json
 import os
@@ -31,7 +31,7 @@ QUICK_LEASES = {
 
 
 class Stack:
-    """Started with `start`, asked through `client`, gone after `destroy`."""
+    """One `vectormill up`: `start` starts it, `client` returns a client of its API, and `destroy` removes it."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Stack:
 
     def spawn(self) -> "subprocess.Popen[bytes]":
         with self.log.open("ab") as output:
-            # It stops when the tests are killed, too.
+            # The child process stops when the tests are killed, too.
             return processes.spawn(self.command(), env=self._environment, output=output)
 
     def start(self) -> None:
-        """Returns when the `ready` line is there."""
+        """Start the stack and return when its log has the line `ready`."""
         before = self.log.read_text().count("ready") if self.log.exists() else 0
         self.process = self.spawn()
 
@@ -84,17 +84,17 @@ class Stack:
         wait_for(is_ready, 90, "the stack is ready")
 
     def stop(self, signal_number: int = signal.SIGTERM) -> None:
-        """Sends the signal and waits for the end."""
+        """Send the signal and wait until the process has ended."""
         assert self.process is not None
         self.process.send_signal(signal_number)
         assert self.process.wait(timeout=200) == 0, self.log.read_text()
         self.process = None
 
     def kill_everything(self) -> None:
-        """SIGKILL to every process of the stack, as a power cut would."""
+        """Send SIGKILL to every process of the stack, as a power cut would end them."""
         victims = self.processes()
         for victim in victims:
-            with suppress(psutil.NoSuchProcess):  # it died with a parent that was killed a moment ago
+            with suppress(psutil.NoSuchProcess):  # ended with its parent a moment ago
                 victim.kill()
         psutil.wait_procs(victims, timeout=60)
         assert self.process is not None
@@ -102,13 +102,13 @@ class Stack:
         self.process = None
 
     def processes(self) -> list[psutil.Process]:
-        """All processes of the stack, `up` itself first."""
+        """Return all processes of the stack, `up` itself first."""
         assert self.process is not None
         up = psutil.Process(self.process.pid)
         return [up, *up.children(recursive=True)]
 
     def runners(self) -> list[psutil.Process]:
-        """The processes that compute."""
+        """Return the model processes."""
         found = []
         for process in self.processes():
             with suppress(psutil.Error):
@@ -117,7 +117,7 @@ class Stack:
         return found
 
     def find_process(self, word: str) -> psutil.Process | None:
-        """The first process with this name, or with this word among its arguments."""
+        """Return the first process with this name, or with this word among its arguments; None without one."""
         for process in self.processes():
             try:
                 if process.name() == word or word in process.cmdline():
@@ -127,7 +127,7 @@ class Stack:
         return None
 
     def log_tails(self, num_lines: int = 60) -> str:
-        """The end of every process's log, for a test that failed."""
+        """Return the last lines of every process's log, for the report of a failed test."""
         logs = [self.log, *sorted((self.data_dir / "logs").glob("*.log"))]
         return "\n".join(
             f"---- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
@@ -137,7 +137,8 @@ class Stack:
     def destroy(self) -> None:
         try:
             if self.process is not None and self.process.poll() is None:
-                # Not killed: a killed Postgres leaves a megabyte in /dev/shm that only its next start would remove.
+                # Stop rather than kill: a killed Postgres leaves a megabyte in /dev/shm that only its next
+                # start would remove.
                 self.stop()
         except BaseException:
             self.kill_everything()
@@ -153,7 +154,7 @@ class Stack:
         return Client(self.api_url)
 
     def is_ready(self) -> bool:
-        """Whether API, Postgres, Redis, scheduler and a worker all answer."""
+        """Return whether API, Postgres, Redis, scheduler and a worker all respond."""
         try:
             answer = httpx.get(f"{self.api_url}/readyz", timeout=5).json()
         except (httpx.HTTPError, ValueError):
@@ -168,14 +169,17 @@ class Stack:
         return Redis.from_url(self.urls()["redis_url"])
 
     def query(self, statement: str) -> Iterator[tuple[object, ...]]:
-        """Rows of a plain SQL statement, as psql would give them."""
+        """Yield the rows of a plain SQL statement, as psql would return them."""
         url = self.urls()["database_url"].replace("postgresql+psycopg", "postgresql")
         with psycopg.connect(url) as connection:
             yield from connection.execute(statement)
 
 
 class StackOnLoan:
-    """One stack that tests use in turn, because a start takes 8 s. Starts another for who would find a broken one."""
+    """One stack that tests use in turn, because a start takes 8 s.
+
+    A broken or busy stack is replaced before it is lent again.
+    """
 
     def __init__(self) -> None:
         self._stack: Stack | None = None

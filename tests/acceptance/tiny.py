@@ -1,6 +1,6 @@
-"""Tiny: a real model of two layers and 32 numbers, texts for it, and the vector that each of them must get.
+"""Tiny: a real model of two layers and 32 dimensions, texts for it, and the expected vector of each text.
 
-Loaded and run in an instant, so that a test of what goes wrong around the model does not wait for the model.
+The model loads and runs in an instant, so that tests of failures around the model do not wait for it.
 """
 
 import json
@@ -17,36 +17,38 @@ from vectormill.files.ndjson import ItemJson
 MODEL = "tiny"
 NUM_TEXTS = 3000
 _WORDS_PER_TEXT = 12
-# float16 in a collection, and another order of summation in another batch: below 1e-3 for numbers below 1.
+# A collection stores float16, and another batch sums in another order: both differ by less than 1e-3 for
+# numbers below 1.
 TOLERANCE = 2e-3
 _BATCH = 100
 
 
 def write_tiny(directory: Path) -> dict[str, str]:
-    """Writes the model; the settings with which every process knows it, and each of two workers has a thread."""
-    from tests.models import write_transformer  # only here: it brings torch
+    """Write the model; return the settings for every process, with two workers of one thread each."""
+    from tests.models import write_transformer  # imported here because the module brings torch
 
     return make_environment(directory, {MODEL: write_transformer(directory / "tiny-model", "Bert")})
 
 
 def make_environment(directory: Path, models: Mapping[str, Path]) -> dict[str, str]:
-    """The settings with which every process knows these models."""
+    """Return the settings that make these models known to every process."""
     return {
         "VECTORMILL_MODELS": json.dumps({name: {"path": str(path)} for name, path in models.items()}),
         "VECTORMILL_CACHE_DIR": str(directory / "cache"),
         "VECTORMILL_WORKER_DEVICES": "cpu:0,cpu:1",
-        # The other backend converts the model first, for which a worker that is killed at once never has the time.
+        # The other backend converts the model first, for which a worker that is soon killed never has the
+        # time.
         "VECTORMILL_WORKER_BACKEND": "torch",
         "VECTORMILL_WORKER_PRECISION": "fp32",
         "VECTORMILL_WORKER_THREADS": "1",
-        # Or the second job would not reach the model: its texts are those of the first.
+        # Otherwise the second job would not reach the model: its texts are those of the first.
         "VECTORMILL_WORKER_REUSE_BYTES": "0",
     }
 
 
 @cache
 def texts() -> list[str]:
-    """Short texts, no two alike, the same on every machine."""
+    """Return short texts, all different, the same on every machine."""
     words = random.Random(12)
     lexicon = _lexicon()
     return [" ".join(words.choices(lexicon, k=_WORDS_PER_TEXT)) for _ in range(NUM_TEXTS)]
@@ -60,7 +62,7 @@ def _lexicon() -> list[str]:
 
 
 def items(numbers: list[int], keys: list[str] | None = None) -> list[ItemJson]:
-    """The texts of these numbers, under keys that tell them unless others are given."""
+    """Return the texts with these numbers as items, with keys made of the numbers unless `keys` is given."""
     return [
         {"key": keys[position] if keys else f"k{number}", "text": texts()[number]}
         for position, number in enumerate(numbers)
@@ -69,7 +71,7 @@ def items(numbers: list[int], keys: list[str] | None = None) -> list[ItemJson]:
 
 @cache
 def expected(directory: Path) -> NDArray[np.float32]:
-    """What transformers itself makes of the texts: mean of the last layer, of unit length. float32 [texts, 32]."""
+    """Return transformers' vectors of the texts, by mean pooling, of unit length: float32 [texts, 32]."""
     import torch
     import transformers
 
@@ -91,7 +93,7 @@ def expected(directory: Path) -> NDArray[np.float32]:
 
 
 def wrong_vectors(directory: Path, numbers: list[int], found: NDArray[np.float32]) -> list[tuple[int, float]]:
-    """The texts whose vector is not theirs, with the largest difference of a component."""
+    """Return the number of each text with a wrong vector, and the largest difference of a component."""
     difference = np.abs(expected(directory)[numbers] - found).max(axis=1)
     return [
         (number, float(far)) for number, far in zip(numbers, difference, strict=True) if not far < TOLERANCE

@@ -1,7 +1,7 @@
-"""Tiny models of the other tasks: a classifier of pairs and an extractor, items for them, and what each item must get.
+"""Tiny models of the other tasks, a classifier of pairs and an extractor, with items and expected results.
 
-As tests/acceptance/tiny.py has it for vectors. What is expected is computed without our engine: by transformers, and by
-the extractor's network a text at a time.
+tests/acceptance/tiny.py does the same for vectors. Expected results are computed without our engine: by
+transformers, and by the extractor's network, one text at a time.
 """
 
 import json
@@ -19,20 +19,21 @@ from vectormill.files.ndjson import ItemJson
 
 JUDGE_MODEL: Final = "tiny-judge"
 EXTRACT_MODEL: Final = "tiny-rex"
-# Another order of summation in another batch.
+# Another batch sums in another order.
 TOLERANCE: Final = 1e-3
-# A logit nearer to 0 than this may have another sign in another batch.
+# A logit nearer to 0 than this may change its sign in another batch.
 MARGIN: Final = 3e-4
-NUM_PAIRS: Final = 200  # that are different; more items are these under other keys, some chunks apart
+NUM_PAIRS: Final = 200  # distinct pairs; further items repeat them under other keys, some chunks apart
 NUM_TEXTS: Final = 24
 _TEXT_CHARS: Final = (8, 20)
-# Of one level: a model of random numbers finds dozens of spans in a text, and would be asked below each of them.
+# The schema has one level: a model of random weights finds dozens of spans, and each would cause prompts of
+# the next level.
 SCHEMA: Final[dict[str, Any]] = {"人物": None, "地点": None, "机构": None}
 
 
 def write_models(directory: Path) -> dict[str, str]:
-    """Writes the classifier; the settings with which every process knows both, and each of two workers has a thread."""
-    from tests.classifiers import write_classifier  # only here: it brings torch
+    """Write the classifier; return the settings that make both models known to every process."""
+    from tests.classifiers import write_classifier  # imported here because the module brings torch
     from tests.rexuninlu import GOLDEN
 
     judge = write_classifier(directory / JUDGE_MODEL, "bert", num_labels=2)
@@ -48,13 +49,16 @@ def pairs() -> list[tuple[str, str]]:
 
 @cache
 def read_extractor() -> tuple[str, list[str], list[Any]]:
-    """The schema as JSON, texts, and the records of each; of texts whose records no rounding can change."""
+    """Return the schema as JSON, texts, and the records of each text.
+
+    Only texts are chosen whose records do not change by rounding.
+    """
     import torch
 
     from tests.rexuninlu import by_network, drive, find_case, load, load_tokenizer
     from worker.tasks.extract.extraction import Extraction
 
-    torch.set_num_threads(1)  # threads that meet after every tiny product take longer than the products
+    torch.set_num_threads(1)  # products are so tiny that synchronizing threads takes longer
     dice = random.Random(5)
     letters = "".join(sorted(set(find_case("ee_sport")["text"])))
     texts: list[str] = []
@@ -74,7 +78,7 @@ def read_extractor() -> tuple[str, list[str], list[Any]]:
 
 @dataclass(frozen=True)
 class Shifted:
-    """A network all of whose logits are higher by so much."""
+    """A network whose logits are all raised by `shift`."""
 
     network: Any
     shift: float
@@ -97,7 +101,7 @@ def text_items(count: int) -> list[ItemJson]:
 
 
 def find_wrong_scores(directory: Path, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys, in the order of submission, whose score is not that of their pair."""
+    """Return the keys, in the order of submission, whose score differs from that of their pair."""
     expected = _probabilities(directory)
     return [
         f"{row['key']}: {row['score']}"

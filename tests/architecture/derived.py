@@ -1,8 +1,9 @@
-"""What is made from tables of the code, in docs and in code itself: `python -m tests.architecture.derived` writes it.
+"""Write what docs and code repeat from tables in the code: `python -m tests.architecture.derived`.
 
-Between <!-- name --> and <!-- end --> (in code # <name> and # <end>) all is made, a table or a few words. Of other
-tables a person writes the last columns: a row is made for what is new, with these columns empty, which a test refuses;
-a row of what is gone is removed, and the columns that the code knows are written anew.
+All content between <!-- name --> and <!-- end --> (in code # <name> and # <end>) is generated, a table or a
+few words. In other tables a person writes the last columns: a new entry gets a row with these columns empty,
+which a test refuses; the row of a removed entry is removed; and the columns that the code knows are
+overwritten.
 """
 
 import re
@@ -30,15 +31,15 @@ from vectormill.runs import run
 from worker.encoder.backends import BACKENDS
 from worker.placement.strategies import STRATEGIES
 
-# What a page is when it has been written anew.
+# A function from the text of a page to its new text.
 Rewrite = Callable[[str], str]
 
-# That a person is to fill: the last one of a row.
+# A row whose last cell is empty, for a person to fill.
 EMPTY_CELL: Final = re.compile(r"^\|.*\|  \|$", re.MULTILINE)
 
 
 def fill(name: str, content: str) -> Rewrite:
-    """What stands between the marks of that name."""
+    """Return a rewrite that replaces the content between the marks of this name."""
     marks = re.compile(
         rf"(?<=<!-- {name} -->)(.*?)(?=<!-- end -->)|(?<=# <{name}>\n)(.*?)(?= *# <end>)", re.DOTALL
     )
@@ -53,10 +54,11 @@ def fill(name: str, content: str) -> Rewrite:
 def keep_rows(
     rows: Mapping[str, Sequence[str]], *, like: str = "`{}`", begins: str = "", section: str = ""
 ) -> Rewrite:
-    """Of Markdown tables the rows whose first cell is a key, written as in `like`: one for each key of `rows`. The
-    cells behind the first that these give are written, all others stay. A new row goes behind that of the key before.
+    """Return a rewrite of Markdown tables that makes one row for each key of `rows`.
 
-    Keys begin as the pattern `begins` says; only the first table of that section is meant, or all of the page.
+    The first cell of such a row is the key, formatted by `like`; the cells of `rows` follow, and the others
+    stay as they are. A new row follows that of the previous key. Keys match the pattern `begins`. With
+    `section` only the first table after that heading is rewritten, else all of the page.
     """
     opening, closing = (re.escape(part) for part in like.split("{}"))
     pattern = re.compile(rf"^\| {opening}((?={begins})[\w-]+){closing} \|.*\|$")
@@ -98,7 +100,7 @@ def table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def quote(names: Iterable[str], last: str = "") -> str:
-    """`a`, `b`, or with a word before the last one: `a`, `b` or `c`."""
+    """Return the names in backticks, separated by commas, with the word `last` before the last one."""
     *others, final = (f"`{name}`" for name in names)
     return f"{', '.join(others)}{f' {last} ' if last else ', '}{final}" if others else final
 
@@ -138,7 +140,7 @@ def read(page: str) -> str:
 
 
 def make_speed() -> str:
-    """What the README says of speed, as the last tables of the benchmarks have it."""
+    """Return the README's table of speed, from the latest tables of the benchmarks."""
     ours, peer = read_row("main_job", "ours, end to end"), read_row("main_job", "sentence-transformers")
     server, other = (
         read_row("queries", "ours, 64 clients"),
@@ -157,7 +159,7 @@ def make_speed() -> str:
 
 
 def read_row(benchmark: str, system: str) -> Mapping[str, str]:
-    """Column -> cell, of the row with that name in the section that the benchmark has written."""
+    """Return a system's row in a benchmark's section of the README: column -> cell."""
     section = (
         read("benchmarks/README.md")
         .partition(opening_marker(benchmark))[2]
@@ -174,7 +176,7 @@ def read_row(benchmark: str, system: str) -> Mapping[str, str]:
 
 
 def overwrite(make: Callable[[str], str], file: str, text: str) -> str:
-    """A whole file, whatever is in it now."""
+    """Return new content for a whole file, whatever its text was."""
     return make(file)
 
 
@@ -242,14 +244,14 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
             + literal("RowsName", (name for name, row in OUTPUT_FORMATS.items() if row.has_keys)),
         ),
     ),
-    # A chart is packed by itself, and a link out of it is lost wherever links are not kept.
+    # A chart is packaged by itself, so a link to a file outside it would break; the file is copied instead.
     ("deploy/helm/vectormill/files/alerts.yml", partial(overwrite, read, "deploy/prometheus/alerts.yml")),
 )
 PAGES: Final = tuple(dict.fromkeys(page for page, _ in DERIVED))
 
 
 def rewrite(page: str, text: str) -> str:
-    """All that is made in a page."""
+    """Return the text of a page with all generated parts written anew."""
     for name, make in DERIVED:
         if name == page:
             text = make(text)

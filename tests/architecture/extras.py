@@ -1,4 +1,4 @@
-"""What an environment holds that has some of our extras: by pyproject.toml, and by what packages say that they need."""
+"""Find what an environment with some of our extras contains, by pyproject.toml and packages' metadata."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ def normalize(name: str) -> str:
 
 @cache
 def find_distributions(*extras: str) -> frozenset[str]:
-    """What pip installs for the project with these extras; of extras that others have, the platform's own."""
+    """Return the distributions that pip installs for the project with these extras, on this platform."""
     pending = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
     seen: set[tuple[str, frozenset[str]]] = set()
     while pending:
@@ -41,7 +41,7 @@ def find_distributions(*extras: str) -> frozenset[str]:
 def require_of(name: str) -> list[str]:
     try:
         return requires(name) or []
-    except PackageNotFoundError:  # of another platform
+    except PackageNotFoundError:  # a package for another platform
         return []
 
 
@@ -52,7 +52,7 @@ def applies(requirement: Requirement, extras: Iterable[str]) -> bool:
 
 @cache
 def find_importable(*extras: str) -> frozenset[str]:
-    """Top-level modules that such an environment has besides the standard library and our own."""
+    """Return the top-level modules of such an environment besides the standard library and our own."""
     there = find_distributions(*extras)
     return frozenset(
         module
@@ -63,6 +63,6 @@ def find_importable(*extras: str) -> frozenset[str]:
 
 @cache
 def find_foreign(*extras: str) -> frozenset[str]:
-    """Top-level modules that are here and would not be in such an environment."""
+    """Return the top-level modules that are installed here but would be missing from such an environment."""
     here = packages_distributions().keys() - sys.stdlib_module_names - {*PACKAGES, "_distutils_hack"}
     return frozenset(here) - find_importable(*extras)

@@ -1,4 +1,4 @@
-"""Settings, metrics, dependencies and wishes as the code has them; derived.py puts them into the docs."""
+"""Settings, metrics, dependencies and state transitions in the code, which derived.py writes into the docs."""
 
 import ast
 import importlib
@@ -15,7 +15,8 @@ from tests.unit.jobs.test_job import TRANSITIONS
 from vectormill.jobs.job import DELETING, JOB_STATES
 from worker.encoder.backends import BACKENDS
 
-# What no process has that plans, cuts or stores: torch and what brings it, and the packages of all backends.
+# Modules that processes which plan, chunk or store must not import: torch, its dependents, and the packages
+# of all backends.
 SERVING_LIBRARIES: Final = tuple(
     dict.fromkeys(
         [
@@ -30,7 +31,7 @@ METRIC_TYPES: Final = re.compile(r"(Counter|Gauge|Histogram|Summary|Info|Enum)(M
 
 
 def find_settings() -> dict[str, FieldInfo]:
-    """Variable -> field, for every settings class of every settings.py."""
+    """Return environment variable -> field, for every settings class of every settings.py."""
     fields = {}
     for path in find_sources(*PACKAGES):
         if path.name == "settings.py":
@@ -45,7 +46,7 @@ def find_settings() -> dict[str, FieldInfo]:
 
 
 def describe_default(field: FieldInfo) -> str:
-    """The default as a user would write it into the environment."""
+    """Return a setting's default as a user would write it into the environment."""
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True, validated_data={})
@@ -57,7 +58,7 @@ def describe_default(field: FieldInfo) -> str:
 
 
 def find_metrics() -> dict[str, tuple[str, str]]:
-    """Name -> labels and help, as given to the constructors of prometheus_client."""
+    """Return name -> labels and help text of each metric, as passed to the constructors of prometheus_client."""
     found: dict[str, tuple[str, str]] = {}
     for path in find_sources(*PACKAGES):
         for function in ast.walk(parse(path)):
@@ -84,7 +85,7 @@ def find_metrics_of(function: ast.FunctionDef) -> Iterator[tuple[str, tuple[str,
 
 
 def read_labels(node: ast.expr, lists: Mapping[str, ast.List]) -> Iterator[str]:
-    """Of a list that is written there, or of the file's list of that name."""
+    """Yield the labels from a list in the call, or from the list in the file that has the given name."""
     written = lists[node.id] if isinstance(node, ast.Name) else node
     assert isinstance(written, ast.List), ast.unparse(node)
     for each in written.elts:
@@ -95,17 +96,18 @@ def read_labels(node: ast.expr, lists: Mapping[str, ast.List]) -> Iterator[str]:
 
 
 def find_dependencies() -> list[str]:
-    """Names of all direct ones, in the order of pyproject.toml."""
+    """Return the names of all direct dependencies, in the order of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     names = (re.split(r"[\[<>=~]", requirement)[0] for group in groups for requirement in group)
-    return [name for name in dict.fromkeys(names) if name != "vectormill"]  # an extra of ours that has others
+    return [name for name in dict.fromkeys(names) if name != "vectormill"]  # extras that include others
 
 
 def describe_wishes() -> list[tuple[str, ...]]:
-    """A row for each state of a job: what every wish of a client makes of it. The first row names the wishes.
+    """Return a row for each state of a job with the outcome of every client action, below a row of titles.
 
-    A wish of several words is one that is made under a condition, told only where that matters.
+    An action of several words is made under a condition, which is mentioned only where it changes the
+    outcome.
     """
     wishes = list(dict.fromkeys(wish.split()[0] for wish in TRANSITIONS))
     return [

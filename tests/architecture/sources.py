@@ -1,4 +1,4 @@
-"""The project's own Python files, and what can be read from them without running them."""
+"""The project's own Python files, and facts that can be read from them without running them."""
 
 import ast
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests", "tools")
 
 
 def find_sources(*folders: str) -> list[Path]:
-    """Every .py file below the folders, all of the project's when none is named; relative to the root, in order."""
+    """Return every .py file below the folders, or of the whole project, sorted and relative to the root."""
     found = sorted(
         path.relative_to(ROOT) for folder in folders or FOLDERS for path in (ROOT / folder).rglob("*.py")
     )
@@ -42,7 +42,7 @@ def read_source(path: Path) -> str:
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a file of the project. Every caller gets the same one: do not change it."""
+    """Return the syntax tree of a file of the project. It is shared between callers: do not change it."""
     return ast.parse(read_source(path), filename=str(path))
 
 
@@ -53,7 +53,7 @@ def find_imports_of(path: Path) -> frozenset[str]:
 
 
 def find_imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of the modules that a file, or a part of one, imports."""
+    """Yield the dotted names of the modules that a file, or a part of one, imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -65,7 +65,7 @@ def find_imports(tree: ast.AST) -> Iterator[str]:
 
 
 def find_import_time_imports(tree: ast.Module) -> Iterator[str]:
-    """Only what is imported when the file itself is: neither in a function nor for the type checker alone."""
+    """Yield the modules imported when the file is: neither those in functions nor those for type checkers."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""The tree with the lines of each folder, at the end of `make check`: `python -m tests.architecture.tree`."""
+"""Print the folders with their lines of code, as `make check` does: `python -m tests.architecture.tree`."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,7 @@ DEPTH: Final = 2
 
 
 def count_lines(folders: tuple[str, ...] = FOLDERS) -> Counter[Path]:
-    """Lines of Python by folder, those of the folders below it included; no deeper than DEPTH."""
+    """Count the lines of Python by folder, including the folders below it, down to DEPTH."""
     lines: Counter[Path] = Counter()
     for path in find_sources(*folders):
         num_lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())

@@ -1,8 +1,9 @@
-"""`make mutants`: removes what must not be removed, one line at a time, and shows which test fails for each.
+"""`make mutants`: apply mutants of the product, one at a time, and check that the named tests fail for each.
 
-Works in a copy of the tree, which must pass the same tests before anything is removed. A mutant that survives is an
-error, and so is one whose line is no longer there. Names as arguments choose mutants by a part of their name,
-`--since REV` those whose file or tests have changed since that revision, and `--jobs N` tries N of them side by side.
+Mutants are applied in a copy of the tree, which must pass the same tests unchanged. A mutant that survives is
+an error, and so is one whose text is no longer there. Arguments choose mutants by a part of their name,
+`--since REV` those whose file or tests have changed since that revision, and `--jobs N` tries N of them side
+by side.
 """
 
 import argparse
@@ -20,18 +21,18 @@ from pathlib import Path
 from tests.mutants.table import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-PASSED, FAILED = 0, 1  # pytest's; everything above means that it did not get as far as the tests
+PASSED, FAILED = 0, 1  # pytest's exit codes; anything above means that no test was run
 PATIENCE_SECONDS = 600
 
 
 def list_paths(*command: str) -> list[str]:
-    """Return the paths that a command of git prints."""
+    """Return the paths that a git command prints."""
     ended = subprocess.run(["git", *command, "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
     return ended.stdout.split("\0")[:-1]
 
 
 def copy_tree(target: Path) -> None:
-    """Copy what git tracks and what is new beside it, and nothing that is built or installed."""
+    """Copy tracked and new files of the tree, but nothing that is built or installed."""
     for name in list_paths("ls-files", "--cached", "--others", "--exclude-standard"):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +43,7 @@ def run_test(tree: Path, test: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *test.split()],
         cwd=tree,
-        # The installed packages are links into the tree that we copied: the copy comes first.
+        # The installed packages are links into the original tree, so the copy must come first.
         env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
@@ -51,7 +52,10 @@ def run_test(tree: Path, test: str) -> "subprocess.CompletedProcess[str]":
 
 
 def mutate(source: str, mutant: Mutant) -> str:
-    """Return the file's text with the mutant in it. Raise LookupError unless its text is there exactly once."""
+    """Return the file's text with the mutant applied.
+
+    Raise LookupError unless its text occurs exactly once.
+    """
     count = source.count(mutant.text)
     if count != 1:
         raise LookupError(f"its text occurs {count} times in {mutant.file}; mend tests/mutants/table.py")
@@ -70,7 +74,7 @@ def mutated(tree: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def judge(tree: Path, mutant: Mutant) -> list[str]:
-    """Return the complaints about a mutant: none when each of its tests failed."""
+    """Return the complaints about a mutant; none when each of its tests failed."""
     complaints = []
     try:
         with mutated(tree, mutant):
@@ -86,7 +90,10 @@ def judge(tree: Path, mutant: Mutant) -> list[str]:
 
 
 def choose(parts: Sequence[str], since: str | None) -> list[Mutant]:
-    """Return the mutants that one of these parts names, and of them those that a change since the revision touched."""
+    """Return the mutants with one of these parts in their name and a file or test changed since a revision.
+
+    Without parts every name matches; without a revision every file does.
+    """
     chosen = [mutant for mutant in MUTANTS if not parts or any(part in mutant.name for part in parts)]
     if since is None:
         return chosen
@@ -102,7 +109,7 @@ def choose(parts: Sequence[str], since: str | None) -> list[Mutant]:
 
 
 def find_failure(tree: Path, mutants: Sequence[Mutant]) -> str | None:
-    """Return the output of a test that fails before anything is removed."""
+    """Return the output of a test that fails without any mutant; None when all pass."""
     tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
     together = " ".join(test for test in tests if " " not in test)  # the others have options of their own
     for several in filter(None, [together, *(test for test in tests if " " in test)]):

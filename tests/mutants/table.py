@@ -1,6 +1,6 @@
-"""What must not be removed from the product: each line with the tests that fail without it.
+"""Lines of the product that must not be removed or changed, each with the tests that fail without it.
 
-Knows nothing of how they are run. A test is named as pytest names it, with options behind it where it needs some.
+This module does not run them. A test is named as pytest names it, followed by options where it needs some.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,10 @@ SENDER: Final = "tests/integration/webhooks/test_webhook_sender.py"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`text`, which occurs once in `file`, becomes `instead`; then each of `tests` must fail."""
+    """A change of the product that tests must notice.
+
+    `text`, which occurs once in `file`, becomes `instead`; then each of `tests` must fail.
+    """
 
     name: str
     file: str
