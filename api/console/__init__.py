@@ -1,1 +1,1 @@
-"""The console: web pages that the API renders from what Postgres knows. It needs no Redis and asks no worker."""
+"""The console: web pages that the API renders from Postgres alone, without Redis and workers."""

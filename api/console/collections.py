@@ -1,4 +1,4 @@
-"""Collections: a list, and for each its contents, how it is built, and a search box."""
+"""Pages of collections: the list, and for each its contents, its index builds, and a search form."""
 
 import re
 import time
@@ -40,9 +40,9 @@ router = APIRouter(include_in_schema=False)
 
 PAGE_SIZE: Final = 100
 MOST_RESULTS: Final = 100
-# Proxies refuse longer query strings than some of these fields make.
+# Some search fields could hold more, but proxies refuse longer query strings.
 MOST_CHARS: Final = 2000
-# Text before an @ in an address may be a password, wherever it was written.
+# The part of an address before an @ may contain a password, in whatever option it was written.
 CREDENTIALS: Final = re.compile(r"(://)[^/\s@]+@")
 
 Text = Annotated[str, Query(max_length=MOST_CHARS)]
@@ -51,14 +51,14 @@ Mode = Literal["vector", "text", "hybrid"]
 
 @dataclass(frozen=True, slots=True)
 class CollectionLine:
-    """A collection in a list. `lag_seconds` is the age of the oldest change that nobody has encoded yet."""
+    """A collection in a list. `lag_seconds` is the age of the oldest change that is not yet encoded."""
 
     row: CollectionRow
     standing: Standing
 
     @property
     def index(self) -> str:
-        """The state of the vector index; `none` means that a search reads every row, `–` that none is possible."""
+        """Return the state of the vector index: `none` if searches read every row, `–` if none is possible."""
         return self.standing.index_state or ("none" if find_kind(self.row.spec) == VECTORS else "–")
 
     @property
@@ -68,7 +68,7 @@ class CollectionLine:
 
     @property
     def doing(self) -> str:
-        """The open run, such as `reindex: encoding`; empty without one."""
+        """Return the open run with its phase, such as `reindex: encoding`; empty if there is none."""
         standing = self.standing
         if standing.run_kind is None:
             return ""
@@ -78,7 +78,7 @@ class CollectionLine:
 
 @dataclass(frozen=True, slots=True)
 class CollectionsView:
-    """A page of collections; `next` is the cursor of the page after it."""
+    """One page of the list of collections; `next` is the cursor of the next page, None on the last."""
 
     lines: list[CollectionLine]
     next: str | None
@@ -86,7 +86,7 @@ class CollectionsView:
 
 @dataclass(frozen=True, slots=True)
 class CollectionView:
-    """A collection with its open runs, and its index builds by generation."""
+    """A collection with its open runs, its source's options, and the index builds by generation id."""
 
     found: CollectionDescription
     open_runs: list[OpenRun]
@@ -94,7 +94,7 @@ class CollectionView:
     source_options: dict[str, str]
 
     def run_of(self, generation_id: int) -> OpenRun | None:
-        """Return the run that builds this generation."""
+        """Return the open run that builds this generation, or None."""
         return next((run for run in self.open_runs if run.generation_id == generation_id), None)
 
 
@@ -107,7 +107,7 @@ def read_collections(connection: Connection, console: Console, after: str | None
 
 
 def read_collection(connection: Connection, console: Console, name: CollectionName) -> CollectionView:
-    """Read all that the page of a collection shows. Raise CollectionNotFound."""
+    """Return all that the page of a collection shows. Raise CollectionNotFound."""
     found = describe_collection(connection, name)
     building = [
         generation.id
@@ -123,7 +123,7 @@ def read_collection(connection: Connection, console: Console, name: CollectionNa
 
 
 def hide_credentials(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return a source's options as text, without the password that a URL may contain."""
+    """Return a source's options as text, without passwords that a URL may contain."""
     return {name: hide_queries(CREDENTIALS.sub(r"\1…@", str(value))) for name, value in options.items()}
 
 
@@ -147,7 +147,10 @@ PAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """The fields of the search form. Every line of `filters` must hold; `like` is a row's key, or empty."""
+    """The fields of the search form.
+
+    A match must satisfy every line of `filters`. `like` is a row's key to search for similar rows, or empty.
+    """
 
     text: str = ""
     like: str = ""
@@ -156,7 +159,7 @@ class SearchForm:
     limit: int = 10
 
     def to_query(self, *, has_texts: bool) -> SearchQuery:
-        """Return the search that the HTTP API would make of this. Raise InvalidOption for an invalid filter."""
+        """Return the form as a search query of the HTTP API. Raise InvalidOption for an invalid filter."""
         lines = [line.strip() for line in self.filters.splitlines()]
         return SearchQuery(
             text=None if self.like else self.text.strip(),
@@ -170,7 +173,7 @@ class SearchForm:
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The result of a search, or the reason of its refusal; `note` says how the rows were found."""
+    """The result of a search, or in `refusal` the reason why it failed; `note` says how the rows were found."""
 
     matches: Sequence[Match]
     seconds: float
@@ -203,7 +206,7 @@ def load_description(engine: Engine, name: str) -> CollectionDescription:
 
 
 async def search(resources: Resources, name: str, form: SearchForm, *, has_texts: bool) -> SearchOutcome:
-    """Return what POST /v1/collections/{name}/search answers to the query; a refusal is shown in place of the hits."""
+    """Search as POST /v1/collections/{name}/search does; return an error as a refusal instead of raising it."""
     start = time.perf_counter()
     try:
         with resources.gates.searches.enter():

@@ -1,4 +1,4 @@
-"""Console: the templates and assets of all pages, made once for an API process, and the visitor of a request."""
+"""Console: templates and assets of all pages, loaded once per API process, and the visitor of a request."""
 
 import hashlib
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MEDIA_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# An address names its content, so a browser never has to ask again.
+# An asset's address contains a digest of its content, so a browser never has to request the asset again.
 FOR_EVER: Final = "public, max-age=31536000, immutable"
 DIGEST_LETTERS: Final = 12
 
@@ -51,7 +51,10 @@ FILTERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks at the console. `key_name` is None where no key exists: then everything is allowed, as over HTTP."""
+    """The user of a browser.
+
+    `key_name` is None if no API key exists; then everything is allowed, as over HTTP.
+    """
 
     key_name: str | None
     scope: str
@@ -64,7 +67,7 @@ class Visitor:
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A script, style sheet or picture; its address contains a digest of its content."""
+    """A script, style sheet or picture whose address contains a digest of its content."""
 
     name: str
     path: Path
@@ -76,7 +79,10 @@ class Asset:
 
 
 def find_assets() -> dict[str, Asset]:
-    """Return the assets by file name. The folders and versions of vendored ones are not part of their address."""
+    """Return all assets by file name.
+
+    Folders and versions of vendored assets are not part of their address.
+    """
     assets: dict[str, Asset] = {}
     for path in sorted((FOLDER / "static").rglob("*")):
         if path.suffix in MEDIA_TYPES:
@@ -87,7 +93,7 @@ def find_assets() -> dict[str, Asset]:
 
 
 def make_templates(**given: Any) -> Environment:
-    """Return templates that escape everything and fail on a missing value. They all see the values `given`."""
+    """Return templates that escape all values, fail on a missing value, and share the global values `given`."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
@@ -102,7 +108,10 @@ def make_templates(**given: Any) -> Environment:
 
 
 class Console:
-    """What the routes of the console share. `navigation` has the path and title of each page that all pages link to."""
+    """The state that all routes of the console share: templates, assets, live views and histories of jobs.
+
+    `navigation` lists the path and title of each page that all pages link to.
+    """
 
     def __init__(self, version: str, navigation: Sequence[tuple[str, str]]) -> None:
         self.views = LiveViews()
@@ -113,16 +122,20 @@ class Console:
         )
 
     def render(self, name: str, visitor: Visitor | None, path: str = "", **values: Any) -> str:
-        """Return a template's text. `path` is that of the requested page; a part of a page needs none."""
+        """Return a template's text. `path` is that of the requested page, and empty for a part of a page."""
         return self._templates.get_template(name).render(visitor=visitor, path=path, **values)
 
     def page(self, request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a whole page for the visitor who requested it."""
+        """Return a whole page as a response, rendered for the visitor of the request."""
         text = self.render(name, request.state.visitor, request.url.path, **values)
         return HTMLResponse(text, status_code=status)
 
     def answer_asset(self, digest: str, name: str) -> Response:
-        """Return an asset. A page of another release asks for another digest: it gets ours, but must not keep it."""
+        """Return an asset as a response. Raise HTTPException 404 for an unknown name.
+
+        A page of another release requests another digest; it gets this release's asset, which it must not
+        cache.
+        """
         asset = self._assets.get(name)
         if asset is None:
             raise HTTPException(404)

@@ -1,7 +1,8 @@
-"""ConsoleGuard: admits visitors to the console, and adds to every answer what a browser may do with it.
+"""ConsoleGuard: authenticates the console's visitors, checks CSRF tokens, and adds security headers.
 
-A session opens pages and their forms, and never the HTTP API: a browser sends its cookie with any request that another
-site's page makes it send. So a request with a cookie needs a token as well; one with a bearer key needs none.
+A session gives access to pages and their forms, and never to the HTTP API: a browser sends its cookie with
+any request that another site's page triggers. So an unsafe request with a cookie needs a CSRF token as well;
+one with a bearer key needs none.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ LOGOUT: Final = "/console/logout"
 REFERENCE: Final = "/console/docs"
 CSRF_HEADER: Final = "x-csrf-token"
 
-# Pages load, run and send nothing but our own. Pico and Swagger have pictures in the text of their style sheets.
+# Pages load, execute and submit only content of our own. Pico and Swagger embed pictures as data: URLs in
+# their CSS.
 POLICY: Final = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -58,7 +60,10 @@ logger = logging.getLogger(__name__)
 
 
 class ConsoleGuard:
-    """Serve requests of `is_for_people`. `is_local`: only this machine connects, and needs no key while none exists."""
+    """Middleware for requests of `is_for_people`.
+
+    `is_local` says that only this machine can connect; then no API key is needed while none exists.
+    """
 
     def __init__(
         self, app: ASGIApp, console: Console, keyring: Keyring, *, is_local: bool, hsts_seconds: int = 0
@@ -83,7 +88,7 @@ class ConsoleGuard:
     async def _find_answer(
         self, scope: Scope, headers: Headers, cookies: dict[str, str], visit: str
     ) -> Response | None:
-        """Return the response that replaces the page; None when the page is served."""
+        """Return the redirect or error to send instead of the page; None when the page may be served."""
         method, path = scope["method"], scope["path"]
         if path in ("/", "/docs"):
             return RedirectResponse(HOME if path == "/" else REFERENCE, 303)
@@ -102,7 +107,7 @@ class ConsoleGuard:
         key = open_session(keys, cookie, time.time())
         token = make_csrf_token(cookie if key is not None else visit)
         if path == LOGIN:
-            # Its form has the token as a field: see routes.py.
+            # The form sends the CSRF token as a field, which routes.py checks.
             scope["state"]["visitor"] = Visitor(None, READ, token)
             return None
         if keys and key is None:
@@ -112,7 +117,7 @@ class ConsoleGuard:
         return self._find_refusal(scope, headers, key, token)
 
     async def _is_still_in(self, cookie: str) -> bool:
-        """Return whether an admitted visitor would be admitted now. Without Postgres the last known keys count."""
+        """Return whether the session is still valid. Without Postgres the last known keys decide."""
         with contextlib.suppress(SQLAlchemyError):
             await self._keyring.keys()
         keys = self._keyring.last_known
@@ -121,7 +126,7 @@ class ConsoleGuard:
     def _find_refusal(
         self, scope: Scope, headers: Headers, key: KeptKey | None, token: str
     ) -> Response | None:
-        """Refuse an unsafe method without the CSRF token or a key that may write; return None when it is allowed."""
+        """Return the error response to an unsafe method without CSRF token or write scope, else None."""
         method, path = scope["method"], scope["path"]
         if method in SAFE_METHODS:
             return None
@@ -133,7 +138,10 @@ class ConsoleGuard:
         return None
 
     def _sending_pages(self, scope: Scope, request_headers: Headers, send: Send) -> Send:
-        """Wrap `send` with our headers, and turn problem details into a page, or a notice on the page that asked."""
+        """Wrap `send` to add security headers and to render problem details as a page.
+
+        If htmx requested a part of a page, the problem becomes a notice on that page.
+        """
         start: Message = {}
         body = bytearray()
 
@@ -175,9 +183,9 @@ async def no_message() -> Message:
 
 
 def is_for_people(scope: Scope) -> bool:
-    """Return whether a page of the console is requested.
+    """Return whether the console serves this request: a path below /console, or a browser at / or /docs.
 
-    A browser that asks for / or /docs visits the console; a request with a key, or one that wants no page, does not.
+    A request for / or /docs with an API key, or one that does not accept HTML, goes to the API.
     """
     path = scope["path"]
     if path == ROOT or path.startswith(f"{ROOT}/"):
@@ -189,7 +197,7 @@ def is_for_people(scope: Scope) -> bool:
 
 
 def ask_for_login(scope: Scope, headers: Headers) -> Response:
-    """Redirect to the login page and from there back; a request for a part of a page redirects the whole page."""
+    """Redirect to the login page, which leads back afterwards; htmx is told to redirect the whole page."""
     if "hx-request" in headers:
         return Response(status_code=401, headers={"HX-Redirect": LOGIN})
     if scope["method"] not in SAFE_METHODS:
@@ -200,7 +208,10 @@ def ask_for_login(scope: Scope, headers: Headers) -> Response:
 
 
 def sending_visit(send: Send, visit: str, *, is_secure: bool) -> Send:
-    """Wrap `send` so that a browser without one gets the visit cookie, from which its CSRF tokens follow."""
+    """Wrap `send` to set the visit cookie.
+
+    The CSRF tokens of a browser without a session are derived from it.
+    """
 
     async def send_cookie(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -212,7 +223,7 @@ def sending_visit(send: Send, visit: str, *, is_secure: bool) -> Send:
 
 
 def write_cookie(name: str, value: str, *, is_secure: bool, seconds: int | None = None) -> str:
-    """Return a cookie for the console's paths that no script can read and no other site's page has sent."""
+    """Return a Set-Cookie value for the console's paths: HttpOnly, SameSite=Strict, and Secure over HTTPS."""
     age = "" if seconds is None else f"; Max-Age={seconds}"
     return f"{name}={value}; Path={ROOT}; HttpOnly; SameSite=Strict{age}{'; Secure' if is_secure else ''}"
 

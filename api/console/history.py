@@ -1,6 +1,7 @@
-"""Histories: samples of jobs that this process took while somebody looked, bounded, and the charts made of them.
+"""Histories: samples of jobs that this process took while somebody viewed them, and charts of them.
 
-Postgres keeps the counters of a job, and not how they grew. Its start is known all the same: then all were zero.
+Postgres keeps a job's counters but not their course. The first sample is known without a view: all counters
+are zero when the job starts. The number of jobs and of samples is bounded.
 """
 
 import threading
@@ -16,13 +17,13 @@ from vectormill.jobs.job import Job
 
 MAX_JOBS: Final = 256
 MAX_SAMPLES: Final = 120
-# Nothing is busy with a chunk while it waits.
+# While a chunk waits, nothing works on it.
 BUSY_STAGES: Final = tuple(stage for stage in STAGES if stage != WAIT)
 
 
 @dataclass(frozen=True, slots=True)
 class JobSample:
-    """A job at one moment, in seconds since 1970, with what was counted since its start."""
+    """The counters of a job at one moment, in seconds since 1970."""
 
     at: float
     num_ended: int
@@ -31,8 +32,10 @@ class JobSample:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The part of a job between two samples. `shares` of the busy time are by stage and add up to one; `bound_by`
-    is a stage, `queue`, or None where nothing was measured.
+    """The time of a job between two samples.
+
+    `shares` are the stages' shares of the busy time and add up to one. `bound_by` is the bottleneck: a stage,
+    `queue`, or None where nothing was measured.
     """
 
     begin: float
@@ -44,7 +47,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class StageStretch:
-    """Adjacent stretches that one stage bounded; `width` is the share of the whole time."""
+    """Adjacent stretches with the same bottleneck; `width` is their share of the whole time."""
 
     stage: str
     seconds: float
@@ -52,14 +55,14 @@ class StageStretch:
 
 
 class Histories:
-    """The samples of the jobs that were looked at most recently. Threads share them."""
+    """The samples of the most recently viewed jobs. It may be used from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._samples: OrderedDict[UUID, list[JobSample]] = OrderedDict()
 
     def note(self, job: Job) -> None:
-        """Keep how the job stands if it has moved. A job that has not started has no history."""
+        """Add a sample of the job if its counters have changed. A job that has not started has no history."""
         if job.started_at is None:
             return
         with self._lock:
@@ -81,8 +84,9 @@ def take_sample(job: Job) -> JobSample:
 
 
 def add_sample(samples: list[JobSample], sample: JobSample) -> None:
-    """Add a sample unless nothing has changed; a long history drops every second sample, but never the first or
-    last.
+    """Add a sample unless nothing has changed.
+
+    When the history is too long, every second sample is dropped, but never the first or the last.
     """
     last = samples[-1]
     if sample.num_ended == last.num_ended or sample.at <= last.at:
@@ -110,7 +114,7 @@ def measure(before: JobSample, after: JobSample) -> Stretch:
     return Stretch(
         before.at,
         after.at,
-        max(after.num_ended - before.num_ended, 0) / seconds,  # a retry takes errors back
+        max(after.num_ended - before.num_ended, 0) / seconds,  # a retry lowers the number of ended items
         {stage: spent.get(stage, 0.0) / busy if busy else 0.0 for stage in BUSY_STAGES},
         bottleneck.value if bottleneck else None,
     )
@@ -121,7 +125,10 @@ def share_of(part: float, whole: float) -> float:
 
 
 def find_runs(stretches: Sequence[Stretch]) -> list[StageStretch]:
-    """Return what bounded the job and when, in order; a stretch without measurements counts as the one before."""
+    """Return the bottlenecks of a job in order of time, adjacent equal ones joined.
+
+    A stretch without measurements counts as the one before.
+    """
     if not stretches:
         return []
     whole = stretches[-1].end - stretches[0].begin
@@ -136,7 +143,7 @@ def find_runs(stretches: Sequence[Stretch]) -> list[StageStretch]:
 
 
 def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
-    """Return texts a second; None while a line would have no shape."""
+    """Return the chart of texts per second, or None when there are fewer than two stretches."""
     if len(stretches) < 2:
         return None
     x, values = [round(stretches[0].begin, 1)], [round(stretches[0].items_per_second, 1)]
@@ -147,7 +154,7 @@ def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
 
 
 def chart_stages(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
-    """Return the stages' shares of the busy time, on top of one another, in percent."""
+    """Return the stacked chart of the stages' shares of the busy time in percent; None with too little data."""
     measured = [stretch for stretch in stretches if any(stretch.shares.values())]
     if len(measured) < 2:
         return None

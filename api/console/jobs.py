@@ -1,4 +1,4 @@
-"""Jobs: the list, a job with its buttons, errors and results, and the queue of what waits."""
+"""Pages of jobs: the list, a job with its actions, errors and results, and the queue of waiting work."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -62,10 +62,10 @@ router = APIRouter(include_in_schema=False)
 JOBS_ON_A_PAGE: Final = 50
 ERRORS_AT_ONCE: Final = 10
 ERRORS_ON_A_PAGE: Final = 100
-# The newest jobs of each state whose reasons the queue explains; its table counts all.
+# The queue page explains the newest jobs of each state only; its table counts all.
 MAX_EXPLAINED: Final = 50
 
-# The work of each stage, for a reader who has not seen its code.
+# The work of each stage in words for a reader who does not know the code.
 STAGE_WORDS: Final = {
     LOAD: "texts are read from Postgres",
     TOKENIZE: "texts become tokens",
@@ -80,7 +80,7 @@ STAGE_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage of a job: its seconds, and its share of the busy seconds; None for waiting, which is no work."""
+    """A stage of a job: its seconds, and its share of the busy seconds, which is None for waiting."""
 
     name: str
     words: str
@@ -90,7 +90,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A button: its action, its title, and the question that the browser asks first."""
+    """A button: the name of its action, its label, and the question that the browser asks before it."""
 
     name: str
     title: str
@@ -107,7 +107,7 @@ CANCEL: Final = Action(
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job with what it waits for, its first errors, and how it went while somebody looked."""
+    """A job with the reason why it waits, its first errors, and its history while somebody viewed it."""
 
     job: Job
     waiting_because: str | None
@@ -156,14 +156,14 @@ class JobView:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that were given or follow from the model, without empty ones."""
+        """Return the job's encoding options without empty ones, whether given or taken from the model."""
         return {
             name: value for name, value in self.job.spec.describe().items() if value not in (None, "", [], {})
         }
 
     @property
     def exports(self) -> list[str]:
-        """The formats in which its results can be read now."""
+        """Return the formats in which the job's results can be exported now."""
         if self.job.state == UPLOADING or not (self.job.is_terminal or self.job.num_done):
             return []
         return [
@@ -176,7 +176,7 @@ class JobView:
 
 
 def list_wishes(job: Job) -> list[Action]:
-    """List the actions that the job allows now; docs/STATES.md has the table."""
+    """List the actions that the job allows now, in the order of the buttons; docs/STATES.md has the table."""
     wishes: list[Action] = []
     if job.state == PAUSED:
         wishes.append(RESUME)
@@ -191,7 +191,7 @@ def list_wishes(job: Job) -> list[Action]:
 
 @dataclass(frozen=True, slots=True)
 class JobsView:
-    """A page of jobs. `open_jobs` counts those that have not ended, by state."""
+    """One page of the list of jobs. `open_jobs` counts the jobs that have not ended, by state."""
 
     rows: list[JobView]
     next: str | None
@@ -203,7 +203,7 @@ class JobsView:
 def read_jobs(
     connection: Connection, console: Console, state: str | None = None, after: str | None = None
 ) -> JobsView:
-    """Read jobs of one state or of all, newest first. Raise Problem."""
+    """Return a page of jobs, newest first, of one state or of all. Raise Problem for an unknown state."""
     if state is not None and state not in JOB_STATES:
         raise Problem(
             422, "invalid-request", f"{state!r} is not a job state; the states are {', '.join(JOB_STATES)}."
@@ -223,7 +223,7 @@ def read_jobs(
 
 
 def read_job(connection: Connection, console: Console, job_id: JobId) -> JobView:
-    """Read a job with its first errors, and note how it stands. Raise JobNotFound."""
+    """Return a job with its first errors, and add a sample of it to the histories. Raise JobNotFound."""
     errors = list_item_errors(connection, job_id, after=None, limit=ERRORS_AT_ONCE + 1)
     job = find_job(connection, job_id)
     reason = explain_waits(connection, [job]).get(job_id)
@@ -235,7 +235,7 @@ def read_job(connection: Connection, console: Console, job_id: JobId) -> JobView
 
 @dataclass(frozen=True, slots=True)
 class ErrorsView:
-    """A page of the items of a job that failed, in the order of submission."""
+    """One page of the failed items of a job, in the order of submission."""
 
     job: Job
     errors: list[ItemError]
@@ -253,7 +253,7 @@ def read_errors(
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason why jobs wait, how many jobs have it, and one of them."""
+    """A reason why jobs wait, the number of jobs with that reason, and one of them as an example."""
 
     text: str
     num_jobs: int
@@ -262,7 +262,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """What waits, by model and priority, and why."""
+    """The waiting work by model and priority, and the reasons why it waits."""
 
     waiting: list[Waiting]
     num_workers: dict[str, int]
@@ -295,7 +295,7 @@ def read_queue(connection: Connection, console: Console) -> QueueView:
 
 
 def list_reasons(connection: Connection) -> list[Reason]:
-    """List why the newest open jobs wait, the most common reason first."""
+    """List the reasons why the newest open jobs wait, the most common first."""
     jobs = [
         job
         for state in (RUNNING, QUEUED)
@@ -341,7 +341,7 @@ PAGES: Final = (
 def get_export(
     resources: ResourcesDependency, job_id: JobId, format: Annotated[OutputName, Query()] = "ndjson"
 ) -> ResultResponse:
-    """Return the job's results as a file for a visitor with a session: the API's own routes take only a key."""
+    """Return the job's results as a file for a visitor with a session. The API's routes accept only a key."""
     with resources.engine.connect() as connection:
         job = find_job(connection, job_id)
     if job.spec.result == VECTOR:

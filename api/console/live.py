@@ -1,6 +1,6 @@
-"""Live views: parts of pages that are read and rendered once for all who look at them, and sent when they have changed.
+"""Live views: parts of pages that are rendered once for all their viewers, and sent when they change.
 
-The stream is Server-Sent Events; htmx puts each message in the place of the element that follows it.
+The stream is Server-Sent Events; htmx replaces the element that follows the stream with each message.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ RETRY_MILLISECONDS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered part of a page. After the last one nothing can change, and the stream ends."""
+    """A rendered part of a page. `is_last` means that it cannot change any more, so the stream ends."""
 
     html: str
     is_last: bool = False
 
 
-# Reads and renders, in a thread. The result must be the same for all viewers with the same key.
+# Reads and renders a view, in a thread. The result must be the same for all viewers with the same key.
 Render = Callable[[], Rendered]
 
 
 @dataclass(slots=True)
 class View:
-    """A view as it was last rendered. Its lock makes later visitors wait for the same reading."""
+    """A view as last rendered. Its lock makes concurrent viewers share one rendering."""
 
     num_viewers: int = 0
     rendered: Rendered | None = None
@@ -47,7 +47,7 @@ class View:
 
 
 class LiveViews:
-    """The views that somebody follows now, by key. Only the event loop uses them."""
+    """The views with at least one viewer, by key. They may be used from the event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class LiveViews:
 
     @contextmanager
     def join(self, key: str) -> Iterator[View]:
-        """Count one more viewer of the view during the block."""
+        """Count one more viewer of the view during the block; remove the view after its last viewer."""
         view = self._views.setdefault(key, View())
         view.num_viewers += 1
         try:
@@ -66,7 +66,7 @@ class LiveViews:
                 del self._views[key]
 
     async def look(self, view: View, render: Render) -> Rendered:
-        """Return the view as it was less than LOOK_SECONDS ago."""
+        """Return the view, rendered anew if the last rendering is LOOK_SECONDS old or older."""
         async with view.lock:
             if view.rendered is None or self._clock() - view.read_at >= LOOK_SECONDS:
                 view.rendered = await run_in_threadpool(render)
@@ -75,7 +75,7 @@ class LiveViews:
 
 
 class LiveStream(StreamingResponse):
-    """The stream of one viewer. Raise Problem when there are too many."""
+    """The event stream of one viewer. Serving it raises Problem when there are too many streams."""
 
     def __init__(self, resources: Resources, views: LiveViews, key: str, render: Render) -> None:
         self._resources = resources
@@ -86,7 +86,7 @@ class LiveStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._resources.gates.watchers.enter(), self._views.join(self._key) as view:
-            # An error at once is an answer of its own, and no stream.
+            # An error in the first rendering gets a response of its own, before the stream begins.
             first = await self._views.look(view, self._render)
             self.body_iterator = self._follow(view, first, scope["state"]["is_still_in"])
             await super().__call__(scope, receive, send)
@@ -94,8 +94,9 @@ class LiveStream(StreamingResponse):
     async def _follow(
         self, view: View, rendered: Rendered, is_still_in: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[str]:
-        """Send the view as it changes, to a visitor whose session holds. One whose key was revoked connects again,
-        and is led to the login.
+        """Yield the view whenever it changes, until its last rendering or the end of the session.
+
+        A viewer whose key was revoked connects again and is then redirected to the login.
         """
         yield f"retry: {RETRY_MILLISECONDS}\n\n{write_message(rendered.html)}"
         last, spoken_at = rendered, time.monotonic()
@@ -105,7 +106,7 @@ class LiveStream(StreamingResponse):
                 return
             try:
                 rendered = await self._views.look(view, self._render)
-            except Exception as error:  # a restart of Postgres ends no stream; what else fails does
+            except Exception as error:  # the stream outlives a restart of Postgres, but no other error
                 if not is_database_away(error):
                     raise
             if rendered != last:
@@ -119,5 +120,5 @@ class LiveStream(StreamingResponse):
 
 
 def write_message(html: str) -> str:
-    """Return one unnamed event. A line break in the text is one between lines of data."""
+    """Return an unnamed event with the text, each line of which becomes a data line."""
     return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"

@@ -1,7 +1,7 @@
-"""Pages: a row describes a page of the console; its route, its live stream and its buttons are made from that row.
+"""Pages: the description of a page, from which its route, its live stream and its actions are made.
 
-A page shows one part, which follows what it shows: it is read and rendered once for all visitors with the same rights,
-and sent to them whenever it has changed (live.py).
+The changing part of a page is read and rendered once for all visitors with the same rights, and sent to them
+whenever it has changed (live.py).
 """
 
 import inspect
@@ -31,9 +31,10 @@ Row = TypeVar("Row")
 class Page:
     """A page of the console.
 
-    `read(connection, console, ...)` returns the view that `template` shows; its further parameters are those of the
-    request, which also fill in the title. `above` is a template in front of the part that is not followed. An action is
-    a button's function; it is called with the resources and the path's parameter. After a last view nothing changes.
+    `read(connection, console, ...)` returns the view that `template` shows; its further parameters come from
+    the request, and also fill in the title. `above` is a template for the part of the page that is not
+    updated live. The values of `actions` are the functions of buttons, called with the resources and the
+    path's parameter. `is_last` returns whether a view is final, which ends the live stream.
     """
 
     path: str
@@ -64,18 +65,18 @@ class Visit:
 
     @property
     def key(self) -> str:
-        """Return the key of what is rendered: visits with the same key see the same."""
+        """Return the key of the live view: visits with the same key see the same content."""
         return f"{self.page.path} {self.given} {self.can_write}"
 
     def read(self, resources: Resources, console: Console) -> tuple[Any, Rendered]:
-        """Return the view, and the part that shows it. Raise NotFound when its subject is gone."""
+        """Return the view and its rendered part. Raise NotFound when its subject does not exist."""
         with resources.engine.connect() as connection:
             view = self.page.read(connection, console, **self.given)
         html = console.render(self.page.template, None, view=view, can_write=self.can_write)
         return view, Rendered(html, self.page.is_last(view))
 
     def follow(self, resources: Resources, console: Console) -> Rendered:
-        """Return the part as it is now; a subject that was removed meanwhile is shown as gone."""
+        """Return the rendered part as it is now; a subject that was removed meanwhile is shown as gone."""
         try:
             return self.read(resources, console)[1]
         except NotFound:
@@ -83,7 +84,7 @@ class Visit:
 
 
 def make_router(pages: Sequence[Page]) -> APIRouter:
-    """Return the routes of these pages."""
+    """Return a router with the routes of these pages."""
     router = APIRouter(include_in_schema=False)
     for page in pages:
         add_page(router, page)
@@ -91,7 +92,7 @@ def make_router(pages: Sequence[Page]) -> APIRouter:
 
 
 def add_page(router: APIRouter, page: Page) -> None:
-    """Add the routes of a page: itself, its live stream, and its actions."""
+    """Add the routes of a page: the page itself, its live stream, and its actions."""
     parameters = Depends(take_parameters(page.read))
 
     async def get_page(
@@ -126,7 +127,7 @@ def add_page(router: APIRouter, page: Page) -> None:
         action: str,
         given: Annotated[dict[str, Any], parameters],
     ) -> HTMLResponse:
-        """Carry out an action, and return the part as it is then."""
+        """Carry out an action, and return the part as it is afterwards."""
         find_action(page.actions, action)(resources, *given.values())
         return HTMLResponse(Visit(page, given, visitor.can_write).read(resources, console)[1].html)
 
@@ -137,7 +138,7 @@ def add_page(router: APIRouter, page: Page) -> None:
 
 
 def take_parameters(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the dependency that takes from a request what `read` needs beyond the connection and the console."""
+    """Return a FastAPI dependency for the parameters of `read` other than the connection and the console."""
 
     async def take(**given: Any) -> dict[str, Any]:
         return given
@@ -148,7 +149,7 @@ def take_parameters(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find_action(actions: Mapping[str, Row], name: str) -> Row:
-    """Return the action of this name. Raise Problem."""
+    """Return the action of this name. Raise Problem if there is none."""
     if name not in actions:
         raise Problem(
             404, "not-found", f"There is no action {name[:40]!r}; the actions are {', '.join(actions)}."
@@ -159,6 +160,9 @@ def find_action(actions: Mapping[str, Row], name: str) -> Row:
 def cut_page(
     found: Sequence[Row], size: int, position_of: Callable[[Row], int]
 ) -> tuple[list[Row], str | None]:
-    """Split rows, of which one more than a page was read, into the page and the cursor of the next one."""
+    """Return the rows of one page and the cursor of the next page, None on the last.
+
+    `found` has one row more than `size` if there is a next page.
+    """
     page = list(found[:size])
     return page, encode_cursor(position_of(page[-1])) if len(found) > size else None

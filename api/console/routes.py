@@ -1,4 +1,4 @@
-"""Routes: all pages of the console with their navigation, login and logout, the assets, and the API reference."""
+"""Routes of the console: all pages with their navigation, login and logout, assets, and API reference."""
 
 import hmac
 import re
@@ -18,14 +18,15 @@ from api.dependencies import ResourcesDependency
 from api.problems import Problem
 from vectormill.keys.keyring import find_key
 
-# In the order of the navigation, which has those that need no name.
+# The order is that of the navigation, which lists the pages whose path has no parameter.
 PAGES: Final[tuple[Page, ...]] = (*jobs.PAGES, *workers.PAGES, *collections.PAGES, *schedules.PAGES)
 
 router = APIRouter(include_in_schema=False)
 CONSOLE_ROUTERS: Final = (router, make_router(PAGES), jobs.router, collections.router, schedules.router)
 
 MAX_FORM_BYTES: Final = 16_384
-# Where a login may lead: to a page of ours, on this host.
+# After a login only a page of the console on this host may be opened, so that `next` cannot lead to another
+# site.
 OWN_PAGE: Final = re.compile(r"/console(?:/[^\\\x00-\x1f]*)?(?:\?[^\\\x00-\x1f]*)?")
 
 
@@ -47,7 +48,7 @@ def get_asset(console: ConsoleDependency, digest: str, name: str) -> Response:
 
 @router.get(LOGIN)
 async def get_login(request: Request, console: ConsoleDependency, next: str = HOME) -> Response:
-    """Return the form that takes a key."""
+    """Return the login form, or redirect to the home page when no key exists."""
     if not await request.app.state.keyring.keys():
         return RedirectResponse(HOME, 303)
     return console.page(request, "login.html", next=find_own_page(next), refusal=None)
@@ -81,7 +82,10 @@ async def post_login(request: Request, console: ConsoleDependency) -> Response:
 
 @router.post(LOGOUT)
 async def post_logout(request: Request) -> Response:
-    """Have the browser forget the session. A copy of its cookie stays valid: revoke the key to end it."""
+    """Have the browser delete its session cookie.
+
+    A copy of it stays valid until its key is revoked or it expires.
+    """
     gone = write_cookie(SESSION_COOKIE, "", is_secure=request.url.scheme == "https", seconds=0)
     return Response(status_code=204, headers={"HX-Redirect": LOGIN, "Set-Cookie": gone})
 
@@ -94,7 +98,7 @@ async def get_reference(request: Request, console: ConsoleDependency) -> HTMLRes
 
 @router.get("/docs")
 async def get_docs(console: ConsoleDependency) -> HTMLResponse:
-    """Return the API reference for a request with a key in a header."""
+    """Return the API reference for a request that has its key in a header."""
     return HTMLResponse(console.render("reference.html", None, REFERENCE))
 
 
@@ -109,7 +113,10 @@ def find_own_page(wanted: str) -> str:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Read the fields of a small form, the last of each name. Raise Problem when it is large."""
+    """Return the fields of a form, the last value of each name.
+
+    Raise Problem for more than MAX_FORM_BYTES.
+    """
     body = bytearray()
     async for part in request.stream():
         body += part

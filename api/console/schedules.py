@@ -1,4 +1,4 @@
-"""Schedules: when each is due next, what its last runs did, and why one is late; and the actions on runs."""
+"""Pages of schedules: when each is due, what its last runs did and why one is late, with the actions on runs."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ router = APIRouter(include_in_schema=False)
 
 PAGE_SIZE: Final = 100
 HISTORY_SIZE: Final = 50
-# The scheduler reacts to a due time within two seconds; after a minute it does not look at all.
+# The scheduler starts a due run within two seconds; after a minute the schedule counts as late.
 OVERDUE_SECONDS: Final = 60.0
 RUN_ACTIONS: Final[dict[str, Callable[[Connection, Any], object]]] = {
     "confirm": confirm_run,
@@ -44,7 +44,7 @@ RUN_ACTIONS: Final[dict[str, Callable[[Connection, Any], object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A problem of a schedule. `is_bad` marks one that somebody has to act on."""
+    """A problem of a schedule. `is_bad` marks one that needs somebody's action."""
 
     text: str
     is_bad: bool
@@ -52,7 +52,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class ListedSchedule:
-    """A schedule in a list. `next_due` is on the clock of its zone; None while it is paused."""
+    """A schedule in a list. `next_due` is in the schedule's time zone; None while the schedule is paused."""
 
     schedule: Schedule
     standing: str
@@ -62,7 +62,7 @@ class ListedSchedule:
 
 @dataclass(frozen=True, slots=True)
 class SchedulesView:
-    """A page of schedules; `next` is the cursor of the page after it."""
+    """One page of the list of schedules; `next` is the cursor of the next page, None on the last."""
 
     lines: list[ListedSchedule]
     counts: ScheduleCounts
@@ -73,7 +73,10 @@ class SchedulesView:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """A run of a schedule: its changes as text, and the seconds since an indexer took it, until its end or now."""
+    """A run of a schedule, its changes as text, and its duration.
+
+    `seconds` is the time from its claim by an indexer until its end or now; None before the claim.
+    """
 
     run: Run
     changes: str
@@ -102,7 +105,7 @@ def read_schedules(connection: Connection, console: Console, after: str | None =
 
 
 def read_schedule(connection: Connection, console: Console, name: ScheduleName) -> ScheduleView:
-    """Read a schedule and its history. Raise ScheduleNotFound."""
+    """Return a schedule with its newest runs. Raise ScheduleNotFound."""
     schedule = find_schedule(connection, name)
     runs = list_scheduled_runs(connection, name, limit=HISTORY_SIZE)
     return ScheduleView(
@@ -112,7 +115,7 @@ def read_schedule(connection: Connection, console: Console, name: ScheduleName) 
 
 
 def in_transaction(act: Callable[[Connection, str], object]) -> Callable[[Resources, Any], None]:
-    """Return the action that carries out `act` on a schedule in a transaction of its own."""
+    """Return a page action that calls `act` on a schedule in a transaction of its own."""
 
     def carry_out(resources: Resources, name: str) -> None:
         with resources.engine.begin() as connection:
@@ -145,7 +148,10 @@ PAGES: Final = (
 
 @router.post("/console/runs/{run_id}/{action}", status_code=204)
 def post_run_action(resources: ResourcesDependency, run_id: RunId, action: str) -> Response:
-    """Carry out an action on a run; the page that asked follows it. Raise RunNotFound, WrongRunState and Problem."""
+    """Carry out an action on a run; the page shows the result by its live stream.
+
+    Raise RunNotFound, WrongRunState, or Problem for an unknown action.
+    """
     act = find_action(RUN_ACTIONS, action)
     with resources.engine.begin() as connection:
         act(connection, run_id)
@@ -153,7 +159,10 @@ def post_run_action(resources: ResourcesDependency, run_id: RunId, action: str) 
 
 
 def describe_schedule(schedule: Schedule, signs: Collection[str]) -> ListedSchedule:
-    """Describe a schedule; `signs` are the duties that give a sign of life."""
+    """Return a schedule for a list.
+
+    `signs` has the duties, such as scheduler and indexer, with a recent heartbeat.
+    """
     troubles = list_troubles(schedule, signs)
     if schedule.paused_at is not None:
         standing = "paused"
@@ -165,7 +174,10 @@ def describe_schedule(schedule: Schedule, signs: Collection[str]) -> ListedSched
 
 
 def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
-    """List why a schedule is late or its collection out of step; whatever needs attention comes first."""
+    """List why a schedule is late or its collection out of step.
+
+    `signs` has the duties, such as scheduler and indexer, with a recent heartbeat.
+    """
     found: list[Trouble] = []
     has_indexer = INDEXER in signs
     if schedule.lag_seconds > OVERDUE_SECONDS:
@@ -212,7 +224,7 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
 
 
 def count_changes(run: Run) -> str:
-    """Return `1,200 seen, 3 new, 1 failed`, without unchanged rows; empty for a run that read nothing."""
+    """Return the counts of a run, such as `1,200 seen, 3 new, 1 failed`, without zeros and unchanged rows."""
     names = (
         ("seen", run.counts.num_seen),
         ("new", run.counts.num_new),
@@ -234,7 +246,7 @@ def tell_next(schedule: Schedule) -> str | None:
         return None
     try:
         local = schedule.next_due_at.astimezone(find_timezone(schedule.timezone))
-    except InvalidOption:  # the tz database of this machine does not have it
+    except InvalidOption:  # this machine's tz database lacks the zone
         return tell_minute(schedule.next_due_at)
     return f"{local:%Y-%m-%d %H:%M} {schedule.timezone}"
 

@@ -1,8 +1,10 @@
-"""Sessions: what a browser keeps instead of a key, and what it proves. No process keeps anything of them.
+"""Sessions: the sealed cookie that a browser keeps instead of a key, and CSRF tokens.
 
-The cookie holds the key, sealed under the key's own hash (docs/decisions/0032). Whoever has the cookie alone learns no
-key; whoever has read our table of hashes alone can make no cookie; and without the hash, because the key was revoked,
-the cookie is noise. No part of it can be changed: what would come out is no key.
+The server stores nothing.
+
+The cookie holds the key, sealed under the key's own hash (docs/decisions/0032). The cookie alone reveals no
+key; the table of hashes alone is not enough to forge a cookie; and once the key is revoked and its hash
+deleted, the cookie is noise. A changed cookie decrypts to something that is no key.
 """
 
 import hashlib
@@ -18,17 +20,17 @@ from vectormill.keys.api_key import hash_secret
 from vectormill.keys.api_keys import KeptKey
 
 SESSION_COOKIE: Final = "vectormill_console"
-# So long after a login the key is asked for again.
+# The key has to be entered again this long after a login.
 SESSION_SECONDS: Final = 12 * 3600
 NONCE_BYTES: Final = 16
-# The key's id, when the session ends (seconds since 1970), and a nonce.
+# The key's id, the end of the session (seconds since 1970), and a nonce.
 HEAD: Final = struct.Struct(f">QQ{NONCE_BYTES}s")
-# A key has up to 132 letters; base64 of a longer cookie is not even decoded.
+# A key has up to 132 letters, so a longer cookie is rejected before base64 is decoded.
 MAX_LETTERS: Final = 400
 
 
 def seal_session(key: KeptKey, secret: str, now: float) -> str:
-    """Return the session cookie. `secret` is that of `key`; `now` is seconds since 1970."""
+    """Return the session cookie. `secret` is the secret of `key`; `now` is in seconds since 1970."""
     head = HEAD.pack(key.id, int(now) + SESSION_SECONDS, secrets.token_bytes(NONCE_BYTES))
     return urlsafe_b64encode(head + _mask(secret.encode(), key.hash, head)).decode()
 
@@ -53,7 +55,10 @@ def open_session(keys: Sequence[KeptKey], cookie: str, now: float) -> KeptKey | 
 
 
 def _mask(content: bytes, key_hash: bytes, head: bytes) -> bytes:
-    """Content XOR a stream that the hash and the head decide: HMAC-SHA-256 in counter mode. Twice is the content."""
+    """Return content XOR a keystream of HMAC-SHA-256 in counter mode. Applied twice, it returns the content.
+
+    The keystream is derived from `key_hash` and `head`.
+    """
     stream = b""
     while len(stream) < len(content):
         block = len(stream).to_bytes(4) + head
@@ -65,10 +70,10 @@ VISIT_COOKIE: Final = "vectormill_visit"
 
 
 def make_visit() -> str:
-    """Return a random value that tells a browser without a session from others."""
+    """Return a random value that identifies a browser without a session."""
     return secrets.token_urlsafe(24)
 
 
 def make_csrf_token(cookie: str) -> str:
-    """Return the token that only our pages know: it follows from a cookie that no script can read."""
+    """Return the CSRF token of a cookie. Only our pages know it, because no script can read the cookie."""
     return hmac.digest(cookie.encode(), b"vectormill console csrf", hashlib.sha256).hex()

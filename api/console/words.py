@@ -1,4 +1,4 @@
-"""Words: numbers, times and states as text, as the console shows them. Pure."""
+"""Words: numbers, times and states as the console writes them. All functions are pure."""
 
 import json
 from datetime import UTC, datetime
@@ -20,7 +20,10 @@ def tell_count(number: float | None) -> str:
 
 
 def tell_about(number: float) -> str:
-    """Round to one significant digit, 4,000 for 3,721: a text that is read aloud must not change every second."""
+    """Format a number rounded to one significant digit: 4,000 for 3,721.
+
+    It is for text that screen readers announce, which must not change every second.
+    """
     return f"{float(f'{number:.1g}'):,.0f}"
 
 
@@ -35,14 +38,14 @@ def tell_bytes(num_bytes: float) -> str:
 
 
 def tell_rate(number: float | None) -> str:
-    """Format a rate with as many digits as matter: 1,234, and 0.25 below ten."""
+    """Format a rate: 1,234, and with two significant digits below ten, such as 0.25; – for none."""
     if not number:
         return NOTHING
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def tell_share(share: float | None) -> str:
-    """Format a share, such as 42 %; below one per cent 0.4 %, and never 100 % for less than everything."""
+    """Format a share in percent: 42 %, below one percent 0.4 %, and never 100 % for less than everything."""
     if share is None:
         return NOTHING
     percent = share * 100
@@ -73,7 +76,7 @@ def tell_moment(moment: datetime | None) -> str:
 
 
 def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
-    """Format an age in one unit, which is enough to scan a list: 12 s ago, 3 min ago, 2 h ago, 5 d ago."""
+    """Format the age of a moment in its largest unit: 12 s ago, 3 min ago, 2 h ago, 5 d ago."""
     if moment is None:
         return NOTHING
     seconds = max(((now or datetime.now(UTC)) - moment).total_seconds(), 0)
@@ -84,12 +87,12 @@ def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
 
 
 def tell_state(state: str) -> str:
-    """Return the state in words: completed with errors."""
+    """Return a state with spaces for underscores, such as `completed with errors`."""
     return state.replace("_", " ")
 
 
 def tell_sentence(sentence: str) -> Markup:
-    """Render a sentence in which a command between backticks is set as code."""
+    """Return a sentence as HTML, with the text between backticks marked as code."""
     parts = [escape(part) for part in sentence.split("`")]
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
@@ -97,15 +100,15 @@ def tell_sentence(sentence: str) -> Markup:
 
 
 def tell_query(parameters: dict[str, str | None]) -> str:
-    """Return the query of a URL, without what is None."""
+    """Return the query string of a URL, without parameters that are None."""
     return urlencode({name: value for name, value in parameters.items() if value is not None})
 
 
 def tell_json(value: Any) -> str:
-    """Return JSON as text; the template escapes it."""
+    """Return a value as JSON text, which the template must escape."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def tell_excerpt(text: str) -> str:
-    """Return the text, cut where it is longer than a page of hits can show."""
+    """Return the text, shortened to MOST_SHOWN_CHARS with an ellipsis."""
     return text if len(text) <= MOST_SHOWN_CHARS else f"{text[: MOST_SHOWN_CHARS - 1]}…"

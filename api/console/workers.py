@@ -1,6 +1,6 @@
-"""Workers: what each runs on and why, how it did in the last minutes, and its part of the plan.
+"""Pages of workers: what each runs on and why, its recent speed, and its part of the placement plan.
 
-A worker that is loading its model reports less; what is missing is None, or left out.
+A worker that is still loading its model reports less; what is missing is None or left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from vectormill.workers.plan_picture import (
 from vectormill.workers.samples import MIB, Sample, read_samples
 from vectormill.workers.workers import ALIVE_SECONDS, Worker, find_worker, list_plan_parts, list_workers
 
-# A line is about a kilobyte, and all lines are sent again when one has changed.
+# A line has about a kilobyte, and all lines are sent again when one has changed.
 MOST_LINES: Final = 200
 MOST_NAME_CHARS: Final = 500
 SPARK_WIDTH: Final = 100
@@ -35,7 +35,7 @@ UNKNOWN: Final = "–"
 
 @dataclass(frozen=True, slots=True)
 class ShownChoice:
-    """A worker's choice and its reason."""
+    """A choice that a worker made, such as its backend, and the reason for it."""
 
     name: str
     value: str
@@ -44,7 +44,10 @@ class ShownChoice:
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker as its report describes it. `parts` are what it and others report of their plan, by worker."""
+    """A worker as its last report describes it.
+
+    `parts` maps the name of this and other workers to their reported parts of the plan.
+    """
 
     worker: Worker
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -67,7 +70,7 @@ class WorkerView:
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second in the last ten seconds; None without a sample."""
+        """Return the tokens per second in the last ten seconds; None without a sample."""
         return self.samples[-1].tokens_per_second if self.samples else None
 
     @property
@@ -76,7 +79,7 @@ class WorkerView:
 
     @property
     def spark(self) -> str:
-        """Tokens a second as the points of an SVG polyline, `0,24 50,12 100,0`; empty for fewer than two samples."""
+        """Return tokens per second as points of an SVG polyline, `0,24 50,12 100,0`; empty below two samples."""
         if len(self.samples) < 2:
             return ""
         top, step = max(self.top_rate, 1.0), SPARK_WIDTH / (len(self.samples) - 1)
@@ -119,7 +122,7 @@ class WorkerView:
         return [self.choice(name) for name in CHOICES if self.report.get(name)]
 
     def choice(self, name: str) -> ShownChoice:
-        """Return a choice and its reason; while the model loads, nothing is chosen yet."""
+        """Return a choice and its reason; the value is unknown while the model loads."""
         chosen = self.report.get(name)
         if isinstance(chosen, Mapping):
             return ShownChoice(name, str(chosen.get("value", UNKNOWN)), str(chosen.get("reason", "")))
@@ -127,7 +130,7 @@ class WorkerView:
 
     @property
     def charts(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """The id, title and data of each chart for which something is known."""
+        """Yield the id, title and data of each chart that has data."""
         moments = [
             round((self.worker.heartbeat_at - timedelta(seconds=sample.seconds_ago)).timestamp())
             for sample in self.samples
@@ -145,7 +148,7 @@ class WorkerView:
 
     @property
     def plan(self) -> "WorkerPlan | None":
-        """The plan that this worker has a part in; None when its report has none that can be drawn."""
+        """Return the plan that this worker has a part in; None when its report has none that can be drawn."""
         own = self.parts.get(self.worker.name)
         if not own or not own.get("plan") or not own.get("stages"):
             return None
@@ -166,7 +169,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class ShownShard:
-    """The contents of one device, as the plan describes it; shares are of the memory that the plan may use."""
+    """The contents of one device according to the plan; shares are of the memory that the plan may use."""
 
     shard: Mapping[str, Any]
     stage: Mapping[str, Any]
@@ -187,7 +190,7 @@ class ShownShard:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """A worker's part of a plan, and the picture of all parts that live workers report."""
+    """A worker's part of a plan, and a picture of all parts that live workers report."""
 
     summary: str
     num_replicas: int
@@ -198,7 +201,10 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class WorkersView:
-    """All live workers, by name. `rate` is None while none has reported one."""
+    """All live workers by name.
+
+    `rate` is their total in tokens per second, or None while no worker has reported one.
+    """
 
     workers: list[WorkerView]
 
@@ -221,11 +227,11 @@ def read_workers(connection: Connection, console: Console) -> WorkersView:
 
 
 def read_worker(connection: Connection, console: Console, name: str) -> WorkerView:
-    """Read a worker with its plan. Raise NotFound for one that is silent, or whose name no worker can have.
+    """Return a worker with its plan. Raise NotFound for a silent worker, or a name that no worker can have.
 
-    A silent one is gone for good, since its next process may run on another device.
+    A silent worker is never shown again: its next process may run on another device.
     """
-    is_possible = len(name) <= MOST_NAME_CHARS and name.isprintable()  # Postgres takes no NUL
+    is_possible = len(name) <= MOST_NAME_CHARS and name.isprintable()  # Postgres stores no NUL
     worker = find_worker(connection, name) if is_possible else None
     if worker is None:
         raise NotFound(f"No worker {name[:MOST_NAME_CHARS]!r} is alive; see /console/workers.")
