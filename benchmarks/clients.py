@@ -45,7 +45,7 @@ STOP_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The address and body of a request with one or several texts, and the pid of the server's root process."""
+    """The address and body of a request with one or several texts, and the pid of the server's parent."""
 
     url: str
     body: Callable[[Any], dict[str, Any]]

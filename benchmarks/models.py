@@ -316,7 +316,7 @@ class ModelCost:
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """Read tensor names and shapes from the header of a safetensors file: its size in eight bytes, then JSON."""
+    """Read tensor name -> shape from a safetensors header: its size in eight bytes, then JSON."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}

@@ -139,7 +139,7 @@ def tabulate(measures: Sequence[Measure]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one benchmark: a line on its subject, tables, and notes on how the figures were measured."""
+    """The result of one benchmark: a line on its subject, tables, and notes on how it was measured."""
 
     subject: str
     tables: tuple[Table, ...]

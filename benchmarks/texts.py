@@ -213,16 +213,15 @@ def list_pairs(num_pairs: int, seed: int = 1) -> list[list[str]]:
 
 
 def hash_of(text: str) -> bytes:
-    """Return a hash of the text that, unlike Python's own, is the same in every process and on every machine."""
+    """Return a hash of the text that, unlike Python's own, is the same in every process."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 class ExactTexts:
     """A source of texts with an exact number of tokens, made from the words of docstrings.
 
-    No text is drawn twice.
-
-    `model` is a directory with a tokenizer that puts two special tokens around a text.
+    No text is drawn twice. `model` is a directory with a tokenizer that puts two special tokens around a
+    text.
     """
 
     def __init__(self, model: Path) -> None:

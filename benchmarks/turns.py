@@ -77,7 +77,7 @@ class Record:
         return [done.seconds for done in self.passes]
 
     def rate(self, count: float) -> Spread:
-        """Return the rate per second for a pass that handles `count` of something, such as texts or tokens."""
+        """Return the rate per second of a pass that handles `count` things, such as texts or tokens."""
         return Spread.of([count / seconds for seconds in self.seconds()])
 
     def speed_against(self, other: "Record") -> Spread:
@@ -116,7 +116,7 @@ class Records(dict[str, Record]):
         return float(cosines.min()), float(cosines.mean())
 
     def tabulate(self, title: str, columns: Columns) -> Table:
-        """Return a table with a row for each system; a system that was not measured has a row that says so."""
+        """Return a table with a row for each system; the row of one that was not measured says so."""
         rows = []
         for key, record in self.items():
             sound = self.measured(key)

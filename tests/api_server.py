@@ -114,7 +114,7 @@ def refusing_api(postgres_url: str, **settings: Any) -> Iterator[tuple[httpx.Cli
 def encode_waiting(
     engine: Engine, max_text_chars: int = 1_000_000, on_claim: Callable[[Claim], object] = lambda _: None
 ) -> int:
-    """Claim and commit every waiting chunk at once, as workers would; return the number of dispatched chunks."""
+    """Claim and commit every waiting chunk, as workers would; return the number of dispatched chunks."""
     dispatches = dispatch_all(engine)
     for dispatch in dispatches:
         claimed = claim(engine, dispatch.chunk_id)

@@ -1,4 +1,4 @@
-"""Render the chart as Helm would, without a cluster: documents by kind and name, and checks against schemas."""
+"""Render the chart as Helm would, without a cluster, and check the documents against schemas."""
 
 import json
 import subprocess

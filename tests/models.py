@@ -43,7 +43,7 @@ def packaged_model() -> Path:
 
 
 def write_transformer(directory: Path, architecture: str, *, pads_left: bool = False) -> Path:
-    """Write a tiny transformer with random weights and the packaged model's tokenizer, in the plain layout."""
+    """Write a tiny transformer of random weights with the packaged model's tokenizer, in the plain layout."""
     import transformers
 
     sizes = {

@@ -56,7 +56,7 @@ def encoding_chunks(
     ledger: ChunkLedger | None = None,
     **settings: Any,
 ) -> Iterator[ChunkEncoder]:
-    """Yield a chunk encoder whose leases are renewed during the block, through the engine `heart` if given."""
+    """Yield a chunk encoder whose leases are renewed during the block, through engine `heart` if given."""
     chosen = Settings(**{"heartbeat_seconds": 0.1, **settings})
     identity = identity or WorkerIdentity("obedient-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     keeper = LeaseKeeper(

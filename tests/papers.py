@@ -1,4 +1,4 @@
-"""A table of papers and a collection `docs` that follows it, for tests that call the follower round by round."""
+"""A table of papers and a collection `docs` that follows it, for tests that run the follower stepwise."""
 
 from typing import Any
 

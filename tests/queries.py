@@ -1,4 +1,4 @@
-"""Workers for queries in tests: the real listener around an obedient engine, and a consumer without a worker."""
+"""Workers for queries in tests: the real listener around an obedient engine, and a lone consumer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

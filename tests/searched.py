@@ -96,7 +96,7 @@ def describe_row(number: int) -> dict[str, Any]:
 
 
 def make_vectors() -> npt.NDArray[np.float32]:
-    """Return clustered unit vectors, as those of texts are; the long document's passages lie close together."""
+    """Return clustered unit vectors, as those of texts are; the long document's passages form one cluster."""
     random = np.random.default_rng(7)
     centres = random.standard_normal((200, WIDE.dimensions))
     vectors = centres[random.integers(0, 200, NUM_ROWS)] + 0.5 * random.standard_normal(

@@ -1,4 +1,4 @@
-"""Encoders that fail because of their framework, not of a text, for tests that the engine tells these apart."""
+"""Encoders that fail because of their framework, not of a text; the engine has to tell these apart."""
 
 import itertools
 import os
@@ -79,7 +79,7 @@ def load_soon_exhausted(order: EncoderOrder) -> FaultyEncoder:
 
 
 def load_soon_wrong(order: EncoderOrder) -> FaultyEncoder:
-    """Return an encoder that raises once and then returns nonsense, as openvino after it ran out of memory."""
+    """Return an encoder that raises once, then returns nonsense, as openvino after it ran out of memory."""
     return WrongEncoder(order, FEW_BATCHES, "")
 
 

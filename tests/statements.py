@@ -73,7 +73,7 @@ def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
 
 @cache
 def name_statement(statement: str) -> str:
-    """Return the name of the constant that the statement is made from, or its first words if there is none."""
+    """Return the name of the constant that the statement is made from, or else its first words."""
     statement = statement.strip()
     for pattern, name in named_patterns():
         if pattern.fullmatch(statement):

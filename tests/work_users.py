@@ -86,7 +86,7 @@ class User(Protocol):
 
     @property
     def max_attempts(self) -> int | None:
-        """Return the number of attempts after which the row fails; None if a process's death is no attempt."""
+        """Return the attempts after which the row fails; None if a process's death is no attempt."""
 
     def make(self, engine: Engine) -> None: ...
 

@@ -58,7 +58,7 @@ class CollectionLine:
 
     @property
     def index(self) -> str:
-        """Return the state of the vector index: `none` if searches read every row, `–` if none is possible."""
+        """Return the state of the vector index: `none` if searches read all rows, `–` if none is possible."""
         return self.standing.index_state or ("none" if find_kind(self.row.spec) == VECTORS else "–")
 
     @property
@@ -173,7 +173,7 @@ class SearchForm:
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The result of a search, or in `refusal` the reason why it failed; `note` says how the rows were found."""
+    """The result of a search, or in `refusal` why it failed; `note` says how the rows were found."""
 
     matches: Sequence[Match]
     seconds: float
@@ -206,7 +206,7 @@ def load_description(engine: Engine, name: str) -> CollectionDescription:
 
 
 async def search(resources: Resources, name: str, form: SearchForm, *, has_texts: bool) -> SearchOutcome:
-    """Search as POST /v1/collections/{name}/search does; return an error as a refusal instead of raising it."""
+    """Search as POST /v1/collections/{name}/search does, but return an error as a refusal."""
     start = time.perf_counter()
     try:
         with resources.gates.searches.enter():

@@ -93,7 +93,7 @@ def find_assets() -> dict[str, Asset]:
 
 
 def make_templates(**given: Any) -> Environment:
-    """Return templates that escape all values, fail on a missing value, and share the global values `given`."""
+    """Return templates that escape all values, fail on missing ones, and share the global values `given`."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,

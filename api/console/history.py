@@ -154,7 +154,7 @@ def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
 
 
 def chart_stages(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
-    """Return the stacked chart of the stages' shares of the busy time in percent; None with too little data."""
+    """Return the stacked chart of the stages' shares of the busy time in percent; None with few data."""
     measured = [stretch for stretch in stretches if any(stretch.shares.values())]
     if len(measured) < 2:
         return None

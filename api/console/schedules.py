@@ -1,4 +1,4 @@
-"""Pages of schedules: when each is due, what its last runs did and why one is late, with the actions on runs."""
+"""Pages of schedules: when each is due, what its last runs did, why one is late, and actions on runs."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

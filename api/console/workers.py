@@ -79,7 +79,7 @@ class WorkerView:
 
     @property
     def spark(self) -> str:
-        """Return tokens per second as points of an SVG polyline, `0,24 50,12 100,0`; empty below two samples."""
+        """Return tokens/s as the points of an SVG polyline, `0,24 50,12 100,0`; empty below two samples."""
         if len(self.samples) < 2:
             return ""
         top, step = max(self.top_rate, 1.0), SPARK_WIDTH / (len(self.samples) - 1)

@@ -17,7 +17,7 @@ TORCH = "torch"
 
 
 class TokenCount:
-    """A hook before the model's first module that counts tokens; the cost, one sum per batch, is negligible."""
+    """A hook before the model's first module that counts tokens. One sum per batch costs next to nothing."""
 
     def __init__(self) -> None:
         self.num_tokens = 0

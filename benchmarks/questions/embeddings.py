@@ -1,4 +1,4 @@
-"""embeddings: rate and latency of requests for a few short texts, by /v1/embeddings and by infinity's server."""
+"""embeddings: rate and latency of requests for a few texts, by /v1/embeddings and by infinity's server."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""export: how fast the API exports a job's vectors over HTTP in each format, and how much memory that takes."""
+"""export: how fast the API exports a job's vectors in each format, and how much memory that takes."""
 
 from pathlib import Path
 from typing import Final

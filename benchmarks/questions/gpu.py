@@ -100,7 +100,7 @@ class Records:
 
 @dataclass(slots=True)
 class Trial:
-    """The context of all steps: devices, matrix rate by precision, directory of models, records and deadline."""
+    """The context of all steps: devices, matrix rates by precision, models, records and deadline."""
 
     harness: Harness
     devices: tuple[Device, ...]
@@ -111,7 +111,7 @@ class Trial:
     num_left: int = 0
 
     def find_card(self, shape: str) -> ModelCard:
-        """Return the model of this shape with random weights; write it first if it is missing or incomplete."""
+        """Return the model of this shape with random weights; write it if it is missing or incomplete."""
         directory = self.models / f"{shape}-{hashlib.md5(repr(SHAPES[shape]).encode()).hexdigest()[:8]}"
         if not (directory / ".written").is_file():
             write_random_model(SHAPES[shape], directory)
@@ -345,7 +345,7 @@ def list_ranks(scales: Sequence[Scale], devices: Sequence[Device]) -> Iterator[t
 
 
 def find_obstacle(device: Device, name: str, shape: str) -> str:
-    """Return why the switch cannot be used with the shape, as the table of switches says; empty when it can."""
+    """Return why the switch cannot be used with the shape, by the table of switches; empty when it can."""
     hidden_size = int(SHAPES[shape].config["hidden_size"])
     tried = replace(device, features=device.features | {"tried"})
     place = SwitchFacts(tried, hidden_size, is_shared=SWITCHES[name].is_of_ranks)

@@ -1,9 +1,8 @@
 """host: the host's cost per text, measured with a device that takes no time.
 
-`--against` adds a second checkout, in turns.
-
-Tokenizer, Celery, Valkey, Postgres and the model's card are the real ones. A tree of links replaces the
-worker's encoder with one that answers at once, so that a worker of any commit can be measured.
+`--against` adds a second checkout, in turns. Tokenizer, Celery, Valkey, Postgres and the model's card are the
+real ones. A tree of links replaces the worker's encoder with one that answers at once, so that a worker of
+any commit can be measured.
 """
 
 import json

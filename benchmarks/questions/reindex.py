@@ -45,7 +45,7 @@ def run(harness: Harness) -> Report:
         peer = exits.enter_context(CocoIndex(own.dsn, find_packaged().path, directory))
         systems: tuple[OwnIndex | CocoIndex, ...] = (own, peer)
         for system in systems:
-            system.update()  # updates an empty table, so that everything loaded at the first update is loaded now
+            system.update()  # on an empty table, which loads all that a first update loads
         own.fill(num_rows)
         for system, each in zip(systems, costs, strict=True):
             harness.say(f"{system.name} builds the index of {num_rows:,} rows")

@@ -47,7 +47,7 @@ def make_cross_encoder(batch_size: int, backend: str = "torch", precision: str =
 
 
 def list_variants(*, is_quick: bool) -> list[Peer]:
-    """Return variants of CrossEncoder.predict: batch sizes, backends and, where the processor has it, bf16."""
+    """Return variants of CrossEncoder.predict: batch sizes, backends and, if the processor has it, bf16."""
     if is_quick:
         return [make_cross_encoder(size) for size in (8, 32)]
     half = [make_cross_encoder(size, precision=BF16) for size in (4, 16)]

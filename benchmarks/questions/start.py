@@ -43,7 +43,7 @@ def time_help() -> float:
 
 
 def time_start(directory: Path) -> float:
-    """Start a stack, return the seconds from `vectormill up` to its line `ready`, and stop the stack again."""
+    """Return the seconds from `vectormill up` to its line `ready`, and stop the stack again."""
     started = time.perf_counter()
     with OwnStack(directory):
         return time.perf_counter() - started

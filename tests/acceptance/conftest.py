@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Raise the time limit of the soak test: its faults, and the time that a busy machine needs to recover."""
+    """Raise the soak test's time limit: its faults, and the time that a busy machine needs to recover."""
     for item in items:
         if item.path.name == "test_chaos.py":
             item.add_marker(pytest.mark.timeout(config.getoption("--soak-seconds") + 600))

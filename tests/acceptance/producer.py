@@ -1,4 +1,4 @@
-"""Producer: submits jobs in spite of faults, remembers which were acknowledged, and checks them at the end."""
+"""Producer: submits jobs in spite of faults, notes which were acknowledged, and checks them at the end."""
 
 import random
 import threading
@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A job that was answered 202: the texts, their keys, and the collection where the vectors must appear."""
+    """A job that was answered 202: its texts, their keys, and the collection that must get the vectors."""
 
     job_id: str
     collection: str | None
@@ -145,7 +145,7 @@ def answers(url: str) -> bool:
 
 
 def find_broken_promises(stack: Stack | Parts, promises: Sequence[Promise], directory: Path) -> list[str]:
-    """Return a sentence for each broken promise; none if every item has exactly one vector, which is its own."""
+    """Return a sentence for each broken promise, such as an item without exactly one vector, its own."""
     broken: list[str] = []
     sequence = {str(job_id): seq for job_id, seq in stack.query("SELECT id, seq FROM vectormill.jobs")}
     with stack.client() as client:

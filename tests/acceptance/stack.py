@@ -31,7 +31,7 @@ QUICK_LEASES = {
 
 
 class Stack:
-    """One `vectormill up`: `start` starts it, `client` returns a client of its API, and `destroy` removes it."""
+    """One `vectormill up`: `start` starts it, `client` returns a client of its API, `destroy` removes it."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Stack:
         return found
 
     def find_process(self, word: str) -> psutil.Process | None:
-        """Return the first process with this name, or with this word among its arguments; None without one."""
+        """Return the first process with this name, or this word among its arguments; None without one."""
         for process in self.processes():
             try:
                 if process.name() == word or word in process.cmdline():

@@ -1,4 +1,4 @@
-"""Settings, metrics, dependencies and state transitions in the code, which derived.py writes into the docs."""
+"""Settings, metrics, dependencies and transitions in the code, which derived.py writes into the docs."""
 
 import ast
 import importlib
@@ -58,7 +58,7 @@ def describe_default(field: FieldInfo) -> str:
 
 
 def find_metrics() -> dict[str, tuple[str, str]]:
-    """Return name -> labels and help text of each metric, as passed to the constructors of prometheus_client."""
+    """Return metric name -> labels and help, as passed to the constructors of prometheus_client."""
     found: dict[str, tuple[str, str]] = {}
     for path in find_sources(*PACKAGES):
         for function in ast.walk(parse(path)):
