@@ -37,7 +37,7 @@ GPU: Final = "gpu"
 
 
 class BenchmarkFailed(Exception):
-    """A benchmark could not be measured; the sentence says at what."""
+    """A benchmark could not be measured; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class ListedSchedule:
-    """A schedule in a list. `next_due` is in the schedule's time zone; None while the schedule is paused."""
+    """A schedule in a list. `next_due` is in the schedule's time zone; None if no run is due."""
 
     schedule: Schedule
     standing: str
