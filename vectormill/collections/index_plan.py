@@ -1,7 +1,8 @@
-"""Index plan: whether a generation gets an HNSW index, in which shape, and with how much of the server it is built.
+"""Index plan: decide if a generation gets an HNSW index, its shape, and how much memory and cores its build takes.
 
-Pure: rows, wishes and what the server has in, a plan with its reasons out. Knows no SQL. Limits and defaults are those
-of pgvector 0.8 (README, "HNSW"); bytes of the graph were measured with it: docs/OPERATIONS.md, "Search and indexes"."""
+The functions are pure and use no SQL: from the number of rows, the settings and the server's capacity they make a plan
+with reasons. Limits and defaults are those of pgvector 0.8 (README, "HNSW"); the size of the graph was measured with
+it: docs/OPERATIONS.md, "Search and indexes"."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,31 +20,29 @@ LEAST_EF_CONSTRUCTION: Final = 4
 MOST_M: Final = 100
 MOST_EF_CONSTRUCTION: Final = 1000
 MOST_WORKERS: Final = 31
-# The values that Postgres takes as maintenance_work_mem.
+# The smallest and the largest value that Postgres accepts as maintenance_work_mem.
 LEAST_MEMORY_BYTES: Final = MIB
 MOST_MEMORY_BYTES: Final = (1 << 31) * 1024 - 1024
 
-# From so many rows on: (rows, m, ef_construction). The first is pgvector's own default, with which a search that keeps
-# 100 candidates in view finds 0.98 and more of the ten nearest of real texts; larger graphs need more candidates while
-# they are built for the same share.
+# The shape of the graph by number of rows: (from so many rows on, m, ef_construction). The first is pgvector's default,
+# with which a search with ef_search = 100 has a recall@10 of 0.98 and more on real texts; larger graphs need a larger
+# ef_construction for the same recall.
 SHAPES: Final = ((0, 16, 64), (1_000_000, 16, 128), (10_000_000, 24, 128))
 
-# In a graph that is built in memory an element has its vector, 2 × m neighbours of 16 bytes, and this, in which are its
-# neighbours on upper layers: measured with 8 and 384 dimensions, beside the vector 706 to 709 bytes with m = 16, and
-# 1,216 with m = 32.
+# In a graph that is built in memory, an element takes its vector, 2 × m neighbours of 16 bytes, and these bytes, which
+# include its neighbours on upper layers. Measured with 8 and 384 dimensions, without the vector: 706 to 709 bytes with
+# m = 16, and 1,216 with m = 32.
 ELEMENT_BYTES: Final = 208
-# The memory that a parallel build keeps for other things, and a tenth for what rows are added meanwhile.
+# A parallel build keeps this memory for other things, and another tenth for rows that are added during the build.
 SPARE_BYTES: Final = 8 * MIB
 SPARE_SHARE: Final = 0.1
-# Postgres starts no worker for less (plan_create_index_workers).
+# Postgres starts a parallel worker only if each has at least this much memory (plan_create_index_workers).
 WORKER_BYTES: Final = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorClass:
-    """The index of vectors of one type: its name in SQL, the most dimensions, the bytes of one value in
-    memory.
-    """
+    """A pgvector operator class: its SQL name, its maximum number of dimensions, and the bits of one value."""
 
     name: str
     max_dimensions: int
@@ -59,7 +58,7 @@ OPERATOR_CLASSES: Final[Mapping[str, OperatorClass]] = {
 
 @dataclass(frozen=True, slots=True)
 class IndexWishes:
-    """The wishes of a collection's owner; None leaves the choice to the plan."""
+    """The index settings that a collection's owner has chosen; for None the plan chooses."""
 
     policy: str = AUTO
     m: int | None = None
@@ -69,7 +68,7 @@ class IndexWishes:
 
     @classmethod
     def from_options(cls, policy: str, options: Mapping[str, Any]) -> Self:
-        """Read the wishes that are kept with a collection or a run. Raise InvalidOption."""
+        """Read the index settings stored with a collection or a run. Raise InvalidOption for a value that is not allowed."""
         m, ef_construction = options.get("m"), options.get("ef_construction")
         check_between("m", m, LEAST_M, MOST_M)
         check_between("ef_construction", ef_construction, LEAST_EF_CONSTRUCTION, MOST_EF_CONSTRUCTION)
@@ -89,10 +88,10 @@ def check_between(name: str, value: int | None, least: int, most: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerRoom:
-    """The room that Postgres has for a build. `free_bytes` is of memory, `source` names who told; `num_cores`
-    None: unknown.
+    """The capacity of the Postgres server for a build.
 
-    `maintenance_bytes` and `num_workers` are the server's own settings, `most_workers` what it can start at all.
+    `free_bytes` is free memory, and `source` says how it was found; `num_cores` is None if unknown. `maintenance_bytes`
+    and `num_workers` are settings of the server; `most_workers` is the limit of parallel workers that it can start.
     """
 
     free_bytes: int
@@ -105,7 +104,7 @@ class ServerRoom:
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """An HNSW index to be built, or none when `operator_class` is None. `reasons` are sentences for people."""
+    """A plan to build an HNSW index, or none if `operator_class` is None. `reasons` are sentences for people."""
 
     operator_class: str | None
     m: int
@@ -120,7 +119,7 @@ class IndexPlan:
         return self.operator_class is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as reports and answers have it."""
+        """Return the plan as JSON for reports and API responses."""
         return {
             "method": "hnsw" if self.is_wanted else None,
             "operator_class": self.operator_class,
@@ -134,7 +133,7 @@ class IndexPlan:
 
 
 def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClass | None, str]:
-    """Return the operator class that serves a search of these vectors, or None, and why."""
+    """Return the operator class for an HNSW index on these vectors, or None if pgvector has none, and the reason."""
     found = OPERATOR_CLASSES.get(vector_type)
     if found is None:
         assert vector_type == INT8
@@ -151,7 +150,7 @@ def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClas
 
 
 def estimate_graph_bytes(num_rows: int, dimensions: int, operator_class: OperatorClass, m: int) -> int:
-    """Estimate the memory that the graph takes while it is built, in bytes."""
+    """Estimate the memory of the HNSW graph while it is built, in bytes."""
     value_bytes = math.ceil((8 + dimensions * operator_class.bits / 8) / 8) * 8
     return num_rows * (value_bytes + 2 * m * 16 + ELEMENT_BYTES)
 
@@ -168,12 +167,10 @@ def plan_index(
     least_rows: int,
     memory_share: float,
 ) -> IndexPlan:
-    """Return the plan of an index for `num_rows` vectors, or of none, with its reasons.
+    """Plan the HNSW index of `num_rows` vectors: if there is to be one, its shape, and the resources of its build.
 
-    `least_rows` is where policy `auto` begins to want one.
-
-    The build may take `memory_share` of the server's free memory, or its maintenance_work_mem where that is more; on a
-    live generation a quarter of the cores is left to searches.
+    Policy `auto` builds an index from `least_rows` on. The build may take `memory_share` of the server's free memory,
+    or its maintenance_work_mem if that is more; on a live generation a quarter of the cores is left to searches.
     """
     if kind != VECTORS:
         return _no_index(f"The collection keeps {kind}, and an HNSW index is of vectors.")
@@ -258,14 +255,14 @@ def _mib(size: int) -> str:
     return f"{size / MIB:,.0f} MiB"
 
 
-# The most fields of one collection that have indexes: each is written with every row.
+# The limit of indexed metadata fields of one collection, since every insert of a row writes to all of these indexes.
 MOST_FILTERS: Final = 32
 MOST_FIELD_CHARS: Final = 500
 MOST_FIELD_PARTS: Final = 8
 
 
 def check_fields(fields: Sequence[str]) -> list[str]:
-    """Return the fields whose filters are to have an index, each once. Raise InvalidOption."""
+    """Return the metadata fields to be indexed, without duplicates. Raise InvalidOption for a bad or surplus field."""
     if len(fields) > MOST_FILTERS:
         raise InvalidOption(f"Indexes of {len(fields)} fields were asked for; {MOST_FILTERS} are the most.")
     for field in fields:

@@ -1,7 +1,7 @@
-"""Indexes of a generation: which there are, which are wanted, how they are built, and which may need work.
+"""Indexes of a generation: find the existing ones, plan the wanted ones, build them, and list those that need work.
 
-A build is a statement that may take hours. It runs on a connection of its own, outside a transaction, and is watched;
-the session is closed at its end, so that no setting of it stays.
+A build is one SQL statement that may take hours. It runs on its own connection, outside a transaction, while another
+connection reads its progress; the session is closed afterwards, so that none of its settings remain.
 """
 
 import logging
@@ -27,15 +27,15 @@ from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type
 
-# A table so small is counted; of a larger one Postgres' estimate is near enough.
+# Rows of tables up to this size are counted exactly; for larger ones the estimate of Postgres is good enough.
 COUNTED_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FoundIndex:
-    """One index of a generation as the catalog has it; one that is not valid serves nobody.
+    """One index of a generation, as the catalog of Postgres describes it. No query uses an index that is not valid.
 
-    `is_ours` tells those that Vectormill made from those that somebody made by hand, which stay as they are.
+    `is_ours` is true for an index that Vectormill made; an index that somebody made by hand is never changed.
     """
 
     name: str
@@ -70,8 +70,8 @@ LIST_INDEXES: Final = text("""
 
 
 def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]:
-    """Return the indexes of a generation, except primary keys and that of passages' documents, which belongs to its
-    table.
+    """Return the indexes of a generation's tables, without primary keys and without the index on the documents of
+    passages, which is made and dropped with its table.
     """
     vectors, attributes = table_name(generation_id), attributes_name(generation_id)
     ours = (hnsw_prefix(generation_id), f"{attributes}_on_", f"{attributes}_search")
@@ -102,7 +102,7 @@ def hnsw_prefix(generation_id: int) -> str:
 
 
 def name_next_hnsw(generation_id: int, found: list[FoundIndex]) -> str:
-    """Return a free name: a new index is built while the one before it still serves."""
+    """Return an unused name for an HNSW index, since a new index is built while searches still use the old one."""
     taken = {index.name for index in found}
     names = (f"{hnsw_prefix(generation_id)}{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
@@ -110,7 +110,7 @@ def name_next_hnsw(generation_id: int, found: list[FoundIndex]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptWishes:
-    """The wishes of a collection's owner for the indexes of its generations, as they are kept."""
+    """The index settings of a collection, as they are stored: policy, HNSW options and filtered fields."""
 
     policy: str
     options: Mapping[str, Any]
@@ -148,7 +148,7 @@ def set_wishes(
     options: Mapping[str, Any] | None,
     filters: list[str] | None,
 ) -> None:
-    """Keep what was asked for; None leaves it as it is."""
+    """Store the index settings of a collection. None leaves a setting unchanged."""
     values = {
         "name": collection,
         "policy": policy,
@@ -170,7 +170,7 @@ ESTIMATE_ROWS: Final = "EXPLAIN (FORMAT JSON) SELECT 1 FROM vectormill.{table}"
 
 
 def count_rows(connection: Connection, table: str) -> int:
-    """Count the rows of a small table exactly; of a large one return the planner's estimate."""
+    """Count the rows of a table exactly if it is small (COUNTED_BYTES); else return the planner's estimate."""
     measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{table}"}).one()
     if measured.num_bytes <= COUNTED_BYTES:
         return int(connection.execute(text(COUNT_ROWS.format(table=table))).scalar_one())
@@ -179,12 +179,12 @@ def count_rows(connection: Connection, table: str) -> int:
 
 
 def count_removed(connection: Connection, table: str) -> int:
-    """Count the row versions that were deleted or replaced in a table since Postgres began to count."""
+    """Return how many row versions of a table were deleted or updated since Postgres last reset its statistics."""
     measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{table}"}).one()
     return int(measured.num_removed or 0)
 
 
-# Beside what others keep in the report.
+# The report also holds other entries, such as that of the canary, which stay.
 RECORD_INDEX: Final = text("""
     UPDATE vectormill.generations
        SET report = report || jsonb_build_object('index', CAST(:index AS jsonb))
@@ -193,7 +193,7 @@ RECORD_INDEX: Final = text("""
 
 
 def record_index(connection: Connection, generation_id: int, index: Mapping[str, Any] | None) -> None:
-    """Keep with the generation what its index was built of; None when it has none any more."""
+    """Store in the generation's report from what its index was built; None if the index was dropped."""
     connection.execute(RECORD_INDEX, {"generation_id": generation_id, "index": to_jsonb(index)})
 
 
@@ -203,14 +203,14 @@ FIND_RECORD: Final = text(
 
 
 def find_record(connection: Connection, generation_id: int) -> Mapping[str, Any]:
-    """Return the record that record_index kept; empty when there is none."""
+    """Return the record that `record_index` stored; empty if there is none."""
     return connection.execute(FIND_RECORD, {"generation_id": generation_id}).scalar_one_or_none() or {}
 
 
 def share_removed(record: Mapping[str, Any], num_removed: int) -> float:
-    """Return the share of the rows an index was built of that were deleted or replaced since; 0 when unknown.
+    """Return the share of an index's rows that were deleted or replaced since it was built; 0 if unknown.
 
-    Postgres forgets its counts when it crashes; then counting begins anew.
+    `num_removed` is the present count of the table. Postgres loses its counts in a crash, and then starts from zero.
     """
     since = num_removed - int(record.get("num_removed", num_removed))
     num_rows = int(record.get("num_rows", 0))
@@ -226,19 +226,19 @@ COUNT_RECENTLY_USED: Final = text("""
 
 
 def count_recently_used(connection: Connection, generation_id: int, seconds: float) -> int:
-    """Count the vector indexes that a search used within so many seconds."""
+    """Count the generation's vector indexes that a search has used in the last `seconds`."""
     values = {"vectors": f"vectormill.{table_name(generation_id)}", "seconds": seconds}
     return int(connection.execute(COUNT_RECENTLY_USED, values).scalar_one())
 
 
 def analyze_table(connection: Connection, table: str) -> None:
-    """Have Postgres gather statistics of the table's columns and of the expressions of its indexes."""
+    """Run ANALYZE, which gathers statistics of the table's columns and of the expressions of its indexes."""
     connection.execute(text(f"ANALYZE vectormill.{table}"))
 
 
 logger = logging.getLogger(__name__)
 
-# By which a build that outlived its indexer is known.
+# A build that outlived its indexer is recognized by this name.
 APPLICATION_NAME: Final = "vectormill index build"
 PAUSE_SECONDS: Final = 1.0
 CANCEL_SECONDS: Final = 10.0
@@ -247,8 +247,8 @@ POOLED: Final = (
     "Built with the server's own maintenance_work_mem and workers, for a pooler lets no session set them."
 )
 
-# CREATE INDEX CONCURRENTLY waits for transactions that may last, such as an export, without being in anybody's way. The
-# server ends a build whose indexer is gone, and not hours later when it would tell it the end.
+# CREATE INDEX CONCURRENTLY waits for long transactions, such as an export, and blocks nobody meanwhile: no time-outs.
+# The connection check lets the server end a build whose indexer is gone within seconds, instead of after hours.
 SESSION: Final[Mapping[str, str]] = {
     "application_name": APPLICATION_NAME,
     "lock_timeout": "0",
@@ -259,7 +259,7 @@ SESSION: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """The progress of a build. `num_waiting` sessions wait for locks that it holds."""
+    """The progress of an index build. `num_waiting` is the number of sessions that wait for locks of the build."""
 
     phase: str
     tuples_done: int
@@ -273,14 +273,14 @@ class BuildProgress:
 
     @property
     def share(self) -> float | None:
-        """Return the share of the phase that is done, 0 to 1; None while it cannot be told."""
+        """Return the finished share of the current phase, 0 to 1; None while Postgres reports no total."""
         done, total = self.blocks_done, self.blocks_total
         if not total:
             done, total = self.tuples_done, self.tuples_total
         return min(1.0, done / total) if total else None
 
 
-# By its table and not by its backend, whose number a pooler does not tell.
+# A build is found by its table, since the process id of its backend is unknown behind a connection pooler.
 READ_PROGRESS: Final = text("""
     SELECT build.phase, build.tuples_done, build.tuples_total, build.blocks_done, build.blocks_total,
            (SELECT count(*) FROM pg_locks
@@ -292,8 +292,8 @@ READ_PROGRESS: Final = text("""
 
 
 def find_progress(connection: Connection, generation_id: int) -> BuildProgress | None:
-    """Find the progress of a build on one of the generation's tables, whoever began it; None when none is
-    under way.
+    """Return the progress of an index build on one of the generation's tables, whoever started it; None if there is
+    no build.
     """
     row = connection.execute(READ_PROGRESS, _tables(generation_id)).one_or_none()
     return BuildProgress(**row._mapping) if row else None
@@ -306,16 +306,16 @@ def run_build(
     settings: Mapping[str, str],
     watch: Callable[[BuildProgress | None], None],
 ) -> list[str]:
-    """Run the statement to its end and return the server's notices. `watch` is called every second; an error of it ends
-    the build.
+    """Run the build statement on its own connection and return the server's notices.
 
-    Raises psycopg.Error. A concurrent build that ends early leaves an invalid index behind.
+    `watch` is called every second with the progress; if it raises, the build is cancelled and the error is raised
+    here. Raises psycopg.Error when the build fails. A concurrent build that ends early leaves an invalid index behind.
     """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
-        connection.detach()  # its place in the pool is free again, and its session ends with the block
-        # A pooler in transaction mode would set it for others, and not for us.
+        connection.detach()  # frees its slot in the connection pool; the session ends with this block
+        # Behind a pooler in transaction mode, SET would reach the sessions of others and not this one.
         chosen = {} if driver.prepare_threshold is None else {**SESSION, **settings}
         notices = [] if chosen else [POOLED]
         driver.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
@@ -348,7 +348,7 @@ def run_build(
 
 
 def _cancel(driver: "psycopg.Connection[Any]") -> None:
-    """Cancel what the session does, as pg_cancel_backend would; a server also ends a build whose client is gone."""
+    """Cancel the session's statement, as pg_cancel_backend does; the server also ends a build without a client."""
     try:
         driver.cancel_safe(timeout=CANCEL_SECONDS)
     except psycopg.Error as error:
@@ -356,7 +356,7 @@ def _cancel(driver: "psycopg.Connection[Any]") -> None:
         driver.close()
 
 
-# With a time-out: terminating is asynchronous, and what it held must be free before it is built anew.
+# Terminating is asynchronous, so it waits: the locks must be free before the next build begins.
 END_FORMER_BUILDS: Final = text("""
     SELECT count(*) FILTER (WHERE pg_terminate_backend(activity.pid, 10000))
       FROM pg_stat_progress_create_index AS build
@@ -368,7 +368,10 @@ END_FORMER_BUILDS: Final = text("""
 
 
 def end_former_builds(engine: Engine, generation_id: int) -> int:
-    """End builds whose indexer is gone or lost the run: one run at a time works on a collection. Return how many."""
+    """Terminate builds left behind by an indexer that died or lost its lease, and return their number.
+
+    Every build that Vectormill began is left behind at this point, since one run at a time works on a collection.
+    """
     with engine.begin() as connection:
         values = {
             **_tables(generation_id),
@@ -381,7 +384,7 @@ def end_former_builds(engine: Engine, generation_id: int) -> int:
 def drop_index(
     engine: Engine, generation_id: int, name: str, *, is_live: bool, watch: Callable[[], None]
 ) -> None:
-    """Drop an index, concurrently where searches would wait otherwise; it need not exist any more."""
+    """Drop an index if it exists. For a live generation it is dropped concurrently, so that searches do not wait."""
     statement = sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}" if is_live else "DROP INDEX IF EXISTS {}")
     run_build(
         engine,
@@ -399,13 +402,13 @@ def _tables(generation_id: int) -> dict[str, str]:
     }
 
 
-# Options of a run of kind `index` beside what the collection keeps, for this one build.
+# Options of a run of kind `index` that override the collection's settings for this one build.
 SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A plan, and what it was made of. `worn` is the share of rows deleted or replaced since the last build."""
+    """An index plan with its inputs. `worn` is the share of rows deleted or replaced since the last build, 0 to 1."""
 
     kept: KeptWishes
     wishes: IndexWishes
@@ -420,8 +423,9 @@ class Outlook:
 def plan_for(
     connection: Connection, generation: Generation, settings: Settings, options: Mapping[str, Any]
 ) -> Outlook:
-    """Return what indexes a generation has and should have; `options` may name SHAPE_OPTIONS. Raise InvalidOption for
-    values that pgvector refuses.
+    """Return the index plan of a generation with its inputs. `options` may hold any of SHAPE_OPTIONS.
+
+    Raise InvalidOption for values that pgvector refuses.
     """
     kept = find_wishes(connection, generation.id)
     asked = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
@@ -455,7 +459,7 @@ READ_SETTINGS: Final = text("""
                AND has_function_privilege('pg_read_file(text, bigint, bigint, boolean)', 'EXECUTE') AS can_read
 """)
 
-# Files of Linux, and of the control group of a container; NULL where there is none.
+# Files of Linux and of a container's control group (cgroup); NULL if a file does not exist.
 READ_MACHINE: Final = text("""
     SELECT pg_read_file('/proc/meminfo', 0, 65536, true) AS memory,
            pg_read_file('/proc/stat', 0, 65536, true) AS processors,
@@ -467,7 +471,10 @@ READ_MACHINE: Final = text("""
 
 
 def read_server_room(connection: Connection) -> ServerRoom:
-    """Return free memory and cores of the server, from its files if our role may read them, else from its settings."""
+    """Return the free memory and cores of the Postgres server.
+
+    They come from the files of its operating system if the role may read them, else from the settings of Postgres.
+    """
     settings = connection.execute(READ_SETTINGS).one()
     free_bytes, source, num_cores = settings.cache_bytes, "the server's effective_cache_size", None
     if settings.can_read:
@@ -490,9 +497,10 @@ def read_server_room(connection: Connection) -> ServerRoom:
 
 
 def find_free_bytes(meminfo: str, most: str, used: str, use: str) -> int | None:
-    """Return the bytes that a process may still take, by /proc/meminfo and its control group; None when neither tells.
+    """Return the bytes that a process may still allocate, by /proc/meminfo and its cgroup; None if unknown.
 
-    What a group has of cached files is given back before it runs out of memory.
+    `most`, `used` and `use` are the cgroup's memory.max, memory.current and memory.stat. Inactive file cache counts as
+    free, since the kernel reclaims it before the group runs out of memory.
     """
     available = re.search(r"^MemAvailable: +(\d+) kB", meminfo, re.MULTILINE)
     free = [int(available[1]) * 1024] if available else []
@@ -503,7 +511,7 @@ def find_free_bytes(meminfo: str, most: str, used: str, use: str) -> int | None:
 
 
 def count_cores(stat: str, quota: str) -> int | None:
-    """Return the processors by /proc/stat, or the control group's quota if that is less; None when neither tells."""
+    """Return the processors in /proc/stat, or the quota in the cgroup's cpu.max if that is less; None if unknown."""
     num = len(re.findall(r"^cpu\d+ ", stat, re.MULTILINE))
     limit = re.fullmatch(r"(\d+) (\d+)", quota.strip())
     if limit:
@@ -513,10 +521,10 @@ def count_cores(stat: str, quota: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TendedCollection:
-    """A live generation with neither a run nor a failed build lately. `num_waiting` are items on their way into it.
+    """A live generation whose index the index maintainer looks after: no run is open, and no build failed recently.
 
-    `num_removed` counts rows that were deleted or replaced, `record` is what the index was built of, and `is_in_use`
-    whether a search has used it lately.
+    `num_waiting` counts items of open jobs that will be written to it. `num_removed` counts rows that were deleted or
+    replaced, `record` says from what the index was built, and `is_in_use` tells if a search used it recently.
     """
 
     collection: str
@@ -532,7 +540,7 @@ class TendedCollection:
     is_in_use: bool
 
 
-# After a build that failed, or that somebody cancelled, nobody asks for another for so long.
+# The index maintainer waits this long after a build that failed or was cancelled before it requests another.
 HELD_BACK_SECONDS: Final = 3600.0
 
 LIST_TENDED: Final = text(f"""
@@ -581,7 +589,11 @@ LIST_TENDED: Final = text(f"""
 
 
 def list_tended(connection: Connection, *, least_rows: int, in_use_seconds: float) -> list[TendedCollection]:
-    """Return collections of vectors whose policy is `hnsw`, or `auto` with at least so many rows."""
+    """Return the collections of vectors that should have an HNSW index: policy `hnsw`, or `auto` with `least_rows`.
+
+    Collections with an open run, or with a failed build in the last hour, are left out. An index counts as in use if a
+    search has used it in the last `in_use_seconds`.
+    """
     values = {
         "least_rows": least_rows,
         "in_use_seconds": in_use_seconds,

@@ -1,8 +1,8 @@
-"""Swaps: a generation is built beside the live one, becomes the live one, is retired, and is dropped in the end.
+"""Swaps: a generation is built beside the live one, becomes the live one, is retired, and is finally dropped.
 
-Which generation is live changes in one transaction, with states, view and everything that reads them. Searches read the
-generation's table and wait for nobody; a search that began before goes on in the old table. Writers of the collection
-wait for the moment that it takes. Tables of a retired generation are dropped once nobody uses them.
+A swap changes the states of both generations and the SQL view in one transaction. Searches read the generation's table
+and never wait; a search that has already begun finishes on the old table. Writers of the collection wait while the
+transaction lasts. Tables of a retired generation are dropped once nobody uses them.
 """
 
 import time
@@ -46,11 +46,11 @@ from vectormill.jobs.twins import add_missing_twins, cancel_unwanted_jobs
 from vectormill.runs.run import CLAIMED_RUN_STATES, GOOD_RUN_STATES, REINDEX
 from vectormill.runs.runs import cancel_run, create_run
 
-# So long submissions are held back while the last twins end.
+# Submissions to the collection wait at most this long for the last twins to end.
 DRAIN_SECONDS: Final = 0.5
 _DRAIN_PAUSE_SECONDS: Final = 0.02
 
-# Jobs behind `retired_seq` have not written this generation: a rollback carries their rows back.
+# Jobs with a larger seq than `retired_seq` have not written this generation: a rollback copies their rows to it.
 RETIRE_LIVE = text("""
     UPDATE vectormill.generations
        SET state = 'retired', retired_at = now(), held_until = NULL,
@@ -65,7 +65,8 @@ MAKE_LIVE = text("""
      WHERE id = :generation_id
 """)
 
-# An original that has ended was told to its client as searchable; one whose row is gone had ended too.
+# Once an original job has ended, its client was told that its items are searchable, so its twin must have ended too. An
+# original whose row is gone had ended.
 LIST_LAGGING_TWINS = text(f"""
     SELECT twin.id
       FROM vectormill.jobs AS twin
@@ -92,8 +93,8 @@ IS_RUNNING = text(f"""
      LIMIT 1
 """)
 
-# Not the place in which the live one became so: another may have been live between the two. That one stands for what
-# was retired by a former release.
+# The live generation's live_seq is only the fallback, for generations that an earlier release retired: a third
+# generation may have been live between the two.
 FIND_RETIRED_SEQ = text("""
     SELECT coalesce(CAST(retired.report ->> 'retired_seq' AS bigint), CAST(live.report ->> 'live_seq' AS bigint), 0)
       FROM vectormill.generations AS live
@@ -110,7 +111,7 @@ COUNT_NEWER_ROWS: Final = """
      WHERE greatest(row.job_seq, kept.job_seq) > :retired_seq
 """
 
-# A rollback whose run did not complete has left rows behind: the next one carries them too.
+# If the run of an earlier rollback did not complete, the next rollback copies the rows that it left out.
 FIND_CARRIED_SINCE = text(f"""
     SELECT least(CAST(:retired_seq AS bigint), min(CAST(options ->> 'carry_since' AS bigint)))
       FROM vectormill.runs
@@ -134,16 +135,16 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Rollback(Swap):
-    """A swap, and the run that carries what was put since into the generation that is live again."""
+    """A swap back to the previous generation, and the run that copies newer rows into it."""
 
     run_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
 class NewerRows:
-    """Rows that only the live generation has, in the version written since it became live.
+    """The number of rows that were written since the live generation became live, which the retired one lacks.
 
-    `num_missing` of them have no kept text, so that a rollback cannot encode them again.
+    `num_missing` of them have no kept text, so a rollback cannot encode them again.
     """
 
     num_rows: int
@@ -154,14 +155,14 @@ NOTHING_NEWER: Final = NewerRows(0, 0)
 
 
 def list_lagging_twins(connection: Connection, generation_id: int) -> set[UUID]:
-    """Return the twins that are still to be encoded although their original has ended."""
+    """Return the ids of twin jobs that have not ended although their original has."""
     return set(connection.execute(LIST_LAGGING_TWINS, {"generation_id": generation_id}).scalars())
 
 
 def hold_back_jobs(connection: Connection, building: Generation, seconds: float) -> None:
-    """Dispatch no chunk of the live generation's jobs for so long, so that no job ends before its twin.
+    """Stop dispatching chunks of the live generation's jobs for `seconds`, so that no job ends before its twin.
 
-    Nothing is refused or lost: these jobs wait.
+    New jobs are still accepted; they wait.
     """
     connection.execute(HOLD_BACK, {"collection_id": building.collection_id, "seconds": float(seconds)})
 
@@ -169,10 +170,10 @@ def hold_back_jobs(connection: Connection, building: Generation, seconds: float)
 def swap_generations(
     connection: Connection, building_id: int, wait: Callable[[float], None] = time.sleep
 ) -> Swap | None:
-    """Make a generation live that was being built. Return None when twins lag behind, so that the caller tries again.
+    """Make a generation live that was being built; do nothing if it is live already.
 
-    In a transaction with short locks. One that is live already is left as it is. Raises Conflict when it was given up,
-    and SwapRefused.
+    Return None if twin jobs lag behind, so that the caller tries again. Call in a transaction with short lock
+    time-outs. Raise Conflict if the generation was discarded, and SwapRefused if the view cannot be replaced.
     """
     building = find_generation_by_id(connection, building_id)
     if building is not None:
@@ -185,7 +186,7 @@ def swap_generations(
     if building.state == LIVE:
         return Swap(building, building)
     live = find_in_state(connection, building.collection, LIVE)
-    assert live is not None  # a collection has one from its first job on
+    assert live is not None  # a collection has a live generation from its creation on
     num_tries = round(DRAIN_SECONDS / _DRAIN_PAUSE_SECONDS)
     while list_lagging_twins(connection, building_id):
         num_tries -= 1
@@ -199,7 +200,7 @@ def _exchange(connection: Connection, live: Generation, next_live: Generation) -
     seq = draw_seq(connection)
     connection.execute(RETIRE_LIVE, {"generation_id": live.id, "seq": seq})
     connection.execute(MAKE_LIVE, {"generation_id": next_live.id, "seq": seq})
-    # Last: from here to COMMIT users' queries wait for the view.
+    # This comes last because users' queries of the view wait from here until COMMIT.
     replace_view(connection, next_live)
     return Swap(live, next_live)
 
@@ -207,9 +208,9 @@ def _exchange(connection: Connection, live: Generation, next_live: Generation) -
 def count_newer_rows(
     connection: Connection, collection: str, timeout_seconds: float = 30.0
 ) -> NewerRows | None:
-    """Count what a rollback has to carry.
+    """Count the rows that a rollback has to copy into the retired generation.
 
-    Read all rows; answer None when that takes too long. Raise CollectionNotFound.
+    Reads all rows; return None if that takes longer than `timeout_seconds`. Raise CollectionNotFound.
     """
     live = find_generation(connection, collection)
     retired_seq = connection.execute(FIND_RETIRED_SEQ, {"live_id": live.id}).scalar_one()
@@ -225,7 +226,10 @@ def count_newer_rows(
 
 
 def refuse_missing(connection: Connection, live: Generation, newer: NewerRows | None) -> None:
-    """Raise RowsMissing where a rollback would leave rows out, or where that could not be counted in time."""
+    """Raise RowsMissing if a rollback would lose rows, as their texts are not kept.
+
+    `newer` is None if they could not be counted in time: then raise it unless the collection keeps texts.
+    """
     if newer is None:
         if keeps_texts(connection, live.collection_id):
             return
@@ -250,14 +254,14 @@ def roll_back(
     newer: NewerRows | None = NOTHING_NEWER,
     allow_missing: bool = False,
 ) -> Rollback:
-    """Make the generation live that was live before, retire the live one, and queue a run that carries what is newer.
+    """Make the previously live generation live again, retire the live one, and queue a run that copies newer rows.
 
-    In a transaction with short locks. `newer` was counted before. Raise RowsMissing where it has rows without a kept
-    text, unless with `allow_missing`, which lets the run use the texts of jobs instead; and CollectionNotFound,
-    Conflict and SwapRefused.
+    Call in a transaction with short lock time-outs. `newer` is the result of `count_newer_rows`. With `allow_missing`
+    the run takes texts that are not kept from jobs that still have them; else raise RowsMissing if there are such rows.
+    Raise CollectionNotFound, Conflict and SwapRefused.
     """
     of_collection = {"collection_id": find_generation(connection, collection).collection_id}
-    # First, as an indexer locks its run before it holds the collection.
+    # Runs are locked before the collection, in the same order as an indexer locks them.
     for carry_id in connection.execute(LIST_OPEN_CARRIES, of_collection).scalars().all():
         cancel_run(connection, carry_id)
     lock_collection(connection, collection)
@@ -285,12 +289,12 @@ def roll_back(
         "confirm": True,
     }
     run = create_run(connection, collection, REINDEX, options=options)
-    assert run is not None  # it has no schedule
+    assert run is not None  # only a run of a schedule may be skipped
     swap = _exchange(connection, live, read_generation(row))
     return Rollback(swap.retired, swap.live, run.id)
 
 
-# In a generation's report: jobs behind this place came while it was being built.
+# The key in a generation's report of the seq at which its build began: jobs with a larger one came later.
 SINCE_SEQ: Final = "since_seq"
 
 
@@ -302,7 +306,7 @@ INSERT_BUILDING = text("""
 """)
 
 
-# live_at is that of a generation to which a rollback is possible.
+# live_at becomes NULL because only a generation with a live_at can be rolled back to.
 GIVE_UP_GENERATION = text(f"""
     UPDATE vectormill.generations SET state = 'retired', retired_at = now(), live_at = NULL
      WHERE id = :generation_id AND state IN {UNSEARCHED_GENERATION_STATES}
@@ -320,11 +324,11 @@ FIND_SINCE_SEQ = text("""
 """)
 
 
-# So long a build whose last run failed waits to be gone on with: encoding may have taken days.
+# A build whose last run failed is kept this long for another run to resume, since encoding may have taken days.
 KEPT_BUILD_SECONDS: Final = 3 * 86400.0
 
 
-# A generation that its canary refused, or that a client cancelled, is of no use.
+# A generation whose canary failed, or whose run a client cancelled, is not resumed.
 IS_WORTH_KEEPING = text("""
     SELECT generations.report -> 'canary' ->> 'is_good' IS DISTINCT FROM 'false'
            AND last.state = 'failed'
@@ -339,7 +343,7 @@ IS_WORTH_KEEPING = text("""
 
 
 def is_worth_keeping(connection: Connection, building: Generation) -> bool:
-    """Tell whether the last run of a build failed a short time ago, and the next one can go on from what is there."""
+    """Return whether the next run can resume this build: its last run failed recently, and its canary did not."""
     values = {"generation_id": building.id, "kept_seconds": KEPT_BUILD_SECONDS}
     return bool(connection.execute(IS_WORTH_KEEPING, values).scalar_one_or_none())
 
@@ -358,10 +362,9 @@ def keep_canary_report(connection: Connection, generation_id: int, report: Mappi
 def open_building_generation(connection: Connection, collection: str, spec: EncodingSpec) -> Generation:
     """Return the generation of this spec that is being built beside the live one; begin it if there is none.
 
-    One of another vector space that an earlier run has left is given up, for two are never built at once; and so is
-    one that its canary has found unfit. Jobs that are
-    queued from this transaction's COMMIT on have twins; for earlier ones see `follow_live_jobs`. Raises
-    CollectionNotFound, and WrongKind for a spec of another kind than the live one's.
+    An unfinished generation of another vector space is discarded, since two are never built at once; so is one whose
+    canary failed. Jobs that are queued after this transaction's COMMIT get twins; for earlier jobs see
+    `follow_live_jobs`. Raise CollectionNotFound, and WrongKind for a spec of another kind than the live one's.
     """
     lock_collection(connection, collection)
     live = find_in_state(connection, collection, LIVE)
@@ -390,8 +393,8 @@ def open_target_generation(
 ) -> Generation:
     """Return the generation that a run for this spec writes: the live one if the spec is None or of its vector space.
 
-    Else one that is being built beside it, with twins of the jobs that were open before. When the live one is the
-    target, a generation that an earlier run has left is given up unless it is worth keeping. `patience` is that of
+    Otherwise it is the one being built beside it, with twins for jobs that were already open. If the live one is the
+    target, an unfinished generation of an earlier run is discarded unless it is worth keeping. `patience` is passed to
     `act_in_short_locks`.
     """
 
@@ -416,7 +419,7 @@ def open_target_generation(
 
 
 def follow_live_jobs(engine: Engine, building: Generation) -> int:
-    """Make twins for jobs of the live generation that have none, because they were queued before the build began."""
+    """Make twins for jobs of the live generation that were queued before the build began, and return their number."""
     with engine.connect() as connection:
         live = find_in_state(connection, building.collection, LIVE)
         since_seq = connection.execute(FIND_SINCE_SEQ, {"generation_id": building.id}).scalar_one_or_none()
@@ -426,9 +429,9 @@ def follow_live_jobs(engine: Engine, building: Generation) -> int:
 
 
 def discard_generation(connection: Connection, generation_id: int) -> Generation:
-    """Give up a generation that is being built, or a retired one to which nobody wants to roll back.
+    """Discard a generation that is being built or retired, so that nobody can swap or roll back to it.
 
-    The scheduler ends its jobs and removes its tables soon. Raises Conflict for the live one, and for one that is gone.
+    The scheduler soon ends its jobs and drops its tables. Raise Conflict if it is live or does not exist.
     """
     generation = find_generation_by_id(connection, generation_id)
     if generation is not None:
@@ -443,11 +446,12 @@ def discard_generation(connection: Connection, generation_id: int) -> Generation
     return generation
 
 
-# Whoever found a generation when it was live has ended his search or read his page by then.
+# A search or page of an export that found the generation while it was live has ended by then.
 GRACE_SECONDS: Final = 300.0
 
 
-# One that never was live is wanted by nobody. While a job or a run writes a generation, its tables stay.
+# A discarded generation (live_at is NULL) is dropped at once, a retired one after its retention; neither is dropped
+# while a job or a run writes it.
 _WHERE_PRUNABLE = f"""
      WHERE generations.state = 'retired'
        AND (generations.live_at IS NULL
@@ -480,9 +484,9 @@ MARK_PRUNED = text("UPDATE vectormill.generations SET state = 'pruned' WHERE id 
 
 
 def prune_retired_generations(engine: Engine, retention_seconds: float) -> int:
-    """Drop the tables of retired generations past their time, and of those that were given up. Return their number.
+    """Drop the tables of discarded generations, and of those retired for `retention_seconds`. Return their number.
 
-    One whose table is in use is left for the next round.
+    A generation whose tables are in use is left for the next call.
     """
     cancel_unwanted_jobs(engine)
     seconds = max(retention_seconds, GRACE_SECONDS)
@@ -495,7 +499,7 @@ def prune_retired_generations(engine: Engine, retention_seconds: float) -> int:
             lock_collection(connection, collection)
             values = {"generation_id": generation_id, "seconds": seconds}
             if connection.execute(IS_PRUNABLE, values).one_or_none() is None:
-                return 0  # rolled back to at this moment
+                return 0  # a rollback has just made it live again
             connection.execute(MARK_PRUNED, values)
             for table in (attributes_name(generation_id), table_name(generation_id)):
                 connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{table}"))
