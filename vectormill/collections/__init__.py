@@ -1,1 +1,1 @@
-"""Collections: their generations, rows, kinds and indexes. Tables, SQL and types."""
+"""Collections with their generations, rows, kinds and indexes: tables, SQL and types."""

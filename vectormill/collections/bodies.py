@@ -42,7 +42,7 @@ Workers = Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
 MemoryBytes = Annotated[int, Meta(ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)]
 Options = dict[str, Any]
 
-# So long a put waits at the most for its item to be searchable.
+# A put waits at most this long for its item to be searchable.
 MAX_WAIT_SECONDS: Final = 60.0
 INCLUDE: Final = r"^(vector|score|output|metadata|text)(,(vector|score|output|metadata|text)){0,2}$"
 KEEP_TEXT_DESCRIPTION: Final = (
@@ -123,7 +123,7 @@ class CollectionExportQuery(Struct, forbid_unknown_fields=True):
             "between; else the first two. A text that is not kept is null."
         ),
     ] = None
-    # Any key that Postgres can hold.
+    # This may be any key that Postgres can store.
     after: Annotated[
         str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000, description="Only rows behind this key.")
     ] = ""
@@ -313,7 +313,7 @@ class RollbackAnswer(TypedDict):
 
 
 def tell_generation(generation: Generation) -> LiveGenerationBody:
-    """Return a generation as the answer to a rollback names it."""
+    """Return a generation as the response to a rollback shows it."""
     spec = generation.spec
     return {"id": generation.id, "fingerprint": spec.fingerprint(), "options": spec.describe()}
 
@@ -418,9 +418,9 @@ class ItemAnswer(TypedDict):
 
 
 def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody | None]:
-    """Return the key of a row's document and its place in it, or None for each of a row that is no passage.
+    """Return the document's key and the passage's place in it, or (None, None) for a row that is no passage.
 
-    Clients may write whatever they like under the same name.
+    Other values of the same metadata field are ignored, since clients may write anything there.
     """
     said = metadata.get(PASSAGE)
     if not isinstance(said, dict):
@@ -464,7 +464,7 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     drop: Annotated[bool, Meta(description="Drop the vector index; the policy becomes none.")] = False
 
     def choose_policy(self) -> str | None:
-        """Return the policy that is wanted. Raises InvalidOption for what contradicts itself."""
+        """Return the requested index policy, or None. Raise InvalidOption if `drop` contradicts other fields."""
         if not self.drop:
             return self.policy
         if self.rebuild or self.policy in (AUTO, HNSW):
@@ -472,12 +472,12 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
         return NO_INDEX
 
     def shape(self) -> dict[str, int]:
-        """Return what is kept as the collection's index options."""
+        """Return the shape options that are set, as they are stored with the collection."""
         names = ("m", "ef_construction", "workers", "memory_bytes")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def fields(self) -> list[str] | None:
-        """Return the fields that are to have an index, each once. Raises InvalidOption."""
+        """Return the metadata fields to be indexed, without duplicates, or None. Raise InvalidOption."""
         return None if self.filters is None else check_fields(self.filters)
 
 

@@ -1,4 +1,4 @@
-"""Collection: a named set of results of one kind, read through a SQL view of the same name; and its generations."""
+"""Types of collections: a collection is a named set of results of one kind, read through a SQL view of that name."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ RETIRED: Final = "retired"
 PRUNED: Final = "pruned"  # its tables are gone; jobs that wrote it still name it
 
 GENERATION_STATES: Final = States((BUILDING, LIVE, RETIRED, PRUNED))
-# Not searched: they may be given up, and will not be searched any more unless somebody rolls back.
+# Searches do not use generations in these states, so they can be discarded.
 UNSEARCHED_GENERATION_STATES: Final = States((BUILDING, RETIRED))
 FORMER_GENERATION_STATES: Final = States((RETIRED, PRUNED))
 
@@ -24,21 +24,21 @@ VECTORS: Final = "vectors"
 SCORES: Final = "scores"
 RECORDS: Final = "records"
 
-# The kind of a collection by the result of an item. A collection has one kind, whatever its generations are made with.
+# The kind of a collection by the result of its items. All generations of a collection have the same kind.
 KINDS: Final[Mapping[str, str]] = {VECTOR: VECTORS, SCORE: SCORES, RECORD: RECORDS}
 
-# When a generation has an HNSW index: from a size on, always, never.
+# The index policies: an HNSW index from a number of rows on, always, or never.
 AUTO: Final = "auto"
 HNSW: Final = "hnsw"
 NO_INDEX: Final = "none"
 
 INDEX_POLICIES: Final = (AUTO, HNSW, NO_INDEX)
 
-# A lower-case SQL identifier, so that `SELECT … FROM docs` needs no quotes; Postgres keeps 63 bytes of a name.
+# A name is a lower-case SQL identifier, so that `SELECT … FROM docs` needs no quotes; Postgres keeps 63 bytes of it.
 COLLECTION_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
-# Words that pg_get_keywords() of Postgres 18 calls reserved; a test compares them. `SELECT … FROM user` would not
-# even fail: it answers the name of the database's user.
+# These are the reserved words by pg_get_keywords() of Postgres 18; a test compares them. `SELECT … FROM user` would not
+# even fail: it returns the name of the database's user.
 RESERVED_WORDS: Final = frozenset({
     "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "authorization", "binary",
     "both", "case", "cast", "check", "collate", "collation", "column", "concurrently", "constraint", "create",
@@ -55,7 +55,7 @@ RESERVED_WORDS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One build of a collection with one EncodingSpec, in a table of its own."""
+    """A generation: one build of a collection with one EncodingSpec, in its own table."""
 
     id: int
     collection_id: int
@@ -71,9 +71,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class CollectionWishes:
-    """The choices of a collection's owner when it is made. `language` is a text search configuration of
-    Postgres.
-    """
+    """The options with which a collection is created. `language` is a text search configuration of Postgres."""
 
     keep_text: bool = False
     language: str = "simple"
@@ -82,12 +80,12 @@ class CollectionWishes:
 
 
 def find_kind(spec: EncodingSpec) -> str:
-    """Return the kind of collection that this spec's results go into."""
+    """Return the kind of collection, one of KINDS, that keeps results of this spec."""
     return KINDS[spec.result]
 
 
 def check_kind(collection: str, kept: str, spec: EncodingSpec) -> None:
-    """Raise WrongKind unless the results of the spec are what the collection keeps, one of KINDS."""
+    """Raise WrongKind unless results of the spec fit the collection, whose kind is `kept`."""
     if find_kind(spec) != kept:
         fitting = " or ".join(task.name for task in TASKS.values() if KINDS[task.result] == kept)
         raise WrongKind(
@@ -97,13 +95,13 @@ def check_kind(collection: str, kept: str, spec: EncodingSpec) -> None:
 
 
 def require_vectors(collection: str, kind: str, wanted: str) -> None:
-    """Raise WrongKind for a collection of another kind; `wanted` begins the sentence, as in "A search compares"."""
+    """Raise WrongKind unless the collection keeps vectors; `wanted` begins the message, as in "A search compares"."""
     if kind != VECTORS:
         raise WrongKind(f"{wanted} vectors, and collection {collection!r} keeps {kind}; ask its view in SQL.")
 
 
 def check_collection_name(name: str) -> str:
-    """Return the name if a SQL view may have it; else raise InvalidOption with the rule."""
+    """Return the name if it is allowed for a collection; else raise InvalidOption, which states the rule."""
     if not COLLECTION_NAME.fullmatch(name):
         raise InvalidOption(
             f"The collection name {name!r} cannot be used: it becomes a SQL view, so it must start with a lower-case "
@@ -113,7 +111,7 @@ def check_collection_name(name: str) -> str:
 
 
 def check_new_name(name: str) -> None:
-    """Raise InvalidOption for a name that SQL or Postgres keeps for itself."""
+    """Raise InvalidOption if the name of a new collection is reserved by SQL or Postgres."""
     if name.startswith("pg_"):
         raise InvalidOption(
             f"The collection name {name!r} cannot be used: names that begin with pg_ are the system's, which Postgres "

@@ -1,4 +1,7 @@
-"""Collections and their generations: which results a name means now. What is nearest to a query: matches.py."""
+"""Collections: look up a collection's live generation, and create and change collections.
+
+Searches are in vectormill/search/matches.py.
+"""
 
 from typing import Final
 
@@ -40,7 +43,7 @@ from vectormill.domain.errors import (
 )
 from vectormill.tables import SCHEMA, metadata
 
-# Some 20,000 texts a second are read into lexemes, and nobody reads or writes the table meanwhile.
+# Postgres parses some 20,000 texts a second into lexemes, and nobody can read or write the table meanwhile.
 MOST_REWRITTEN_TEXTS: Final = 100_000
 
 FIND_LIVE_GENERATION = text(f"""
@@ -85,13 +88,16 @@ def keeps_texts(connection: Connection, collection_id: int) -> bool:
 
 
 def list_collections(connection: Connection, *, after: int | None, limit: int) -> list[Generation]:
-    """Return the live generations of collections by name; `after` is the id of the last one of the page before."""
+    """Return a page of live generations in the order of their collections' names.
+
+    `after` is the id of the last generation of the previous page, or None; a `limit` of None returns all.
+    """
     rows = connection.execute(LIST_LIVE_GENERATIONS, {"after": after, "limit": limit})
     return [read_generation(row) for row in rows]
 
 
 def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
-    """Raise WrongKind or SpecMismatch, naming what differs, unless both specs mean the same vector space."""
+    """Raise WrongKind or SpecMismatch, naming the differences, unless the spec has the generation's vector space."""
     check_kind(generation.collection, generation.kind, spec)
     if generation.spec.fingerprint() == spec.fingerprint():
         return
@@ -103,8 +109,9 @@ def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
 
 
 def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
-    """Tell two vector spaces apart in words: `dimensions is 384, not 256, …`. Either side may have a name
-    more.
+    """Return the differences of two specs in words, such as `dimensions is 384, not 256`, joined by commas.
+
+    A field may be missing in either spec.
     """
     untold = {"vector_type": FLOAT16, "long_texts": TRUNCATE, "passage_overlap": 0}
     kept, asked = untold | theirs.vector_space(), untold | ours.vector_space()
@@ -116,7 +123,7 @@ def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
 
 
 def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_collections: int) -> None:
-    """Raise what `open_collection` would, before an upload and not at its end, and TooManyCollections."""
+    """Raise the errors of `open_collection` before an upload rather than at its end, and TooManyCollections."""
     try:
         check_spec_fits(find_generation(connection, name), spec)
     except CollectionNotFound:
@@ -129,15 +136,15 @@ def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_
 
 
 def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
-    """Return the live generation of `name`. Make it now, table and view, when the collection is new.
+    """Return the live generation of a collection; create the collection, its tables and its view if it is new.
 
-    It stays live until the transaction ends, and no other is begun beside it: the collection's name is locked, shared
-    by all who write. Two first submissions to one name are serialized. Raises WrongKind, SpecMismatch, and Conflict
-    when a table or view of another owner already has the name.
+    Until the transaction ends this generation stays live and no other is begun: the collection's name is locked, shared
+    by all writers. Two first submissions to one name are serialized. Raise WrongKind, SpecMismatch, and Conflict if
+    another table or view already has the name.
     """
     if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
         share_collection(connection, name)
-        generation = find_generation(connection, name)  # not found: it was deleted at this moment
+        generation = find_generation(connection, name)  # raises if the collection was deleted at this moment
     else:
         lock_collection(connection, name)
         try:
@@ -149,13 +156,14 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
 
 
 def refuse_taken_name(connection: Connection, name: str) -> None:
-    """Raise InvalidOption for a reserved word, and Conflict when the name means something else in this database."""
+    """Raise InvalidOption if the name is a reserved word, and Conflict if another table or view has it."""
     check_new_name(name)
-    # A role named like our schema has it first in its search path, where our own tables would hide the view.
+    # If the database role is named as our schema, that schema comes first in its search path, so that our own tables
+    # would hide the view.
     is_ours = f"{SCHEMA}.{name}" in metadata.tables
     taken = text("SELECT to_regclass('public.' || quote_ident(:name))")
     is_taken = connection.execute(taken, {"name": name}).scalar() is not None
-    # Asked afterwards: the first job of a collection may have made it since the caller looked for it.
+    # This is checked last because the collection's first job may have created it since the caller looked for it.
     if is_ours or (is_taken and not connection.execute(IS_COLLECTION, {"name": name}).scalar_one()):
         raise Conflict(
             f"A table or view named {name!r} exists already and is no collection; choose another collection name."
@@ -165,9 +173,9 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
 def create_collection(
     connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes, max_collections: int
 ) -> Generation:
-    """Create a collection without rows, before any job.
+    """Create an empty collection before its first job.
 
-    Raises Conflict when it exists, WrongKind for an HNSW index of scores or records, and what `check_collection` does.
+    Raise Conflict if it exists, WrongKind for an HNSW index on scores or records, and the errors of `check_collection`.
     """
     if wishes.index_policy == HNSW or wishes.index_options:
         require_vectors(name, find_kind(spec), "An HNSW index is of")
@@ -185,7 +193,7 @@ LIST_LANGUAGES = text("""
 
 
 def check_language(connection: Connection, language: str) -> None:
-    """Raise InvalidOption, listing the languages that exist, for any other."""
+    """Raise InvalidOption, which lists the known languages, if Postgres has no such text search configuration."""
     known = list(connection.execute(LIST_LANGUAGES).scalars())
     if language not in known:
         raise InvalidOption(
@@ -204,11 +212,11 @@ CHANGE_COLLECTION = text("""
 def change_collection(
     engine: Engine, name: str, *, keep_text: bool | None = None, language: str | None = None
 ) -> None:
-    """Change the options of a collection; None leaves one as it is.
+    """Change the options of a collection. None leaves an option unchanged.
 
-    Texts are kept of what is written from now on; what was kept stays. Another language is read into every kept text,
-    which rewrites the table of attributes in one transaction. Raises CollectionNotFound, InvalidOption, LocksHeld and,
-    when there are more than MOST_REWRITTEN_TEXTS, Conflict.
+    `keep_text` applies to items that are written from now on. Another language re-parses every kept text, which
+    rewrites the attributes tables in one transaction. Raise CollectionNotFound, InvalidOption, LocksHeld, and Conflict
+    if more than MOST_REWRITTEN_TEXTS would be rewritten.
     """
 
     def change(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Coverage: whether a generation that was built has every row it should have, and whose rows could not be encoded."""
+"""Coverage: check that a new generation has every row it should have, and list rows that could not be encoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from vectormill.jobs.item import (
 from vectormill.jobs.job import FINISHED_JOB_STATES, RECEIVED_JOB_STATES
 
 MOST_NAMED_KEYS: Final = 20
-# Such a text has no vector of any model.
+# No model can encode a text with one of these errors.
 OWN_FAULTS: Final = (EMPTY_TEXT, LONE_SURROGATE, NUL_CHARACTER, TEXT_TOO_LONG, TOO_MANY_TOKENS)
 
-# A key that a client has deleted since the run began to read is missing rightly, and one that failed has its error.
+# A key that a client deleted since the run began to read does not count as missing, nor does a key with an item error.
 _IS_MISSING: Final = """
       FROM {wanted} AS wanted
      WHERE {condition}
@@ -56,7 +56,7 @@ LIST_FAILED = text("""
      ORDER BY code = ANY(CAST(:own_faults AS text[])), key LIMIT :limit
 """)
 
-# Ended or not: nothing of the run itself may be at work when its rows are counted.
+# Jobs that are being cancelled count too: no job of the run itself may still be at work when its rows are counted.
 COUNT_OPEN_JOBS = text(f"""
     SELECT count(*) FROM vectormill.jobs
      WHERE generation_id = :generation_id AND twin_of IS NULL
@@ -64,7 +64,7 @@ COUNT_OPEN_JOBS = text(f"""
 """)
 
 
-# A twin commits its rows with its end: while it is open, or where a client gave it up, they need not be there.
+# A row needs to be there only if its twin job has finished: not while the twin is open, nor if it was cancelled.
 HAS_BEEN_PUT: Final = f"""
     wanted.job_seq > :seq
        AND NOT EXISTS (
@@ -76,7 +76,7 @@ HAS_BEEN_PUT: Final = f"""
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Rows that should be there; `keys` are the first of them."""
+    """The number of rows that a generation lacks; `keys` are the first of them."""
 
     number: int
     keys: list[str]
@@ -84,9 +84,9 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Item errors of all jobs that wrote the generation; `num_unexpected` are not the texts' own fault.
+    """Item errors of the jobs that wrote a generation; `num_unexpected` are those not caused by the text itself.
 
-    `items` are the first, as (key, code), the unexpected ones before the others.
+    `items` are the first errors as (key, code), the unexpected ones before the others.
     """
 
     number: int
@@ -95,7 +95,7 @@ class Failures:
 
 
 def list_writers(connection: Connection, generation_id: int) -> list[UUID]:
-    """Return the jobs of a generation that have failed items."""
+    """Return the ids of the generation's jobs that have item errors."""
     return list(connection.execute(LIST_WRITERS, {"generation_id": generation_id}).scalars())
 
 
@@ -107,7 +107,7 @@ def count_failures(connection: Connection, job_ids: Sequence[UUID]) -> Failures:
 
 
 def count_open_jobs(connection: Connection, generation_id: int) -> int:
-    """Count the open jobs that write the generation and are no twins."""
+    """Count the open jobs that write the generation, without twins."""
     number: int = connection.execute(COUNT_OPEN_JOBS, {"generation_id": generation_id}).scalar_one()
     return number
 
@@ -115,14 +115,21 @@ def count_open_jobs(connection: Connection, generation_id: int) -> int:
 def find_missing_of_source(
     connection: Connection, building: Generation, seen_table: str, seq: int, job_ids: Sequence[UUID]
 ) -> Missing:
-    """Return the source's rows that the generation lacks; `seen_table` has the keys that the run of this seq read."""
+    """Return the source's rows that the generation lacks.
+
+    `seen_table` has the keys that the run with sequence number `seq` read; `job_ids` are jobs whose item errors excuse
+    a missing key.
+    """
     return _find_missing(connection, building, f"vectormill.{seen_table}", "true", seq, job_ids)
 
 
 def find_missing_puts(
     connection: Connection, building: Generation, live: Generation, seq: int, job_ids: Sequence[UUID]
 ) -> Missing:
-    """Return the rows that clients have put since the run of this seq began to read, and whose twin has ended."""
+    """Return the rows that clients wrote to the live generation since the run began and that the new one lacks.
+
+    `seq` is the run's sequence number. Rows whose twin job has not finished are not counted.
+    """
     return _find_missing(connection, building, f"vectormill.{live.table_name}", HAS_BEEN_PUT, seq, job_ids)
 
 
@@ -154,7 +161,7 @@ HAS_ROWS: Final = "SELECT EXISTS (SELECT 1 FROM vectormill.{table})"
 
 
 def has_rows(connection: Connection, name: str) -> bool:
-    """Return whether the table exists and is not empty: a crash of Postgres empties an unlogged table."""
+    """Return whether the table exists and is not empty. A crash of Postgres empties an unlogged table."""
     if not connection.execute(HAS_TABLE, {"name": name}).scalar_one():
         return False
     return bool(connection.execute(text(HAS_ROWS.format(table=name))).scalar_one())

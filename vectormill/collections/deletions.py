@@ -1,13 +1,13 @@
 """Deletions: a deleted key leaves a tombstone, so that no earlier job brings it back, and its texts are scrubbed.
 
-Jobs, runs and deletions draw from one sequence. A commit writes no key whose tombstone is newer than its job, and no
-commit overlaps a deletion: it would have looked for tombstones before there was one, and the deletion for rows before
-there was one. So each commit holds a lock of its collection shared, and a deletion holds it alone.
+Jobs, runs and deletions draw numbers from one sequence. A commit writes no key whose tombstone is newer than its job.
+No commit may overlap a deletion, or the commit would miss the tombstone and the deletion would miss the row. So every
+commit takes a shared lock of the collection, and a deletion takes it exclusively.
 
 Texts of deleted items are scrubbed from the payloads of jobs that still have them. A pass goes through the ended jobs
-of one collection that are older than its deletions, a few payloads at a time, and asks of each batch of keys which of
-them were deleted after the job. What is still open is waited for: its texts may be in a worker's memory, and a run has
-not even made its job.
+of one collection that are older than its deletions, a few payloads at a time, and finds which of their keys were
+deleted after the job. Open jobs and runs are waited for: their texts may be in a worker's memory, and a run may not
+even have made its job.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from vectormill.jobs.chunk import empty_items, read_keys
 from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.runs.run import OPEN_RUN_STATES
 
-# The seed tells it from the lock of the collection's name, which stands for its generations.
+# The hash seed 13 tells this lock from that of the collection's name, which guards its generations.
 HOLD_DELETIONS: Final = """
     SELECT collection_id, pg_advisory_xact_lock_shared(hashtextextended(CAST(collection_id AS text), 13))
       FROM vectormill.generations WHERE id = %(generation_id)s::bigint
@@ -39,27 +39,27 @@ LOCK_DELETIONS: Final = text("""
 
 
 def hold_deletions(cursor: Cursor[Any], generation_id: int) -> int | None:
-    """Keep anything from being deleted from the generation's collection until the transaction ends. Return the
-    collection's id.
+    """Block deletions from the generation's collection until the transaction ends, and return the collection's id.
 
-    Whoever writes rows of a generation says this before the statement that looks for tombstones. None for a generation
-    that is gone.
+    A transaction that writes rows calls this before the statement that looks for tombstones. Return None if the
+    generation does not exist.
     """
     row = cursor.execute(HOLD_DELETIONS, {"generation_id": generation_id}).fetchone()
     return None if row is None else int(row[0])
 
 
 def hold_deletions_of(connection: Connection, collection_id: int) -> None:
-    """Hold deletions of the collection with this id."""
+    """Block deletions from the collection with this id until the transaction ends; several may hold this lock."""
     connection.execute(SHARE_DELETIONS, {"collection_id": collection_id})
 
 
 def lock_deletions(connection: Connection, collection_id: int) -> None:
-    """Keep all others from writing rows of the collection until the transaction ends."""
+    """Block all other writes and deletions in the collection until the transaction ends."""
     connection.execute(LOCK_DELETIONS, {"collection_id": collection_id})
 
 
-# The clock and not the beginning of the transaction: whatever drew an earlier seq has begun before this moment.
+# This is the time of the statement, not of the transaction's begin: every transaction that drew a smaller seq had begun
+# by then.
 BURY_KEYS: Final = text("""
     INSERT INTO vectormill.tombstones AS buried (collection_id, key, seq, deleted_at)
     SELECT :collection_id, key, max(place), clock_timestamp()
@@ -72,9 +72,9 @@ BURY_KEYS: Final = text("""
 
 
 def bury_keys(connection: Connection, collection_id: int, keys: Sequence[str], places: Sequence[int]) -> None:
-    """Write a tombstone of each key in its place in the order of writers.
+    """Write a tombstone for each key; `places` are their sequence numbers among all writers.
 
-    The caller has locked the deletions of the collection.
+    The caller has called `lock_deletions` for the collection.
     """
     values = {"collection_id": collection_id, "keys": list(keys), "places": list(places)}
     connection.execute(BURY_KEYS, values)
@@ -82,7 +82,10 @@ def bury_keys(connection: Connection, collection_id: int, keys: Sequence[str], p
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Deletions of a collection up to `seq` and before it `began`, all of whose older jobs and runs have ended."""
+    """A scrubbing pass: the deletions of a collection up to `seq` and before `began`.
+
+    All jobs and runs of the collection that are older than these deletions have ended.
+    """
 
     collection_id: int
     seq: int
@@ -91,8 +94,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a pass: behind this chunk of this job, whose place among the writers may be before its
-    seq.
+    """The position of a scrubbing pass: after chunk `chunk_seq` of this job.
+
+    `place` is the job's sequence number among all writers, which may be smaller than its `job_seq`.
     """
 
     job_id: UUID
@@ -105,8 +109,8 @@ FIND_UNSCRUBBED: Final = text("""
     SELECT min(collection_id) FROM vectormill.tombstones WHERE scrubbed_at IS NULL AND collection_id > :after
 """)
 
-# An upload has no generation yet, so each may be meant for this collection. Those that are being removed have their
-# payloads for a moment more.
+# An upload has no generation yet, so any upload may be meant for this collection. Jobs that are being deleted still have
+# their payloads for a moment.
 FIND_OLDEST_OPEN: Final = text(f"""
     SELECT min(seq) FROM (
         SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
@@ -124,7 +128,7 @@ FIND_OLDEST_OPEN: Final = text(f"""
     ) AS open (seq)
 """)
 
-# Whatever drew a seq before a deletion did, had begun by then: it has ended, or is seen here.
+# A transaction that drew a smaller seq than a deletion began before it, so it has ended or is in pg_stat_activity.
 FIND_LAST_DELETION: Final = text("""
     SELECT max(seq) AS seq, clock_timestamp() AS began FROM vectormill.tombstones
      WHERE collection_id = :collection_id AND scrubbed_at IS NULL
@@ -136,15 +140,15 @@ FIND_LAST_DELETION: Final = text("""
 
 
 def find_pass(connection: Connection, after: int) -> Pass | int | None:
-    """Find the next collection behind this one that has something to scrub.
+    """Return the scrubbing pass of the next collection, by id, after `after` that has unscrubbed deletions.
 
-    Its id alone when that has to wait, and None when there is no further collection.
+    Return its id alone if older jobs or runs are still open, and None if there is no further collection.
     """
     collection_id = connection.execute(FIND_UNSCRUBBED, {"after": after}).scalar_one()
     if collection_id is None:
         return None
-    # No deletion is under way, so that every one before this moment is seen by the whole pass. A run and a follower may
-    # still write one with a smaller seq: that one waits for the next pass.
+    # With this lock no deletion is in progress, so the pass sees all earlier ones. A run or a follower may still write a
+    # tombstone with a smaller seq, which waits for the next pass.
     hold_deletions_of(connection, collection_id)
     values = {"collection_id": collection_id, "before_seq": find_oldest_open(connection, collection_id)}
     last = connection.execute(FIND_LAST_DELETION, values).one()
@@ -152,7 +156,7 @@ def find_pass(connection: Connection, after: int) -> Pass | int | None:
 
 
 def find_oldest_open(connection: Connection, collection_id: int) -> int | None:
-    """Return the seq of the oldest job or run that may still write the collection's texts, or None."""
+    """Return the seq of the oldest open job or run that may hold texts of the collection, or None."""
     seq: int | None = connection.execute(FIND_OLDEST_OPEN, {"collection_id": collection_id}).scalar_one()
     return seq
 
@@ -167,7 +171,7 @@ FIND_NEXT_JOB: Final = text("""
 
 
 def find_next_job(connection: Connection, wanted: Pass, after_seq: int) -> Position | None:
-    """Return the position at the beginning of the pass's next job."""
+    """Return the position before the first chunk of the next job of the pass; None if there is no further job."""
     values = {
         "after_seq": after_seq,
         "before_seq": wanted.seq,
@@ -177,7 +181,7 @@ def find_next_job(connection: Connection, wanted: Pass, after_seq: int) -> Posit
     return None if row is None else Position(row.id, row.seq, row.place)
 
 
-# A retry waits until the batch is through, and finds the texts gone.
+# The row lock makes a retry of the job wait until these payloads are scrubbed; then it finds no deleted texts.
 LOCK_ENDED_JOB: Final = text("""
     SELECT finished_at IS NOT NULL FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE
 """)
@@ -202,21 +206,21 @@ WRITE_PAYLOAD: Final = text("""
 def scrub_payloads(
     connection: Connection, wanted: Pass, position: Position, limit: int
 ) -> tuple[Position | None, int]:
-    """Empty deleted items in the next payloads of a job. Return the new position, None behind the job's last chunk, and
-    the number of emptied items.
+    """Empty deleted items in the next `limit` payloads of a job.
 
-    Raises LookupError for a job that is at work again, by a retry: the pass is over then.
+    Return the new position, or None after the job's last chunk, and the number of emptied items. Raise LookupError if a
+    retry has reopened the job, which ends the pass.
     """
     has_ended = connection.execute(LOCK_ENDED_JOB, {"job_id": position.job_id}).scalar_one_or_none()
     if has_ended is None:
-        return None, 0  # removed meanwhile, and its payloads with it
+        return None, 0  # the job and its payloads have been removed meanwhile
     if not has_ended:
         raise LookupError(f"Job {position.job_id} is at work again.")
     values = {"job_id": position.job_id, "after_seq": position.chunk_seq, "limit": limit}
     rows = connection.execute(LIST_PAYLOADS, values).all()
     num_emptied = 0
     for row in rows:
-        if row.items is None:  # of a chunk that was split: its halves have them
+        if row.items is None:  # the chunk was split, and its halves have the items
             continue
         keys = {
             "collection_id": wanted.collection_id,
@@ -250,7 +254,9 @@ MARK_SCRUBBED: Final = text("""
 
 
 def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1000) -> str | None:
-    """Mark the next deletions of a pass as scrubbed. Return the last one's key, None when all are marked."""
+    """Mark the next `limit` tombstones of a pass, after key `after`, as scrubbed. Return the last key, or None at the
+    end.
+    """
     values = {**asdict(wanted), "after": after, "limit": limit}
     rows = connection.execute(LIST_SCRUBBED, values).all()
     if not rows:
@@ -261,7 +267,7 @@ def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1
     return str(keys[-1])
 
 
-# Nothing older can bring the key back: all that was open has ended, and a retry finds no text.
+# A scrubbed tombstone is not needed any more: all older jobs and runs have ended, and a retry finds no text.
 DELETE_SCRUBBED: Final = text("""
     DELETE FROM vectormill.tombstones WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM vectormill.tombstones
@@ -271,6 +277,6 @@ DELETE_SCRUBBED: Final = text("""
 
 
 def delete_scrubbed(connection: Connection, kept_seconds: float = 3600.0, limit: int = 10_000) -> int:
-    """Delete tombstones that were scrubbed at least so long ago. Return their number."""
+    """Delete up to `limit` tombstones that were scrubbed at least `kept_seconds` ago, and return their number."""
     values = {"kept_seconds": float(kept_seconds), "limit": limit}
     return len(connection.execute(DELETE_SCRUBBED, values).all())

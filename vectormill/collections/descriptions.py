@@ -1,6 +1,6 @@
-"""Descriptions: what a collection is made of, how much of it there is, and how fresh it is.
+"""Descriptions of collections: their generations and settings, their size, and how fresh they are.
 
-They are read a page of collections at a time, or of one collection in full. Nothing here takes a lock.
+A list has a page of collections in short, and a description has one collection in full. Nothing here takes a lock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.runs.run import GOOD_RUN_STATES, OPEN_RUN_STATES
 
-# The newest runs and open jobs that are shown: a page for a person.
+# A description shows the newest runs and open jobs up to these limits, since people read it.
 MOST_RUNS: Final = 5
 MOST_OPEN_JOBS: Final = 20
 MOST_FAILED_KEYS: Final = 20
-# Counted no further: what waits is many then, whatever the number.
+# Waiting changes are counted only up to this limit, since the exact number does not matter beyond it.
 MOST_WAITING_CHANGES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDescription:
-    """One generation. `num_rows` is an estimate of Postgres; bytes are those on disk, TOAST included.
+    """A generation with its size. `num_rows` is an estimate of Postgres; bytes are those on disk, with TOAST.
 
     `indexes` are rows of LIST_INDEXES.
     """
@@ -57,9 +57,9 @@ class GenerationDescription:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The part of its source that a collection holds, as of the last re-index that came to its end.
+    """The coverage of a collection's source as of the last completed re-index: rows seen, and rows that failed.
 
-    `failed_keys` are some of those that could not be encoded.
+    `failed_keys` are some of the keys that could not be encoded.
     """
 
     run_id: UUID
@@ -70,13 +70,13 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Return the share of the source's rows that have a vector, 0 to 1."""
+        """Return the share of the source's rows that have a result, 0 to 1; 1 for an empty source."""
         return (self.num_seen - self.num_failed) / self.num_seen if self.num_seen else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionRow:
-    """A collection in one line. `num_rows` is an estimate; `synced_at` the end of the last successful re-index."""
+    """A collection as a list shows it. `num_rows` is an estimate; `synced_at` is the end of the last good re-index."""
 
     id: int
     name: str
@@ -92,15 +92,15 @@ class CollectionRow:
 
     @property
     def stale_seconds(self) -> float | None:
-        """Return the seconds since the last successful re-index; None when there was none."""
+        """Return the seconds since the last successful re-index; None if there was none."""
         return (self.now - self.synced_at).total_seconds() if self.synced_at else None
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionDescription:
-    """A collection whole. The live generation is the first of `generations` whose state is live.
+    """The full description of a collection. Exactly one of `generations` is live.
 
-    `open_jobs`, `runs`, `source` and `schedules` are rows of the statements that are called so.
+    `open_jobs`, `runs`, `source` and `schedules` are rows of the SQL statements with these names.
     """
 
     row: CollectionRow
@@ -122,8 +122,8 @@ class CollectionDescription:
         return next(generation for generation in self.generations if generation.state == "live")
 
 
-# As the planner does: rows per page when they were last counted, times the pages that there are. Before the first
-# count it is what the statistics collector saw come and go.
+# The estimate is the planner's: rows per page at the last ANALYZE or VACUUM, times the current number of pages. Before
+# the first of these it is the number of live rows by the server's statistics.
 ESTIMATE_ROWS: Final = """
     CASE WHEN class.relpages > 0 AND class.reltuples >= 0
          THEN CAST(class.reltuples / class.relpages * (pg_relation_size(class.oid) / 8192) AS bigint)
@@ -158,7 +158,10 @@ def _with_estimate(statement: str) -> TextClause:
 
 
 def list_collection_rows(connection: Connection, *, after: int | None, limit: int) -> list[CollectionRow]:
-    """Return collections by name; `after` is the id of the last one of the page before."""
+    """Return a page of collections in the order of their names.
+
+    `after` is the id of the last collection of the previous page, or None; a `limit` of None returns all.
+    """
     rows = connection.execute(
         _with_estimate(LIST_COLLECTIONS), {"name": None, "after": after, "limit": limit}
     )
@@ -188,7 +191,7 @@ LIST_GENERATIONS = """
      ORDER BY generation.id DESC
 """
 
-# All but the primary keys. One that is being built beside writers is there already, and not valid yet.
+# Primary keys are left out. An index that is being built concurrently is in the catalog already, but not yet valid.
 LIST_INDEXES = text("""
     SELECT generation.id AS generation_id, own.relname AS name, method.amname AS method,
            CASE WHEN index.indisvalid THEN 'ready'
@@ -220,7 +223,7 @@ LIST_FAILED_KEYS = text("""
     SELECT key FROM vectormill.item_errors WHERE job_id = :job_id ORDER BY item LIMIT :limit
 """)
 
-# Jobs that are not ended are few, and have an index of their own.
+# This is cheap because few jobs are open, and a partial index lists them.
 LIST_OPEN_JOBS = text(f"""
     SELECT job.id, job.state, job.num_items, job.num_done, job.num_failed
       FROM vectormill.jobs AS job
@@ -247,9 +250,9 @@ LIST_SCHEDULES = text("""
 def describe_collection(
     connection: Connection, name: str, *, counts_rows: bool = False, timeout_seconds: float = 30.0
 ) -> CollectionDescription:
-    """Return the full description of a collection. `counts_rows` reads every row of it once.
+    """Return the full description of a collection; with `counts_rows` its rows are counted exactly, by a full scan.
 
-    Raises CollectionNotFound, and SearchTimeout when counting takes longer.
+    Raise CollectionNotFound, and SearchTimeout if counting takes longer than `timeout_seconds`.
     """
     found = connection.execute(
         _with_estimate(LIST_COLLECTIONS), {"name": name, "after": None, "limit": 1}
@@ -275,7 +278,7 @@ def describe_collection(
         runs=connection.execute(LIST_RUNS, of_it | {"limit": MOST_RUNS}).all(),
         source=connection.execute(FIND_SOURCE, of_it).one_or_none(),
         schedules=connection.execute(LIST_SCHEDULES, of_it).all(),
-        # Last: a time-out ends the transaction.
+        # Rows are counted last because a time-out aborts the transaction.
         exact_rows=count_rows(connection, live.id, timeout_seconds) if counts_rows else None,
     )
 
@@ -305,7 +308,7 @@ COUNT_ROWS: Final = "SELECT count(*) FROM vectormill.{table}"
 
 
 def count_rows(connection: Connection, generation_id: int, timeout_seconds: float) -> int:
-    """Count every row of a generation. Raise SearchTimeout; the caller's transaction is over then."""
+    """Count the rows of a generation exactly. Raise SearchTimeout, which aborts the caller's transaction."""
     try:
         limit_time(connection, timeout_seconds)
         statement = text(COUNT_ROWS.format(table=table_name(generation_id)))
@@ -325,10 +328,10 @@ MOST_OPEN_RUNS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The line of a list about a collection, beside its spec and size.
+    """The state of a collection that a list shows beside its spec and size.
 
-    `num_seen` and `num_failed` are of the last re-index that came to its end; the open run is the newest one.
-    `index_state` is of the live generation's vector index: ready, building, invalid, or None where there is none.
+    `num_seen` and `num_failed` are counts of the last completed re-index; the open run is the newest one.
+    `index_state` is that of the live generation's vector index: ready, building, invalid, or None without an index.
     """
 
     id: int
@@ -345,14 +348,14 @@ class Standing:
 
     @property
     def coverage(self) -> float | None:
-        """Return the share of the source's rows that have a result, 0 to 1; None while no re-index has ended."""
+        """Return the share of the source's rows that have a result, 0 to 1; None if no re-index has completed."""
         if self.num_seen is None or self.num_failed is None:
             return None
         return (self.num_seen - self.num_failed) / self.num_seen if self.num_seen else 1.0
 
 
-# Each look-up has an index: runs by (collection_id, created_at), changes by (collection_id, id), generations by their
-# collection. The oldest change is the one with the lowest id.
+# An index serves each subquery: runs by (collection_id, created_at), changes by (collection_id, id), generations by
+# their collection. The oldest change has the lowest id.
 LIST_STANDINGS = text(f"""
     SELECT collections.id, sync.num_seen, sync.num_failed, change.changed_at AS oldest_change_at,
            run.id AS run_id, run.kind AS run_kind, run.state AS run_state, run.phase AS run_phase,
@@ -387,14 +390,14 @@ LIST_STANDINGS = text(f"""
 
 
 def list_standings(connection: Connection, ids: Sequence[int]) -> dict[int, Standing]:
-    """Return the standings of these collections by id; one that was deleted meanwhile is left out."""
+    """Return the state of these collections by id, without those that have been deleted meanwhile."""
     rows = connection.execute(LIST_STANDINGS, {"ids": list(ids)})
     return {row.id: Standing(**row._mapping) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run that has not ended, with how far the job is that encodes for it."""
+    """A run that has not ended, with the progress of the job that encodes its items."""
 
     id: UUID
     kind: str
@@ -410,7 +413,7 @@ class OpenRun:
 
     @property
     def share(self) -> float | None:
-        """Return the share of its job's items that are encoded, 0 to 1; None while it has no job."""
+        """Return the finished share of the items of the run's job, 0 to 1; None while the run has no job."""
         return self.num_ended / self.num_items if self.num_items and self.num_ended is not None else None
 
 
@@ -424,12 +427,12 @@ LIST_OPEN_RUNS = text(f"""
 
 
 def list_open_runs(connection: Connection, collection_id: int) -> list[OpenRun]:
-    """Return the open runs of a collection, the oldest first: the one that works, then those that wait for it."""
+    """Return the open runs of a collection, the oldest first: the one at work, then those that wait for it."""
     values = {"id": collection_id, "limit": MOST_OPEN_RUNS}
     return [OpenRun(**row._mapping) for row in connection.execute(LIST_OPEN_RUNS, values)]
 
 
 def find_index_progress(connection: Connection, generation_ids: Sequence[int]) -> dict[int, BuildProgress]:
-    """Return the progress of indexes that are being built, by the id of their generation."""
+    """Return the progress of the index builds on these generations, by generation id."""
     found: dict[int, Any] = {each: find_progress(connection, each) for each in generation_ids}
     return {each: progress for each, progress in found.items() if progress is not None}

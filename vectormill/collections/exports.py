@@ -1,8 +1,8 @@
-"""Exports: a collection's rows in the order of their keys, a page at a time: results, metadata and kept texts.
+"""Exports: read a collection's rows by pages in the order of keys: results, metadata and kept texts.
 
-A page is a transaction of its own, found by the key behind which it begins: a slow reader holds back no vacuum, and one
-that lost its connection goes on behind the last key that it got. All pages are of one generation, so that two vector
-spaces are never mixed when another becomes live meanwhile.
+Each page is its own transaction with keyset pagination: a slow reader does not hold back vacuum, and a client that lost
+its connection resumes after the last key it received. All pages are of one generation, so that vector spaces are never
+mixed if another generation becomes live meanwhile.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
-# The size of a page, which exists a few times at once: read ahead, being written, on its way. Texts and metadata
-# count with their own bytes; a page has one row at the least.
+# The size of a page, of which a few are in memory at once: read ahead, being formatted, being sent. Texts and metadata
+# count by their bytes; a page has at least one row.
 PAGE_BYTES: Final = 1 << 20
 MOST_PAGE_ROWS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Inclusion:
-    """The parts of a row that are wanted beside its key."""
+    """The parts of a row to export besides its key."""
 
     result: bool = True
     metadata: bool = True
@@ -40,10 +40,11 @@ class Inclusion:
 
 @dataclass(frozen=True, slots=True)
 class RowPage:
-    """Rows [n] in the order of their keys. `results` [n, …] as they are kept, or None when they are not wanted.
+    """A page of n rows in the order of their keys. `results` [n, …] have the column's type; None if not included.
 
-    `metadata` is JSON as text, None for none, as a text that is not kept is None; empty lists when not wanted. `texts`
-    are by their column, of which pairs have two. `places` are those of the rows in the order of writers.
+    `metadata` are JSON strings, and `texts` has a list per text column (two for pairs); the element is None for a row
+    without metadata or kept text, and the list is empty if not included. `places` are the sequence numbers of the
+    rows' last writers, or None.
     """
 
     keys: list[str]
@@ -53,8 +54,8 @@ class RowPage:
     places: list[int] | None = None
 
 
-# Attributes are looked up by key, row by row: a join might read all of them for a page of a thousand. `running_bytes`
-# ends a page of long texts or records early; their length is read without them.
+# Attributes are looked up row by row (LATERAL), since a plain join might scan the whole table for a page of a thousand
+# rows. `running_bytes` ends a page of long texts or records early; lengths are read without detoasting the values.
 READ_PAGE: Final = """
     SELECT array_agg(key) AS keys, {results} AS results, {metadata} AS metadata, {places} AS places, {texts}
       FROM (SELECT page.*, attributes.*, sum({row_bytes}) OVER (ORDER BY page.key) AS running_bytes,
@@ -69,9 +70,9 @@ READ_PAGE: Final = """
 
 
 def find_exported(connection: Connection, name: str, generation_id: int | None) -> Generation:
-    """Return the live generation of a collection, or the one that an export began with.
+    """Return the live generation of a collection, or with `generation_id` the one that an export began with.
 
-    Raises CollectionNotFound, and Conflict when that generation is gone.
+    Raise CollectionNotFound, and Conflict if that generation has been removed.
     """
     live = find_generation(connection, name)
     if generation_id is None or generation_id == live.id:
@@ -87,9 +88,9 @@ def find_exported(connection: Connection, name: str, generation_id: int | None) 
 def read_pages(
     engine: Engine, generation: Generation, inclusion: Inclusion, *, after: str = "", limit: int | None = None
 ) -> Iterator[RowPage]:
-    """Yield pages of the rows behind the key `after`, at most `limit` rows; memory does not grow with their number.
+    """Yield pages of the rows after the key `after`, at most `limit` rows, in constant memory.
 
-    Raises Conflict when the generation is removed meanwhile: what came until then is not whole.
+    Raise Conflict if the generation is removed meanwhile: then the export is incomplete.
     """
     statement = compose_statement(generation, inclusion)
     row_bytes = 40 + (
@@ -101,7 +102,7 @@ def read_pages(
         num_rows = page_rows if rest is None else min(page_rows, rest)
         return read_page(engine, statement, generation.spec, inclusion, after, num_rows)
 
-    # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
+    # A thread reads one page ahead, so that Postgres and the network work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
         upcoming = reader.submit(read, after, limit)
         while (page := upcoming.result()).keys:
@@ -114,7 +115,7 @@ def read_pages(
 
 
 def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Composed:
-    """Return READ_PAGE for one generation, without the columns that are not wanted."""
+    """Return the statement READ_PAGE for one generation, with NULL for the columns that are not included."""
     nothing, comma = sql.SQL("NULL"), sql.SQL(", ")
     kind, spec = choose_kind(generation.spec), generation.spec
     texts = [sql.Identifier(column) for column in kind.text_columns]
@@ -152,14 +153,16 @@ def read_page(
     after: str,
     num_rows: int,
 ) -> RowPage:
-    """Return at most so many rows behind `after`; without keys when there are none. Raise Conflict."""
+    """Return at most `num_rows` rows after the key `after`; an empty page at the end. Raise Conflict if the generation
+    is removed.
+    """
     values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
     kind = choose_kind(spec)
     with engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert driver is not None
         try:
-            with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector would come as two digits
+            with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector takes two digits
                 ((keys, wire, metadata, places, *texts),) = cursor.execute(statement, values).fetchall()
         except psycopg.errors.UndefinedTable as error:
             raise Conflict(

@@ -1,11 +1,11 @@
-"""Generation tables: one per generation, made at run time, with a table of attributes beside it.
+"""Generation tables: each generation has a table for its results and one for its attributes, both made at run time.
 
-The kind of the collection says which columns a generation's table has. A chunk's rows are written by one statement:
-they travel as an array for each column, laid out in the server's binary form, and numbers with no Python per row.
+The kind of the collection decides the columns of results. One statement writes the rows of a chunk: one array per
+column in the binary format of Postgres, with no Python code per row for numbers.
 
-Attributes are what a row has beside its result: metadata, and its text where a collection keeps texts. They have a
-table of their own, so that a change of metadata alone never touches the table that carries the vector index: an update
-there inserts into every index (pgvector #875). An item without metadata, whose text is not kept, has no row there.
+Attributes are the other columns of a row: metadata, and the text if the collection keeps texts. They have their own
+table, so that a change of metadata alone never touches the table with the vector index: an update there inserts into
+every index (pgvector #875). An item without metadata and kept text has no row of attributes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import PAIR_MARK, Item, Items, split_pair
 from vectormill.vectors.quantization import Ranges
 
-# Room for the next version of a row in its page: a change of metadata touches no index then.
+# Free space in each page for the next version of a row, so that a change of metadata updates no index (HOT update).
 STORAGE: Final = (
     "fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05"
 )
@@ -39,10 +39,10 @@ def attributes_name(generation_id: int) -> str:
 def create_attributes_table(
     connection: Connection, generation_id: int, text_columns: Sequence[str], language: str = "simple"
 ) -> None:
-    """Create the table of attributes beside a generation's. `language` is a text search configuration of Postgres.
+    """Create the attributes table of a generation. `language` is a text search configuration of Postgres.
 
-    `text_columns` are `text` and, where items are pairs, the column of the second text. `search` is NULL where no text
-    is kept. `document` is that of a passage: docs/GLOSSARY.md.
+    `text_columns` are `text` and, if items are pairs, the column of the second text. The column `search` is NULL if no
+    text is kept; `document` is the document that a passage belongs to, else NULL.
     """
     name = attributes_name(generation_id)
     driver = connection.connection.driver_connection
@@ -76,7 +76,7 @@ def create_attributes_table(
     )
 
 
-# A column whose expression changes loses its index; who keeps indexes makes it again.
+# Dropping the column drops its full-text index, which the next index run builds again.
 REWRITE_LANGUAGE: Final = """
     ALTER TABLE {name}
         DROP COLUMN search,
@@ -85,7 +85,10 @@ REWRITE_LANGUAGE: Final = """
 
 
 def rewrite_language(connection: Connection, generation_id: int, language: str) -> None:
-    """Read every kept text in another language; nobody reads or writes the table until the transaction ends."""
+    """Re-parse every kept text with another text search configuration.
+
+    This rewrites the attributes table, which stays locked for reading and writing until the transaction ends.
+    """
     driver = connection.connection.driver_connection
     assert driver is not None
     driver.execute(
@@ -96,8 +99,8 @@ def rewrite_language(connection: Connection, generation_id: int, language: str) 
     )
 
 
-# Only of rows that this job has just written: their own table decides which job is the newest, and has locked them.
-# Where a run has changed attributes alone, in a later place, the row was not written either.
+# Attributes are written only for rows that this job has just written: the results table decides which job is newest,
+# and its rows are locked. If a run with a later place has changed only the attributes, the row was not written either.
 UPSERT_ATTRIBUTES: Final = """
     INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, {texts}, job_seq)
     SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, {values}, item.place
@@ -120,7 +123,7 @@ DELETE_ATTRIBUTES: Final = """
 
 
 def name_texts(text_columns: Sequence[str]) -> dict[str, sql.Composable]:
-    """Name the columns of texts for UPSERT_ATTRIBUTES; the array of each is the parameter of its name."""
+    """Return the SQL of text columns to fill into UPSERT_ATTRIBUTES; each array is a parameter named as its column."""
     comma = sql.SQL(", ")
     names = [sql.Identifier(column) for column in text_columns]
     return {
@@ -134,7 +137,7 @@ def name_texts(text_columns: Sequence[str]) -> dict[str, sql.Composable]:
 
 
 def send_text(text_columns: Sequence[str], table: str) -> str:
-    """Return the SQL of a row's kept text as an Item has it: for a pair both texts, with the mark between them."""
+    """Return the SQL expression of a row's kept text as bytes, as an Item has it: a pair is joined by PAIR_MARK."""
     first, *rest = text_columns
     sent = f"convert_to({table}.{first}, 'UTF8')"
     mark = PAIR_MARK.hex()
@@ -143,7 +146,7 @@ def send_text(text_columns: Sequence[str], table: str) -> str:
 
 
 def split_texts(texts: Sequence[bytes], text_columns: Sequence[str]) -> dict[str, Sequence[bytes]]:
-    """Return the texts of each column: for a pair the first and the second, which is empty for a single text."""
+    """Split the texts of items by column: with two columns, pairs into first and second text (empty if single)."""
     if len(text_columns) == 1:
         return {text_columns[0]: texts}
     pairs = [split_pair(text) for text in texts]
@@ -160,8 +163,9 @@ def write_attributes(
     *,
     keep_text: bool,
 ) -> None:
-    """Write the attributes of items whose results the caller has just written in these places, in the same
-    transaction.
+    """Write the attributes of items whose results the caller has just written, in the same transaction.
+
+    `places` has the sequence number of each item among all writers, which was also written with its result.
     """
     names = {
         "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
@@ -191,11 +195,12 @@ def write_attributes(
         cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**names), {"places": bare_places, "keys": keys})
 
 
-# Both ends hold a parameter in memory, the server a few times: chunks of more are written in parts.
+# A larger chunk is written by several statements, since client and server hold each parameter in memory, the server
+# several times.
 MAX_ARRAY_BYTES: Final = 32 << 20
-# A fifth, the default, is two million dead rows of ten, and an index over them, before anything is cleared.
+# By default a vacuum starts at 20 % dead rows: two million in a table of ten million, all of them still in its indexes.
 VACUUM: Final = "autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05"
-# pgvector's limit for halfvec and vector columns; their HNSW indexes end at 4,000 and 2,000.
+# pgvector's limit for halfvec and vector columns; HNSW indexes on them are limited to 4,000 and 2,000.
 MAX_DIMENSIONS: Final = 16_000
 
 
@@ -206,7 +211,7 @@ def table_name(generation_id: int) -> str:
 def create_generation_tables(
     connection: Connection, generation_id: int, spec: EncodingSpec, language: str = "simple"
 ) -> None:
-    """Create a generation's tables, for results and for attributes."""
+    """Create the tables of a generation, for results and for attributes. `language` is that of full text search."""
     kind = choose_kind(spec)
     results = "".join(f"{column.definition},\n            " for column in kind.columns(spec))
     connection.execute(
@@ -228,7 +233,7 @@ CREATE_VIEW: Final = """
 
 
 def point_view_at(connection: Connection, generation: Generation) -> None:
-    """Make the collection's view read this generation; users join it in their own SQL."""
+    """Create or replace the collection's SQL view so that it reads this generation."""
     driver = connection.connection.driver_connection
     assert driver is not None
     kind = choose_kind(generation.spec)
@@ -243,8 +248,8 @@ def point_view_at(connection: Connection, generation: Generation) -> None:
     )
 
 
-# Arrays and not a staging table: each row is read once, and no table is emptied at every COMMIT. Of 2,000 rows of
-# halfvec(384) that saves a sixth of the server's time and a third of the worker's.
+# Rows are sent as arrays and not through a staging table, which would be read again and truncated at every COMMIT. For
+# 2,000 rows of halfvec(384) this saves a sixth of the server's time and a third of the worker's.
 UPSERT_ROWS: Final = """
     WITH newer AS MATERIALIZED (  -- deleted since, or described anew: a run has changed its attributes alone
         SELECT key, seq FROM vectormill.tombstones
@@ -267,7 +272,7 @@ UPSERT_ROWS: Final = """
 
 
 def compose_upsert(generation_id: int, spec: EncodingSpec) -> sql.Composed:
-    """Return UPSERT_ROWS for one generation; the array of a column is the parameter of its name."""
+    """Return UPSERT_ROWS for one generation; the array of each column is a parameter named as the column."""
     columns = choose_kind(spec).columns(spec)
     comma = sql.SQL(", ")
     return sql.SQL(UPSERT_ROWS).format(
@@ -284,14 +289,14 @@ def compose_upsert(generation_id: int, spec: EncodingSpec) -> sql.Composed:
 
 
 def assign_columns(spec: EncodingSpec) -> sql.Composable:
-    """Assign each column of results, in an upsert, the value that would have been inserted."""
+    """Return the SET list of an upsert, which overwrites every column of results."""
     return sql.SQL(", ").join(
         sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column.name))
         for column in choose_kind(spec).columns(spec)
     )
 
 
-# As the statement before does: by the collation of the database.
+# Keys are sorted as in UPSERT_ROWS, by the collation of the database, so that all parts lock rows in the same order.
 ORDER_KEYS: Final = """
     SELECT item.ordinal - 1 FROM unnest(%(keys)s::text[]) WITH ORDINALITY AS item (key, ordinal) ORDER BY item.key
 """
@@ -307,13 +312,12 @@ def upsert_rows(
     *,
     keep_text: bool = False,
 ) -> None:
-    """Write one row per item into the generation's table, and its attributes, inside the caller's transaction.
+    """Upsert one row per item into the generation's table, with its attributes, inside the caller's transaction.
 
-    `results` has a row for each item, of its kind, as it is kept or as `make_column_rows` gives it: numbers that are
-    finite, or JSON that jsonb takes.
-    Keys are unique within `items`. `job_seq` is the place among the writers of items that have none of their own. What
-    was written or deleted in a later place is passed over, and until the transaction ends nothing is deleted from the
-    collection.
+    Keys are unique within `items`. `results` has a row per item, of the collection's kind, in its column type or as
+    `make_column_rows` returns it: finite numbers, or JSON that jsonb accepts. `job_seq` is the sequence number of items
+    that have no place of their own. Items whose key was written or deleted with a later one are skipped. Deletions from
+    the collection wait until the transaction ends.
     """
     columns = Items.of(items)
     if not columns:
@@ -346,7 +350,7 @@ def upsert_rows(
 
 
 def _split(cursor: Cursor[Any], items: Items, part_items: int) -> Iterator[npt.NDArray[np.int64] | None]:
-    """Yield the places of the items of each statement, in the order of keys; None for all of them at once."""
+    """Yield the indices of the items that each statement writes, sorted by key; None if one statement takes all."""
     if len(items) <= part_items:
         yield None
         return
@@ -360,8 +364,9 @@ ESTIMATE_ROWS: Final = text("SELECT CAST(reltuples AS bigint) FROM pg_class WHER
 
 
 def estimate_num_rows(connection: Connection, table: str) -> int | None:
-    """Return the estimated rows of a table of the schema vectormill; None where it is missing or not counted
-    yet.
+    """Return the estimated row count of a table in the schema vectormill, as of the last VACUUM or ANALYZE.
+
+    Return None if there is no such table, or if Postgres has not counted it yet.
     """
     estimate = connection.execute(ESTIMATE_ROWS, {"table": f"vectormill.{table}"}).scalar_one_or_none()
     return None if estimate is None or estimate < 0 else int(estimate)
@@ -369,7 +374,7 @@ def estimate_num_rows(connection: Connection, table: str) -> int | None:
 
 FIND_RANGES = text("SELECT ranges FROM vectormill.calibrations WHERE fingerprint = :fingerprint")
 
-# Two workers may have measured at the same time: the first one's ranges are everybody's.
+# If two workers measure at the same time, the ranges that are committed first apply to everybody.
 INSERT_RANGES = text("""
     INSERT INTO vectormill.calibrations (fingerprint, ranges) VALUES (:fingerprint, :ranges)
     ON CONFLICT (fingerprint) DO NOTHING
@@ -377,12 +382,12 @@ INSERT_RANGES = text("""
 
 
 def find_ranges(connection: Connection, spec: EncodingSpec) -> Ranges | None:
-    """Return the ranges of the spec's space, or None while nobody has measured them."""
+    """Return the int8 ranges of the spec's vector space, or None if they have not been measured yet."""
     content = connection.execute(FIND_RANGES, {"fingerprint": spec.fingerprint()}).scalar_one_or_none()
     return None if content is None else Ranges.from_bytes(content)
 
 
 def keep_ranges(connection: Connection, spec: EncodingSpec, ranges: Ranges) -> None:
-    """Keep these as the ranges of the spec's space, unless it has some already."""
+    """Store the int8 ranges of the spec's vector space, unless it has ranges already."""
     values = {"fingerprint": spec.fingerprint(), "ranges": ranges.to_bytes()}
     connection.execute(INSERT_RANGES, values)

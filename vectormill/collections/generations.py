@@ -1,7 +1,7 @@
 """Generations: the builds of a collection. At most one is live, at most one is built beside it, others are retired.
 
-Whoever writes to a collection holds its name shared until COMMIT, whoever changes which generations it has holds it
-alone. The name and not the row: a lock on the row would be written to disk with every put.
+A writer holds a shared advisory lock on the collection's name until COMMIT; a change of its generations holds it
+exclusively. The lock is not on the row, since a row lock would be written to disk with every put.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ FROM_GENERATIONS = """
       JOIN vectormill.collections ON collections.id = generations.collection_id
 """
 
-# A rollback still takes rows and open jobs from it.
+# True while the run of a rollback still copies rows and open jobs from this generation.
 IS_CARRIED_FROM = """
     EXISTS (SELECT 1 FROM vectormill.runs
              WHERE runs.collection_id = generations.collection_id AND runs.finished_at IS NULL
@@ -49,53 +49,56 @@ LIST_GENERATIONS = text(f"""
      ORDER BY generations.id
 """)
 
-# Any generation that is kept, retired ones too, so that a client can be told what tells it from its own.
+# Retired generations count too, so that an error can say how a client's fingerprint differs.
 FIND_SPEC = text("SELECT spec FROM vectormill.generations WHERE fingerprint = :fingerprint LIMIT 1")
 
 
 def read_generation(row: Row[Any]) -> Generation:
-    """Read a generation from a row of GENERATION_COLUMNS."""
+    """Make a Generation of a row with GENERATION_COLUMNS."""
     spec = EncodingSpec.from_json(row.spec)
     return Generation(row.id, row.collection_id, row.name, spec, table_name(row.id), row.state)
 
 
 def share_collection(connection: Connection, name: str) -> None:
-    """Keep the collection's generations as they are until the transaction ends; others may do the same
-    meanwhile.
-    """
+    """Take the shared lock of a collection: nobody changes its generations until the transaction ends."""
     connection.execute(SHARE_COLLECTION, {"name": name})
 
 
 def lock_collection(connection: Connection, name: str) -> None:
-    """Keep all others from writing to the collection or changing its generations until the transaction ends."""
+    """Take the exclusive lock of a collection: nobody else writes to it or changes its generations until the
+    transaction ends.
+    """
     connection.execute(LOCK_COLLECTION, {"name": name})
 
 
 def find_in_state(connection: Connection, collection: str, state: str) -> Generation | None:
-    """Return the collection's generation that is live, or that is being built; there is at most one of each."""
+    """Return the collection's generation in a state of which there is at most one, LIVE or BUILDING; else None."""
     row = connection.execute(LIST_GENERATIONS, {"name": collection, "states": [state]}).one_or_none()
     return None if row is None else read_generation(row)
 
 
 def find_building(connection: Connection, collection: str) -> Generation | None:
-    """Return the generation that is being built beside the live one."""
+    """Return the generation that is being built beside the live one, or None."""
     return find_in_state(connection, collection, BUILDING)
 
 
 def find_generation_by_id(connection: Connection, generation_id: int) -> Generation | None:
-    """Return the generation with this id, whatever its state."""
+    """Return the generation with this id, in any state, or None."""
     row = connection.execute(FIND_GENERATION, {"generation_id": generation_id}).one_or_none()
     return None if row is None else read_generation(row)
 
 
 def find_spec(connection: Connection, fingerprint: str) -> EncodingSpec | None:
-    """Return the spec that a fingerprint names, if any generation has it."""
+    """Return the spec with this fingerprint, or None if no generation has it."""
     spec = connection.execute(FIND_SPEC, {"fingerprint": fingerprint}).scalar_one_or_none()
     return None if spec is None else EncodingSpec.from_json(spec)
 
 
 def find_written(connection: Connection, generation_id: int) -> Generation:
-    """Return a generation that is live or being built, and stays so until the transaction ends. Raise Conflict."""
+    """Return a generation to write to, and lock its state until the transaction ends.
+
+    Raise Conflict unless it is live or being built.
+    """
     generation = find_generation_by_id(connection, generation_id)
     if generation is not None:
         share_collection(connection, generation.collection)
@@ -111,11 +114,10 @@ def find_written(connection: Connection, generation_id: int) -> Generation:
 def list_written_generations(
     connection: Connection, collection: str, *, is_deletion: bool = False
 ) -> list[Generation]:
-    """List the generations that a put or a deletion writes: the live one, the one being built; a deletion the
-    retired too.
+    """Return the generations, by id, that a put or a deletion writes, and lock them until the transaction ends.
 
-    By id, and the same until the transaction ends. A retired one is not put into, so that a rollback finds it as it
-    was; but what was deleted does not come back with it.
+    A put writes the live generation and the one being built. A deletion writes the retired ones too, so that a rollback
+    does not bring deleted items back; puts leave them unchanged.
     """
     share_collection(connection, collection)
     states = [LIVE, BUILDING, RETIRED] if is_deletion else [LIVE, BUILDING]

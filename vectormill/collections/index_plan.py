@@ -68,7 +68,7 @@ class IndexWishes:
 
     @classmethod
     def from_options(cls, policy: str, options: Mapping[str, Any]) -> Self:
-        """Read the index settings stored with a collection or a run. Raise InvalidOption for a value that is not allowed."""
+        """Read the index settings stored with a collection or a run. Raise InvalidOption for a value out of range."""
         m, ef_construction = options.get("m"), options.get("ef_construction")
         check_between("m", m, LEAST_M, MOST_M)
         check_between("ef_construction", ef_construction, LEAST_EF_CONSTRUCTION, MOST_EF_CONSTRUCTION)

@@ -1,4 +1,4 @@
-"""Items: one is put or read, and some are deleted from every generation of their collection at once."""
+"""Items of a collection: read one by its key, delete items from every generation, and follow jobs of puts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ from vectormill.jobs.jobs import draw_seq
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
-    """The row that a collection has under a key. `results` is its result as it is kept, where it was asked for.
+    """The row of one key in a collection. `results` is its result in the column's type, None if not requested.
 
-    `text` is None unless the collection keeps texts, and `text_pair` of what is no pair; `content_hash` is 16 bytes of
-    both. `job_seq` is the place of its job among all writers.
+    `text` is None unless the collection keeps texts, and `text_pair` is None unless the item is a pair. `content_hash`
+    is a hash of both, 16 bytes. `job_seq` is the sequence number of its last writer.
     """
 
     key: str
@@ -48,8 +48,9 @@ FIND_ITEM: Final = """
 
 
 def find_item(connection: Connection, collection: str, key: str, *, has_vector: bool = False) -> KeptItem:
-    """Return what the live generation has under the key, with its vector only where it is wanted. Raise
-    CollectionNotFound and ItemNotFound.
+    """Return the item of this key in the live generation; its vector is only read if `has_vector`.
+
+    Raise CollectionNotFound and ItemNotFound.
     """
     generation = find_generation(connection, collection)
     kind, spec = choose_kind(generation.spec), generation.spec
@@ -75,7 +76,7 @@ def find_item(connection: Connection, collection: str, key: str, *, has_vector: 
     )
 
 
-# Rows are locked in the order of their keys, as every commit locks them: no two wait for each other.
+# Rows are locked in the order of their keys, as in every commit, so that no deadlock can occur.
 DELETE_ROWS: Final = """
     WITH doomed AS MATERIALIZED (
         SELECT live.key
@@ -95,10 +96,10 @@ DELETE_ROWS: Final = """
 def delete_rows(
     connection: Connection, generation_id: int, keys: Sequence[str], places: Sequence[int]
 ) -> int:
-    """Remove what was written under each key before its place in the order of writers; answer how many rows.
+    """Delete the rows of these keys that were written before the key's sequence number in `places`; return how many.
 
-    Leave no tombstone: see `delete_items` and `remove_items`. The caller has locked the deletions of the collection, or
-    knows that nobody else writes these rows.
+    This leaves no tombstones: see `delete_items` and `remove_items`. The caller has called `lock_deletions`, or knows
+    that nobody else writes these rows.
     """
     if not keys:
         return 0
@@ -109,10 +110,10 @@ def delete_rows(
 
 
 def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -> int:
-    """Delete the keys from all generations, and from what earlier jobs will write. Return how many existed.
+    """Delete the keys from all generations, and keep earlier jobs from writing them. Return how many were live.
 
-    Commits into the collection wait until the transaction ends, so it has few keys. Texts in payloads of jobs are
-    scrubbed later: see scrubbing.py. Raises CollectionNotFound.
+    Commits into the collection wait until the transaction ends, so pass few keys at a time. Texts in payloads of jobs
+    are scrubbed later: see deletions.py. Raise CollectionNotFound.
     """
     unique = sorted(set(keys))
     generations = list_written_generations(connection, collection, is_deletion=True)
@@ -127,11 +128,11 @@ def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -
 def remove_items(
     connection: Connection, generation: Generation, keys: Sequence[str], places: Sequence[int]
 ) -> int:
-    """Remove what a run or a follower found to be gone, each key in its place; answer how many rows of the generation.
+    """Remove keys that a run or a follower no longer found in the source; return the number of rows removed.
 
-    From the live generation it is removed as a deletion does, from all generations and with tombstones. A generation
-    that is being built loses the rows alone: nobody sees it yet, and it may never become live. The caller holds the
-    collection's generations as they are.
+    If the generation is live, the keys are deleted from all generations, with tombstones. From a generation that is
+    being built only its own rows are removed, since nobody sees it yet and it may never become live. `places` are the
+    sequence numbers of the removals. The caller has called `share_collection`.
     """
     lock_deletions(connection, generation.collection_id)
     if not keys:
@@ -145,7 +146,7 @@ def remove_items(
 def _bury(
     connection: Connection, generations: Sequence[Generation], keys: Sequence[str], places: Sequence[int]
 ) -> int:
-    """Write tombstones and remove what is older from these generations; answer how many rows of the live one."""
+    """Write tombstones and delete older rows from these generations; return how many rows the live one lost."""
     bury_keys(connection, generations[0].collection_id, keys, places)
     num_deleted = 0
     for generation in generations:
@@ -156,7 +157,7 @@ def _bury(
 
 @dataclass(frozen=True, slots=True)
 class PutEnd:
-    """The end of a job of puts. `failures` are by key; `state` is None when the job is gone."""
+    """The outcome of a job of puts. `failures` are item errors by key; `state` is None if the job no longer exists."""
 
     job_id: UUID
     state: str | None
@@ -164,7 +165,7 @@ class PutEnd:
     failures: Mapping[str, ItemFailure]
 
 
-# Asked up to a hundred times a second, for all jobs that are waited for: by their ids.
+# This look-up by primary key runs up to a hundred times a second, for all jobs that clients wait for.
 FIND_PUTS: Final = text("""
     SELECT id, state, finished_at, num_failed FROM vectormill.jobs WHERE id = ANY(CAST(:job_ids AS uuid[]))
 """)
@@ -175,7 +176,7 @@ LIST_PUT_FAILURES: Final = text("""
 
 
 def find_ended_puts(connection: Connection, job_ids: Sequence[UUID]) -> list[PutEnd]:
-    """Return the ends of those jobs that have ended."""
+    """Return the outcomes of those of these jobs that have ended or no longer exist."""
     rows = {row.id: row for row in connection.execute(FIND_PUTS, {"job_ids": list(job_ids)})}
     failed = [row.id for row in rows.values() if row.num_failed and row.state in TERMINAL_JOB_STATES]
     failures: dict[UUID, dict[str, ItemFailure]] = {job_id: {} for job_id in failed}
@@ -192,7 +193,7 @@ def find_ended_puts(connection: Connection, job_ids: Sequence[UUID]) -> list[Put
     return ends
 
 
-# Chunks go with them. Nobody holds a chunk of a job that has ended; one that is being retried has not.
+# The chunks are deleted by cascade. No worker holds a chunk of a job that has ended, and a retried job is open again.
 DELETE_ENDED_PUTS: Final = text("""
     DELETE FROM vectormill.jobs
      WHERE id = ANY(CAST(:job_ids AS uuid[])) AND finished_at IS NOT NULL AND forget_at = 'infinity'
@@ -200,5 +201,5 @@ DELETE_ENDED_PUTS: Final = text("""
 
 
 def delete_ended_puts(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Delete jobs whose clients were answered, and the texts with them."""
+    """Delete ended jobs of puts with their texts, once their clients have been answered."""
     connection.execute(DELETE_ENDED_PUTS, {"job_ids": list(job_ids)})

@@ -31,12 +31,12 @@ from vectormill.runs.bodies import RunBody
 ALL: Final = "/v1/collections"
 ONE: Final = "/v1/collections/{name}"
 INDEX: Final = ONE + "/index"
-# The server's router reads a key by the convertor `item_key`: it may have any characters.
+# The router parses the key with the path convertor `item_key`, since a key may contain any character.
 ITEM: Final = ONE + "/items/{key:item_key}"
 
 LIST: Final = Operation("GET", ALL, READ, CollectionPage, query=CollectionsQuery)
 SHOW: Final = Operation("GET", ONE, READ, CollectionDetail, query=DescriptionQuery)
-# Not repeated: the second attempt would be refused for the name that the first has taken.
+# A create is not retried: a second attempt would be refused, since the first has taken the name.
 CREATE: Final = Operation(
     "POST", ALL, WRITE, CollectionDetail, CollectionRequest, status=201, is_repeatable=False,
     example={"name": "docs", "keep_text": True, "language": "english"},
@@ -50,7 +50,7 @@ EXPORT: Final = Operation(
     media_types=tuple(each.media_type for each in OUTPUT_FORMATS.values() if each.has_keys),
 )  # fmt: skip
 
-# Not repeated: a second rollback would undo the first.
+# A rollback is not retried: a second one would undo the first.
 ROLL_BACK: Final = Operation(
     "POST", ONE + "/rollback", WRITE, RollbackAnswer, query=RollbackQuery, is_repeatable=False
 )
@@ -59,7 +59,7 @@ DISCARD: Final = Operation(
 )
 
 SHOW_INDEX: Final = Operation("GET", INDEX, READ, IndexBody)
-# Not repeated: the second attempt would make a second run.
+# A change of indexes is not retried: a second attempt would queue a second run.
 CHANGE_INDEX: Final = Operation(
     "PUT", INDEX, WRITE, RunBody, IndexRequest, status=202, location="/v1/runs/{id}", is_repeatable=False,
     example={"policy": "auto", "filters": ["lang", "year"]},

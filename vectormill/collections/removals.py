@@ -1,10 +1,10 @@
-"""Removals: a short transaction makes a collection vanish, and the pruner drops its tables.
+"""Removals: a short transaction removes a collection, and later the pruner drops its tables.
 
-The transaction takes the view and every row that names the collection: killed in it nothing has happened, killed behind
-it tables are left that belong to no generation, which the pruner finds by that. Jobs that wrote into the collection
-stay; those of their vectors that were in it are gone, and their export says so.
+The transaction drops the view and deletes every row that names the collection. A crash before COMMIT changes nothing; a
+crash after it leaves orphaned tables, which belong to no generation and which the pruner finds and drops. Jobs that
+wrote into the collection stay, but their vectors in it are gone, and their export says so.
 
-A check of a collection counts its orphaned rows: attributes without a row, and rows of deleted keys.
+A check of a collection counts its orphaned rows: attributes without a result, and rows of deleted keys.
 """
 
 import logging
@@ -45,14 +45,14 @@ FIND_COLLECTION: Final = text("""
      GROUP BY collections.id
 """)
 
-# All of them, that none is retried meanwhile: who retries waits, and then finds a job without a collection.
+# Ended jobs are locked too: a client that retries one waits, and then finds that its collection is gone.
 LOCK_JOBS: Final = text("""
     SELECT id, state FROM vectormill.jobs
      WHERE generation_id = ANY(CAST(:generation_ids AS bigint[])) AND state <> 'deleting'
      ORDER BY id FOR NO KEY UPDATE NOWAIT
 """)
 
-# One whose lease has run out is nobody's: an indexer that comes back to it finds it gone and ends.
+# A run with an expired lease does not count: if its indexer returns, it finds that the run is gone and stops.
 LIST_OPEN_RUNS: Final = text(f"""
     SELECT id, state FROM vectormill.runs
      WHERE collection_id = :collection_id
@@ -79,7 +79,8 @@ LIST_OPEN_JOBS: Final = text(f"""
      ORDER BY job.seq
 """)
 
-# Views of users on ours, or on the tables themselves; what depends in other ways the server names when it refuses.
+# These are users' views on the collection's view or tables. Other dependent objects are named by Postgres itself when
+# it refuses to drop the view.
 LIST_DEPENDENTS: Final = text("""
     SELECT DISTINCT CAST(CAST(rule.ev_class AS regclass) AS text) AS name
       FROM pg_depend AS link
@@ -90,7 +91,7 @@ LIST_DEPENDENTS: Final = text("""
      ORDER BY name
 """)
 
-# The view of this name may be one that somebody has put in its place.
+# Somebody may have replaced the collection's view by one of their own, which stays.
 IS_OUR_VIEW: Final = text("""
     SELECT EXISTS (
         SELECT 1 FROM pg_depend AS link
@@ -104,7 +105,7 @@ DELETE_COLLECTION: Final = text("DELETE FROM vectormill.collections WHERE id = :
 
 
 def stop_work(engine: Engine, name: str) -> None:
-    """Cancel every job and run that works on a collection. What workers and indexers have in hand ends in seconds."""
+    """Cancel every open job and run of a collection. Workers and indexers stop working on them within seconds."""
     with engine.begin() as connection:
         connection.execute(CANCEL_RUNS, {"name": name})
         job_ids = list(connection.execute(LIST_OPEN_JOBS, {"name": name}).scalars())
@@ -113,11 +114,11 @@ def stop_work(engine: Engine, name: str) -> None:
             with engine.begin() as connection:
                 cancel_job(connection, job_id)
         except (JobNotFound, WrongJobState):
-            continue  # it has ended meanwhile
+            continue  # the job has ended meanwhile
 
 
 def remove_collection(engine: Engine, name: str) -> None:
-    """Remove a collection. Raise CollectionNotFound, and CollectionInUse, naming who uses it."""
+    """Remove a collection. Raise CollectionNotFound, or CollectionInUse, which names the jobs, runs or views in use."""
     try:
         act_in_short_locks(engine, lambda connection: _remove(connection, name), patience_seconds=0)
     except LocksHeld as error:
@@ -182,7 +183,8 @@ def _refuse_open_work(
         )
 
 
-# Whoever makes a generation makes its tables in the same transaction, and ids are never given twice.
+# A table whose generation does not exist is orphaned for good: both are created in one transaction, and ids are never
+# reused.
 LIST_ORPHANS: Final = text("""
     SELECT relname FROM pg_class
      WHERE relnamespace = CAST('vectormill' AS regnamespace) AND relkind = 'r'
@@ -194,8 +196,9 @@ LIST_ORPHANS: Final = text("""
 
 
 def drop_orphaned_tables(engine: Engine) -> int:
-    """Drop the tables of generations that are gone, each in a transaction, and return their number. One in use is left
-    for later.
+    """Drop the tables of generations that no longer exist, each in its own transaction, and return their number.
+
+    A table that is in use is left for the next call.
     """
     with engine.connect() as connection:
         names = list(connection.execute(LIST_ORPHANS).scalars())
@@ -218,7 +221,10 @@ MOST_NAMED_KEYS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Strays:
-    """The numbers of stray rows, tables and keys, and some of them by name."""
+    """Inconsistencies of a collection: attributes without a row, rows of deleted keys, missing and orphaned tables.
+
+    The lists of keys hold at most MOST_NAMED_KEYS. `view_reads` names the tables that the collection's view reads.
+    """
 
     num_attributes: int
     attribute_keys: list[str]
@@ -235,7 +241,7 @@ FIND_BARE_ATTRIBUTES: Final = """
      WHERE NOT EXISTS (SELECT 1 FROM vectormill.{table} AS live WHERE live.key = kept.key)
 """
 
-# A row that is older than the deletion of its key.
+# Such a row is older than the tombstone of its key, and should have been deleted.
 FIND_DELETED_KEYS: Final = """
     SELECT count(*) AS number, (array_agg(live.key))[1 : CAST(:limit AS integer)] AS keys
       FROM vectormill.tombstones AS tombstone
@@ -253,7 +259,7 @@ LIST_MISSING_TABLES: Final = text("""
      ORDER BY wanted.name
 """)
 
-# The tables that the collection's view is made of.
+# The tables that the collection's view reads.
 LIST_TABLES_OF_VIEW: Final = text("""
     SELECT DISTINCT class.relname
       FROM pg_depend AS link
@@ -294,7 +300,7 @@ SAMPLE_HASHES: Final = """
 def sample_hashes(
     connection: Connection, generation: Generation, limit: int
 ) -> list[tuple[str, bytes, bytes]]:
-    """Return (key, text, content_hash of its result) of at most so many kept texts."""
+    """Return (key, kept text, content_hash of the result) for a random sample of at most `limit` rows."""
     statement = text(
         SAMPLE_HASHES.format(
             table=generation.table_name,

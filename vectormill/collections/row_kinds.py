@@ -1,7 +1,6 @@
-"""Kinds of rows: what a collection keeps of an item (a vector, a score or records), for tables, commits and exports.
+"""Kinds of rows: a collection keeps a vector, a score or a record per item; each kind has its columns and formats.
 
-Results of some items are an array of as many rows: numbers [n, width] of vectors and scores, or objects [n], of which
-each is JSON as bytes, or None.
+Results of n items are an array: numbers [n, width] for vectors and scores, or objects [n], each JSON as bytes or None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ KEPT_TEXT: Final = ("text",)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a generation's table that carries results. `element` is its type without `modifier`."""
+    """A column of results in a generation's table. `element` is its SQL type without the `modifier`, its length."""
 
     name: str
     element: str
@@ -45,67 +44,67 @@ class Column:
 
 
 class RowKind(Protocol):
-    """One kind. Knows no connection: SQL goes out as text, and what comes back is read."""
+    """The columns, SQL fragments and wire format of one kind of result. It runs no SQL itself."""
 
     @property
     def result(self) -> str:
-        """Return the result that an item has: see vectormill/domain/task.py."""
+        """Return the name of the result, such as VECTOR of vectormill/domain/task.py."""
         ...
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns of attributes in which an item's text is kept: two for a pair."""
+        """Return the columns of the attributes table that keep an item's text: two if items may be pairs."""
         ...
 
     def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
-        """Return the columns of the generation's table; the one whose type the view depends on is the first."""
+        """Return the columns of results. The first is the one whose change of type requires a new view."""
         ...
 
     def shown(self, spec: EncodingSpec) -> Sequence[sql.Composable]:
-        """Return the columns that the view has between key and metadata, of the table `live`."""
+        """Return the view's columns of results as SQL expressions on the table alias `live`."""
         ...
 
     def sent(self, spec: EncodingSpec, table: str) -> str:
-        """Return the SQL of a row's result in the form in which `read` takes it."""
+        """Return the SQL expression that sends the result of one row of `table`, for `read` to parse."""
         ...
 
     def gathered(self, sent: str) -> str:
-        """Return the aggregate that sends all rows of a group."""
+        """Return the SQL aggregate over the expression `sent` that sends the results of many rows as one value."""
         ...
 
     def read(self, wire: Any, spec: EncodingSpec) -> Results:
-        """Return results from what `gathered` gave for some rows, or `sent` for one."""
+        """Parse the value of the SQL of `gathered` for many rows, or of `sent` for one row, into results."""
         ...
 
     def missing(self, num_rows: int, spec: EncodingSpec) -> Results:
-        """Return rows for items that have no result."""
+        """Return placeholder results for items without a result."""
         ...
 
     def row_bytes(self, spec: EncodingSpec) -> int | None:
-        """Return the bytes of a row on the wire; None where their number varies."""
+        """Return the bytes of one row's result on the wire, at most; None if the size varies without a bound."""
         ...
 
     def make_arrays(
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
     ) -> Mapping[str, WireArray]:
-        """Return an array for each column, by its name."""
+        """Encode results as one Postgres array per column, by column name, in binary format."""
         ...
 
 
 def take_objects(values: Sequence[bytes | None]) -> Results:
-    """Return objects [n]; NumPy alone would make an array of characters of them."""
+    """Return the values as an object array [n]; np.array would make a fixed-width bytes array."""
     taken = np.empty(len(values), dtype=np.object_)
     taken[:] = values
     return taken
 
 
 class Numbers:
-    """Reads and writes numbers [n, width] that are one column of pgvector's types, in the spec's vector type."""
+    """Shared code of kinds whose results are numbers [n, width] in one pgvector column of the spec's vector type."""
 
     column: str
 
     def sent(self, spec: EncodingSpec, table: str) -> str:
-        return f"{kept_type(spec).column}_send({table}.{self.column})"  # as COPY takes them
+        return f"{kept_type(spec).column}_send({table}.{self.column})"  # pgvector's binary format, as in COPY
 
     def gathered(self, sent: str) -> str:
         return f"string_agg({sent}, '')"
@@ -120,7 +119,7 @@ class Numbers:
         return Column(self.column, kept_type(spec).column, spec.dimensions)
 
     def make_numbers(self, cursor: Cursor[Any], rows: Results, spec: EncodingSpec) -> WireArray:
-        """Return rows [n, width] as an array of the column's type."""
+        """Encode rows [n, width] as a Postgres array of the column's type."""
         kind = kept_type(spec)
         array, elements = open_array(
             find_type(cursor, kind.column), len(rows), kind.column_bytes(spec.dimensions)
@@ -134,7 +133,7 @@ def kept_type(spec: EncodingSpec) -> VectorType:
 
 
 class Vectors(Numbers):
-    """Implements RowKind. By default of halfvec: a 768-d row stays inline in its page, and WAL is halved."""
+    """The RowKind of vectors. The default type is halfvec: a 768-d row stays inline in its page, and WAL is halved."""
 
     result = VECTOR
     text_columns = KEPT_TEXT
@@ -158,7 +157,7 @@ class Vectors(Numbers):
 FLOAT4_OID: Final = 700
 _SCORE_BYTES: Final = 4
 
-# Made when it is asked for: a query that leaves the column out does not compute it.
+# The view computes probabilities on reading, so a query that does not select the column does not pay for it.
 PROBABILITIES: Final = """
     (SELECT jsonb_object_agg(pair.label, pair.number)
        FROM unnest(CAST({labels} AS text[]), CAST(live.numbers AS real[])) AS pair (label, number)) AS probabilities
@@ -166,9 +165,9 @@ PROBABILITIES: Final = """
 
 
 class Scores(Numbers):
-    """Implements RowKind. Results are float32 [n, labels], which travel as arrays, like vectors.
+    """The RowKind of scores. Results are float32 [n, labels], kept in a vector column beside score and best label.
 
-    The labels are in the spec; a row has its own label by name, so that users' conditions on it are plain ones.
+    The spec has the names of the labels. A row has its best label by name too, so that users can filter by it in SQL.
     """
 
     result = SCORE
@@ -210,12 +209,12 @@ class Scores(Numbers):
 
 
 JSONB_OID: Final = 3802
-# jsonb in binary form is a version and then its text (PostgreSQL, jsonb_recv in src/backend/utils/adt/jsonb.c).
+# The binary format of jsonb is a version byte and then text (PostgreSQL, jsonb_recv in src/backend/utils/adt/jsonb.c).
 JSONB_VERSION: Final = b"\x01"
 
 
 class Records:
-    """Implements RowKind. Results are objects [n], each JSON as bytes that jsonb takes."""
+    """The RowKind of records. Results are objects [n], each JSON as bytes that jsonb accepts."""
 
     result = RECORD
     text_columns = KEPT_TEXT

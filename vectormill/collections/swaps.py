@@ -289,7 +289,7 @@ def roll_back(
         "confirm": True,
     }
     run = create_run(connection, collection, REINDEX, options=options)
-    assert run is not None  # only a run of a schedule may be skipped
+    assert run is not None  # create_run returns None only for a run of a schedule
     swap = _exchange(connection, live, read_generation(row))
     return Rollback(swap.retired, swap.live, run.id)
 

@@ -1,4 +1,7 @@
-"""Collections, their generations, and what the vectors of a space share. Vector tables: see vectors.py."""
+"""Tables of collections, generations, int8 ranges of vector spaces, and tombstones.
+
+The tables of results are made at run time: see generation_tables.py.
+"""
 
 from sqlalchemy import (
     BigInteger,
@@ -24,7 +27,7 @@ collections = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("name", Text, nullable=False, unique=True),
     moment("created_at", is_now=True),
-    # Whether texts are kept beside the vectors, and in which language full text search reads them.
+    # If true, texts are kept beside the results; `language` is the configuration of their full text search.
     Column("keep_text", Boolean, nullable=False, server_default=text("false")),
     Column("language", Text, nullable=False, server_default=text("'simple'")),
     Column(
@@ -35,7 +38,7 @@ collections = Table(
         server_default=text("'auto'"),
     ),
     Column("index_options", JSONB, nullable=False, server_default=text("'{}'")),
-    # Fields of the metadata that have an index in each generation.
+    # The metadata fields that are indexed in each generation.
     Column("filters", JSONB, nullable=False, server_default=text("'[]'")),
 )
 
@@ -50,13 +53,13 @@ generations = Table(
     moment("created_at", is_now=True),
     moment("live_at"),
     moment("retired_at"),
-    # The report of its canary and of its index: what was chosen and why.
+    # Reports of the generation's canary and of its index: what was chosen and why.
     Column("report", JSONB, nullable=False, server_default=text("'{}'")),
-    # Until then no chunk of its jobs is dispatched: a swap waits for their twins in the next generation.
+    # No chunk of the generation's jobs is dispatched before this time: a swap waits for twins in the next generation.
     moment("held_until"),
-    # A collection has at most one live generation: the one its view reads.
+    # A collection has at most one live generation, which its view reads.
     Index("uq_generations_live", "collection_id", unique=True, postgresql_where=text("state = 'live'")),
-    # At most one is being built beside the live one.
+    # At most one generation of a collection is being built.
     Index(
         "uq_generations_building", "collection_id", unique=True, postgresql_where=text("state = 'building'")
     ),
@@ -65,7 +68,7 @@ generations = Table(
 calibrations = Table(
     "calibrations",
     metadata,
-    # The fingerprint of an EncodingSpec: it names the vector space whose int8 codes these ranges explain.
+    # The fingerprint of an EncodingSpec, which names the vector space whose int8 codes have these ranges.
     Column("fingerprint", Text, primary_key=True),
     # float32, little-endian, [2, dimensions]: the smallest and the largest value of each dimension.
     Column("ranges", LargeBinary, nullable=False),
@@ -77,10 +80,10 @@ tombstones = Table(
     metadata,
     Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
     Column("key", Text, primary_key=True),
-    # A number of the sequence jobs.seq: a job with a smaller one does not bring the key back.
+    # A number from the sequence of jobs.seq: a job with a smaller number does not write the key again.
     Column("seq", BigInteger, nullable=False),
     moment("deleted_at", is_now=True),
-    # When no payload of a job held its text any more.
+    # The time from which no job's payload held the item's text any more.
     moment("scrubbed_at"),
     Index("ix_tombstones_seq", "collection_id", "seq"),
     Index("ix_tombstones_unscrubbed", "collection_id", postgresql_where=text("scrubbed_at IS NULL")),

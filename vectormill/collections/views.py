@@ -1,8 +1,8 @@
-"""Views: the SQL view of a collection, pointed at another generation with everything that its users gave it.
+"""Views: point the SQL view of a collection at another generation, and keep its owner, grants, comments and options.
 
-As long as its columns keep their types the view is replaced in place, as that of scores and records always is. Vectors
-of another type or length need a new view: then owner, grants, comments and options are given to it, and what depends on
-the old one forbids it.
+The view is replaced in place if its columns keep their types, which is always so for scores and records. Vectors of
+another type or length require a new view: it gets owner, grants, comments and options of the old one. That is refused
+if other objects depend on the old view.
 """
 
 from typing import Any, Final
@@ -29,7 +29,7 @@ FIND_VIEW: Final = """
      WHERE view.oid = to_regclass(format('public.%%I', %(name)s::text)) AND view.relkind = 'v'
 """
 
-# Comments of the view (column is NULL) and of its columns.
+# The grants on the view itself (column is NULL) and on its columns.
 LIST_GRANTS: Final = """
     SELECT pg_get_userbyid(nullif(acl.grantee, 0)) AS grantee, acl.privilege_type, acl.is_grantable,
            CAST(NULL AS text) AS column
@@ -47,7 +47,7 @@ LIST_COLUMN_COMMENTS: Final = """
      WHERE attrelid = %(oid)s::oid AND attnum > 0 AND col_description(attrelid, attnum) IS NOT NULL
 """
 
-# They would go with the view and say nothing.
+# DROP VIEW would silently drop triggers and rules with the view.
 LIST_TRIGGERS: Final = """
     SELECT 'trigger ' || quote_ident(tgname) FROM pg_trigger WHERE tgrelid = %(oid)s::oid AND NOT tgisinternal
     UNION ALL
@@ -60,7 +60,7 @@ DROP_VIEW: Final = "DROP VIEW {name}"
 def replace_view(connection: Connection, generation: Generation) -> None:
     """Make the collection's view read another generation, in the caller's transaction.
 
-    Raises SwapRefused, naming them, when other objects depend on a view whose vectors get another type.
+    Raise SwapRefused, which names the dependent objects, if a view on which others depend would have to be recreated.
     """
     driver = connection.connection.driver_connection
     assert driver is not None
@@ -98,7 +98,7 @@ def _explain(collection: str, dependents: str) -> str:
 
 
 def _give(cursor: Any, collection: str, view: Any, grants: list[Any], comments: list[Any]) -> None:
-    """Grant what the old view had, and nothing that default privileges would add."""
+    """Give the new view the options, grants, comments and owner of the old one, without default privileges."""
     name = sql.Identifier("public", collection)
     new = cursor.execute("SELECT to_regclass(format('public.%%I', %s::text))::oid AS oid", (collection,))
     for grantee in {grant.grantee for grant in cursor.execute(LIST_GRANTS, {"oid": new.fetchone().oid})}:
