@@ -1,13 +1,13 @@
-"""QueryExchange: the queries of this API process on their way to workers and back. Belongs to the event loop.
+"""QueryExchange: send the queries of this API process to workers, and receive the answers. It needs the event loop.
 
-Texts of searches become vectors on the same workers as everything else, and before bulk. What waits for one spec goes
-to a worker in one message: at once while workers have few of ours in hand, together with whatever has come meanwhile
-when an answer comes. What a dead worker had, or a Redis that lost its content, is sent once more, each client's texts
-by themselves, so that no text takes its neighbours with it twice.
+Workers encode the texts of searches with the same models as jobs, but with priority. Queries with the same spec are
+coalesced into one message: it is sent at once if the workers have few of this process's messages in flight, else when
+an answer arrives. A message that was lost with a worker or a Redis is sent once more, each client's texts alone, so
+that a text that kills workers cannot fail its neighbours twice.
 
-The many texts of one request go to workers in parts, so that others come in between, and no message is larger than one
-part. Each part has the time of a search for itself: a request of two thousand texts is given up when it makes no
-progress, and not because it is long.
+A request with many texts is sent in parts, so that other requests can come in between, and no message is larger than
+one part. Each part has the full time-out of a search: a request of two thousand texts fails if it makes no progress,
+and not because it is long.
 """
 
 import asyncio
@@ -47,24 +47,24 @@ from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
 
-# A message to a worker holds at most so many texts and bytes. The texts of one client share a message.
+# Limits of texts and bytes of one message to a worker. The texts of one part are never split between messages.
 MAX_TEXTS: Final = 64
 MAX_BYTES: Final = 1 << 20
-# A request has at most this many parts at the workers at once, so that other requests need not wait for all of it.
+# A request has at most this many parts in flight, so that other requests need not wait for all of it.
 PARTS_AT_ONCE: Final = 4
-# Each worker that answers gets two messages, so that one is encoded while the next is tokenized.
+# Each active worker has two messages in flight, so that one is encoded while the next is tokenized.
 MESSAGES_PER_WORKER: Final = 2
-# A worker counts as present for so long after its last answer.
+# A worker counts as active for this long after it last took a message.
 KNOWN_SECONDS: Final = 10.0
-# The time between two checks of a message that is not answered yet.
+# The time between two checks if an unanswered message is still queued or with a live worker.
 LOOK_SECONDS: Final = 0.1
-# Until the first of them, from when it was posted or taken: a pulse, and what it takes on a busy machine.
+# The time from posting or taking a message to its first check: a worker's heartbeat, and some time on a busy machine.
 FIRST_LOOK_SECONDS: Final = PULSE_SECONDS + 0.3
 AWAY_SECONDS: Final = 0.1
-# So long a query that is sent again may find nobody who listens: when Redis lost its content, workers say at their
-# next pulse that they live.
+# A repeated query may find no worker for this long: if Redis lost its data, workers register again at their next
+# heartbeat.
 RETURN_SECONDS: Final = PULSE_SECONDS + 0.05
-# Between two looks for a worker that takes queries, while there is none.
+# The time between two attempts to post a query while no worker takes queries.
 ABSENCE_SECONDS: Final = 0.25
 NO_REDIS: Final = (
     "This API knows no Redis, through which the texts of queries go to workers: set VECTORMILL_REDIS_URL to that of "
@@ -82,12 +82,12 @@ logger = logging.getLogger(__name__)
 
 
 class MessageLost(Exception):
-    """A message was not answered, or with an answer that cannot be its own."""
+    """Raised if a message to a worker was not answered, or its answer does not match the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The vectors of one client's texts. `failures` maps the place of a failed text to its reason; its row is zeros."""
+    """The vectors of one client's texts. `failures` maps the index of a failed text to its reason; its row is zeros."""
 
     vectors: npt.NDArray[np.float32]  # [texts, dimensions]
     failures: Mapping[int, str]
@@ -97,13 +97,13 @@ class Answered:
 
 @dataclass(slots=True, eq=False)
 class QueryTexts:
-    """The texts of one client's request."""
+    """The texts of one client's request, or of a part of it, that go into one message."""
 
     texts: Sequence[bytes]
     deadline: float  # on the event loop's clock
-    traceparent: str | None = None  # where the request is traced
+    traceparent: str | None = None  # the W3C trace context, if the request is traced
     is_repeated: bool = False
-    is_wanted: bool = True  # until its client is answered, or has gone
+    is_wanted: bool = True  # False once its client is answered or has disconnected
 
     @property
     def num_bytes(self) -> int:
@@ -112,15 +112,15 @@ class QueryTexts:
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message that was posted."""
+    """A message to the workers that waits for its answer. `taker` is the worker that has taken it, if known."""
 
     id: bytes
     space: str
     content: bytes
     answer: "asyncio.Future[EncodedTexts | NotEncoded]"
-    next_look: float  # when it is looked after, unless it is answered before
+    next_look: float  # the time of the next check, on the event loop's clock
     taker: str | None = None
-    is_missed: bool = False  # at the last look
+    is_missed: bool = False  # True if the last check did not find it
 
     def describe_loss(self) -> str:
         if self.taker is None:
@@ -129,7 +129,7 @@ class Message:
 
 
 class QueryExchange:
-    """Has workers encode the texts of queries. Connects, and hears answers, when it is first asked."""
+    """Client of the workers that encode queries. It connects to Redis and listens for answers on first use."""
 
     def __init__(
         self,
@@ -151,16 +151,16 @@ class QueryExchange:
             count=lambda _, waiting: count_together(waiting),
         )
         self._messages: dict[bytes, Message] = {}
-        self._takers: dict[str, dict[str, float]] = {}  # by space, when each worker has last taken a message
+        self._takers: dict[str, dict[str, float]] = {}  # by space: when each worker last took a message
         self._producer: QueryProducer | None = None
         self._hearing: asyncio.Task[None] | None = None
-        self._clock_offset: float | None = None  # from the loop's clock to Redis's
+        self._clock_offset: float | None = None  # of Redis's clock from the event loop's
 
     async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
-        """Return the vectors of checked queries, each float32 [dimensions], in the space of `spec`.
+        """Return the vectors of checked queries, each float32 [dimensions], in the vector space of `spec`.
 
-        Raises InvalidItem when a text can have no vector, EncodingTimeout when no worker answers in time, QueryLost
-        when two workers died with it, and Unavailable when the API stops or knows no Redis.
+        Raise InvalidItem if a text cannot be encoded, EncodingTimeout if no worker answers in time, QueryLost if the
+        query was lost twice, and Unavailable if the API is stopping or has no Redis.
         """
         different = list(dict.fromkeys(texts))
         if self._registry.is_read(spec.model):
@@ -172,14 +172,14 @@ class QueryExchange:
         return [by_text[text] for text in texts]
 
     async def answer_all(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-        """Return what the task makes of texts or pairs, of which none has failed. Raises as encode_queries."""
+        """Return the results of texts or pairs. Raise InvalidItem if one fails, else errors as in `encode_queries`."""
         answered = await self.answer(spec, texts)
         for reason in answered.failures.values():
             raise InvalidItem(f"The query cannot be encoded: {reason}.")
         return answered
 
     async def answer(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-        """Return what the task makes of texts or pairs, at least one, in parts. Raises as encode_queries."""
+        """Return the results of one or more texts or pairs, sent in parts. Raise errors as in `encode_queries`."""
         parts = list(cut_parts(texts))
         if len(parts) == 1:
             return await self._answer_part(spec, texts)
@@ -193,12 +193,12 @@ class QueryExchange:
         try:
             return join_parts(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # of a part that failed, or whose client has gone, the others are not wanted
+            for task in tasks:  # if a part failed or the client has gone, the other parts are not needed
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer_part(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-        """Answer texts that fit one message. While no worker takes queries of this spec, wait for one."""
+        """Return the results of texts that fit into one message. Wait for a worker that takes queries of this spec."""
         if self._settings.redis_url is None:
             raise Unavailable(NO_REDIS)
         timeout = self._settings.search_timeout_seconds
@@ -228,7 +228,7 @@ class QueryExchange:
             asked.is_wanted = False
 
     def _explain_wait(self, spec: EncodingSpec) -> str:
-        """Return why a query was not answered, in the words of a job that waits."""
+        """Return the reason why a query was not answered, in the same words as for a waiting job."""
         with self._engine.connect() as connection:
             reason = explain_query_wait(connection, spec)
         return reason or (
@@ -251,9 +251,9 @@ class QueryExchange:
     # ---- to the workers
 
     async def _send(self, spec: EncodingSpec, together: Sequence[QueryTexts]) -> list[Answered]:
-        """Send the texts of these clients in one message. Return what each client gets.
+        """Send the texts of these clients in one message, and return the answer of each.
 
-        Raises MessageLost, QueryLost when what is repeated finds no worker, and Unavailable.
+        Raise MessageLost, QueryLost if there is no worker for a repeated message, and Unavailable.
         """
         try:
             message = await self._post_message(self._connect(), spec, together)
@@ -278,7 +278,7 @@ class QueryExchange:
     async def _post_message(
         self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts]
     ) -> Message:
-        """Post until a worker listens and Redis has taken it, as long as somebody waits for it."""
+        """Post a message; retry until Redis accepts it and a worker listens, while a client waits for it."""
         loop = asyncio.get_running_loop()
         is_repeated, began = together[0].is_repeated, loop.time()
         while True:
@@ -289,7 +289,7 @@ class QueryExchange:
                     self._clock_offset = await producer.ask_time() - loop.time()
                 deadline = max(asked.deadline for asked in together)
                 message = self._pack(producer, spec, together, deadline + self._clock_offset)
-                self._messages[message.id] = message  # before its answer can come
+                self._messages[message.id] = message  # before the answer can arrive
                 if await producer.post(message.space, message.content, max(deadline - loop.time(), 0.001)):
                     self._metrics.messages.inc()
                     posted, message = message, None
@@ -300,7 +300,7 @@ class QueryExchange:
             except OutOfMemoryError:
                 raise Unavailable(FULL) from None
             except RedisError as error:
-                self._clock_offset = None  # another Redis may answer next
+                self._clock_offset = None  # the next reply may come from another Redis
                 logger.debug("A query waits for Redis: %s", error)
                 await asyncio.sleep(AWAY_SECONDS)
             finally:
@@ -308,7 +308,7 @@ class QueryExchange:
                     del self._messages[message.id]
 
     def _refuse_unwanted(self, together: Sequence[QueryTexts]) -> None:
-        """Raise MessageLost when every client has gone, and Unavailable when the API stops."""
+        """Raise MessageLost if all clients have disconnected, and Unavailable if the API is stopping."""
         if self._is_stopping():
             raise Unavailable(STOPPING)
         if not any(asked.is_wanted for asked in together):
@@ -355,7 +355,7 @@ class QueryExchange:
             message.answer.set_result(answer)
 
     def _note_taker(self, space: str, worker: str, now: float) -> None:
-        """Forget the workers that have not answered for long, so that no more are known than live."""
+        """Record that a worker took a message, and forget workers that have taken none for KNOWN_SECONDS."""
         self._takers.setdefault(space, {})[worker] = now
         for known in list(self._takers):
             takers = self._takers[known]
@@ -366,7 +366,7 @@ class QueryExchange:
     async def _wait_for_answer(
         self, producer: QueryProducer, message: Message, together: Sequence[QueryTexts]
     ) -> EncodedTexts:
-        """Return the answer, as long as somebody waits for it. Raises MessageLost once two looks have missed it."""
+        """Return the answer while a client waits for it. Raise MessageLost if two checks in a row miss the message."""
         while not (await asyncio.wait([message.answer], timeout=LOOK_SECONDS))[0]:
             self._refuse_unwanted(together)
             now = asyncio.get_running_loop().time()
@@ -377,7 +377,7 @@ class QueryExchange:
             except RedisError as error:
                 logger.debug("Queries wait for Redis: %s", error)
                 continue
-            # At the first miss its answer, or who took it, may be on the way.
+            # One miss proves nothing: the answer, or the notice of who took the message, may be on its way.
             if not is_there and message.is_missed and not message.answer.done():
                 raise MessageLost(message.describe_loss())
             message.is_missed, message.next_look = not is_there, now + LOOK_SECONDS
@@ -394,16 +394,16 @@ class QueryExchange:
 
 
 def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:
-    """Raise InvalidItem when the text can have no result; the message opens with the place of the query."""
+    """Raise InvalidItem if the text cannot be encoded. Its message begins with `place`, which names the query."""
     failure = find_text_failure(text.encode("utf-8", "surrogatepass"), settings.max_text_chars)
     if failure is not None:
         raise InvalidItem(f"{place}The {what} cannot be encoded: {failure.detail}.")
 
 
 def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
-    """Return the collection's own spec, with the prompt that its model has for queries; a long query is never refused.
+    """Return the spec of queries for a collection's spec: with the model's query prompt, and with truncation.
 
-    A query is a vector of floats, whatever type the collection keeps.
+    The vector of a query is float32, whatever type the collection keeps.
     """
     prompts = registry.card(spec.model).prompts
     long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
@@ -411,7 +411,7 @@ def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
 
 
 def cut_parts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the texts in runs that fit one message: a run of one text may be larger."""
+    """Split the texts into consecutive parts that fit into one message; a part of one text may be larger."""
     start = num_bytes = 0
     for index, text in enumerate(texts):
         if index > start and (index - start == MAX_TEXTS or num_bytes + len(text) > MAX_BYTES):
@@ -451,7 +451,7 @@ def spell_spec(spec: EncodingSpec) -> bytes:
 
 
 def count_together(waiting: Sequence[QueryTexts]) -> int:
-    """Return how many of these clients' texts go into one message, from the oldest; at least 1."""
+    """Return how many of the waiting requests, oldest first, fit into one message; at least 1."""
     num_texts = num_bytes = 0
     for number, asked in enumerate(waiting):
         num_texts += len(asked.texts)
@@ -462,7 +462,7 @@ def count_together(waiting: Sequence[QueryTexts]) -> int:
 
 
 def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[Answered]:
-    """Return what each client gets of an answer. Raises MessageLost for one that cannot be of them."""
+    """Split the answer to a message into those of its clients. Raise MessageLost if its size does not match."""
     num_texts = sum(len(asked.texts) for asked in together)
     lengths = (4 * num_texts * answer.dimensions, 4 * num_texts)
     if answer.dimensions <= 0 or (len(answer.values), len(answer.num_tokens)) != lengths:

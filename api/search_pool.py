@@ -1,7 +1,7 @@
-"""SearchPool: connections and threads that only searches use, so that slow ones hold up nothing else.
+"""SearchPool: a pool of connections and threads for searches alone, so that slow searches block nothing else.
 
-Searches that come together and differ in little but their vectors are run together, in one statement: beside the search
-of a few thousand rows, its connection, its thread, its settings and its plan cost several times as much.
+Concurrent searches that differ in little but their vectors are coalesced into one statement: for a few thousand rows,
+the overhead of connection, thread, settings and plan is several times the cost of the search.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from vectormill.domain.errors import SearchTimeout
 from vectormill.search.matches import MOST_TOGETHER, SearchWithVector, find_company, find_matches
 from vectormill.search.search import Nearest
 
-# As many searches run at once as there are connections; two cores of Postgres are busy with fewer.
+# This many searches run at once. Fewer would already keep two cores of Postgres busy.
 SEARCH_CONNECTIONS: Final = 3
-# Searches that run together may take so long, for the first of it waits for the last; and where each takes longer,
-# its share of all that wait.
+# Coalesced searches should take at most this long in all, since the first waits for the last. If single searches take
+# longer, each call takes an equal share of the waiting ones.
 TOGETHER_SECONDS: Final = 0.02
 MOST_GENERATIONS: Final = 100
 
-# The searches of one request, of this generation.
+# The searches of one request, with the generation that they search.
 Wanted = tuple[Generation, Sequence[SearchWithVector]]
-# The generation's id, and what searches that one statement answers have in common.
+# The key of searches that can share a statement: the generation's id, and the result of find_company.
 Company = tuple[int, Hashable]
 
 
 class SearchPool:
-    """Runs so many searches at once; others wait in the event loop, where they hold neither thread nor connection."""
+    """Runs up to SEARCH_CONNECTIONS searches at once; others wait in the event loop, without thread or connection."""
 
     def __init__(self, engine: Engine, timeout_seconds: float, max_waiting: int) -> None:
         self._engine = engine
@@ -49,14 +49,15 @@ class SearchPool:
             max_wait_seconds=timeout_seconds,
             is_of_one=lambda error: not isinstance(error, SearchTimeout | OperationalError),
         )
-        self.seconds_each: dict[int, float] = {}  # of a search, in the last round of a generation
+        self.seconds_each: dict[int, float] = {}  # by generation: of one search in the last call
 
     async def find(self, generation: Generation, searches: Sequence[SearchWithVector]) -> list[Nearest]:
-        """Find the matches of these searches, as find_matches does. Raise SearchTimeout when those before it
-        take too long.
+        """Return the matches of the searches of one request, as `find_matches` does.
+
+        Raise SearchTimeout also if earlier searches take so long that these are not begun in time.
         """
         company = find_company(searches[0][0]) if len(searches) == 1 else None
-        alone = object()  # what no other search has in common with this one
+        alone = object()  # a key that no other search shares
         try:
             return await self._coalescer.ask(
                 (generation.id, alone if company is None else company), (generation, searches)
@@ -69,12 +70,14 @@ class SearchPool:
             ) from None
 
     def close(self) -> None:
-        """Close threads and connections. Call when nobody searches any more."""
+        """Close the threads and connections, once no search is running."""
         self._threads.shutdown()
         self._engine.dispose()
 
     def _count_together(self, company: Company, waiting: Sequence[Wanted]) -> int:
-        """Return how many searches take little time together, or their share of all that wait if that is more."""
+        """Return how many searches to run in one statement: those that fit into TOGETHER_SECONDS, or the share of one
+        free connection of all waiting searches if that is more.
+        """
         num_free = SEARCH_CONNECTIONS - self._coalescer.num_running
         share = math.ceil(self._coalescer.num_waiting / num_free)
         seconds_each = self.seconds_each.get(company[0], math.inf)
@@ -89,7 +92,7 @@ class SearchPool:
         return [[next(found) for _ in wanted] for _, wanted in together]
 
     def _note_seconds(self, generation_id: int, seconds: float) -> None:
-        """Note how long a search of a generation took, for as many generations as are searched in turn."""
+        """Record the seconds per search of a generation, and forget the generation that was searched least recently."""
         self.seconds_each.pop(generation_id, None)
         self.seconds_each[generation_id] = seconds
         if len(self.seconds_each) > MOST_GENERATIONS:
@@ -101,21 +104,21 @@ class SearchPool:
 
 
 class LiveGenerations:
-    """Looks up which generation of a collection is searched, once for all requests that wait for the answer.
+    """Looks up the live generation of a collection, with one query for all concurrent requests.
 
-    Nothing is kept: a look-up that began before a request is not for it, so every request sees a swap that was
-    committed before it came. Belongs to the event loop.
+    Results are not cached, and a request never uses a look-up that began before it, so it sees every swap that was
+    committed before it came. Used from the event loop.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
-        # One statement needs no transaction, whose begin and end are two more ways to Postgres.
+        # A single statement needs no transaction, whose BEGIN and COMMIT would be two more round trips.
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._coalescer: Coalescer[str, None, Generation] = Coalescer(
             self._look_up, max_waiting=max_waiting, max_running_of=lambda _: 1
         )
 
     async def find(self, name: str) -> Generation:
-        """Return the live generation of a collection. Raises CollectionNotFound."""
+        """Return the live generation of a collection. Raise CollectionNotFound."""
         return await self._coalescer.ask(name, None)
 
     async def _look_up(self, name: str, askers: Sequence[None]) -> list[Generation]:

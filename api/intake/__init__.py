@@ -1,1 +1,1 @@
-"""Intake: jobs, pushes and puts of clients, checked and written."""
+"""Intake: check and store the jobs, pushes, puts and files that clients send."""

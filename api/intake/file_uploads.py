@@ -1,6 +1,6 @@
-"""File uploads: a multipart form becomes a file of requests, block by block, never whole in memory.
+"""File uploads: store the file of a multipart form as a file of requests, in constant memory.
 
-Leaving early, for an error or because the client left, removes what was written.
+If the upload fails or the client disconnects, the stored part is removed.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from vectormill.batches.request_batch import BATCH, RequestFile
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import SubmissionTooLarge
 
-# Around a file lie boundaries and fields.
+# The boundaries and fields around a file take at most this many bytes of the body.
 FORM_BYTES: Final = 64 << 10
 ANCHOR: Final = "created_at"
 
 
 async def receive_file(request: Request, resources: Resources, idempotency_key: str | None) -> RequestFile:
-    """Return the file that the form brings, or that an earlier form with the same Idempotency-Key brought, committed.
+    """Store the uploaded file and return it, committed; return the earlier file for a repeated Idempotency-Key.
 
     Raise Problem, UploadRemoved and IdempotencyMismatch.
     """
@@ -80,7 +80,7 @@ def file_too_large(limit: Limit) -> Problem:
 
 
 def read_purpose(fields: dict[str, str]) -> str:
-    """Return the purpose of the file. Raise Problem for any but the one that is supported."""
+    """Return the form's purpose of the file. Raise Problem unless it is `batch`, the only one supported."""
     purpose = fields.get("purpose")
     if purpose == BATCH:
         return BATCH
@@ -89,7 +89,10 @@ def read_purpose(fields: dict[str, str]) -> str:
 
 
 def read_lifetime(fields: dict[str, str], default_seconds: float) -> float:
-    """Read `expires_after[anchor]` and `expires_after[seconds]` of a form. Raise Problem."""
+    """Return the lifetime of a file in seconds by the form's `expires_after[…]` fields, or `default_seconds`.
+
+    Raise Problem if the anchor or the number of seconds is not allowed.
+    """
     seconds, anchor = fields.get("expires_after[seconds]"), fields.get("expires_after[anchor]", ANCHOR)
     if anchor != ANCHOR:
         raise refuse_field("expires_after", f"expires_after[anchor] must be {ANCHOR!r}")
@@ -114,7 +117,7 @@ MAX_FILENAME_CHARS: Final = 255
 
 
 def read_boundary(request: Request) -> bytes:
-    """Return the boundary of the request's form. Raise Problem when the body is no form."""
+    """Return the multipart boundary of the request. Raise Problem if the body is not a multipart form."""
     media_type, options = parse_options_header(request.headers.get("content-type", ""))
     if media_type != FORM_TYPE.encode():
         raise unsupported_media_type(media_type.decode("latin-1"), FORM_TYPE)
@@ -129,9 +132,10 @@ def invalid_form(reason: str) -> Problem:
 
 
 class MultipartReader:
-    """Reads a multipart form as a stream (RFC 7578): short `fields`, and the part `file`, whose bytes go to `take`.
+    """A streaming parser of multipart forms (RFC 7578). It keeps the short `fields`, and passes the file to `take`.
 
-    `filename` is what the client calls the file, None until it came. Raise Problem for a form that cannot be read.
+    `filename` is the client's name of the file, None until the part `file` begins. Methods raise Problem for a form
+    that cannot be parsed.
     """
 
     def __init__(self, boundary: bytes, take: Callable[[bytes], None]) -> None:
@@ -163,14 +167,14 @@ class MultipartReader:
             raise invalid_form(_sentence(error)) from error
 
     def feed(self, block: bytes) -> None:
-        """Read the next block. Raise Problem, and whatever `take` raises."""
+        """Parse the next block of the body. Raise Problem, and the exceptions of `take`."""
         try:
             self._parser.write(block)
         except FormParserError as error:
             raise invalid_form(_sentence(error)) from error
 
     def finish(self) -> None:
-        """End the form. Raise Problem when it is incomplete, or has no file."""
+        """Raise Problem if the form has ended early or has no file. Call it after the last block."""
         if not self._is_whole:
             raise invalid_form("it ends before its last boundary")
         if self.filename is None:
@@ -196,7 +200,7 @@ class MultipartReader:
             return
         if self.filename is not None:
             raise invalid_form("it has two parts that are called file; send each file alone")
-        # Some clients send a path; of that the name is the last part.
+        # Some clients send a path, whose last part is the name.
         sent = options.get(b"filename", b"").decode("utf-8", "replace").replace("\\", "/")
         self.filename = sent.rpartition("/")[2].replace("\0", "")[:MAX_FILENAME_CHARS] or "upload"
 
@@ -220,6 +224,6 @@ class MultipartReader:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the error's text as the end of a sentence."""
+    """Return the error's text without capital and full stop, to end a sentence."""
     text = str(error)
     return (text[:1].lower() + text[1:]).rstrip(".")

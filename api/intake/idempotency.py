@@ -1,4 +1,4 @@
-"""The header Idempotency-Key, for the routes whose requests may be made again."""
+"""The header Idempotency-Key, for routes whose requests clients may safely retry."""
 
 import re
 from typing import Annotated, Final
@@ -10,7 +10,7 @@ from api.problems import Place, Problem
 from vectormill.db.idempotency import own_idempotency_key
 
 SENDABLE: Final = re.compile(r"[\x20-\x7e]{1,255}")
-# Visible ASCII characters, and spaces between them.
+# A key has 1 to 255 visible ASCII characters, with spaces between them.
 KEY_PATTERN: Final = "^[!-~]([ -~]{0,253}[!-~])?$"
 
 
@@ -24,7 +24,7 @@ async def read_idempotency_key(
         ),
     ] = None,
 ) -> str | None:
-    """Return the Idempotency-Key as it is kept, which tells the API keys apart. Raise Problem."""
+    """Return the Idempotency-Key as stored, distinct for each API key, or None. Raise Problem if it is malformed."""
     if idempotency_key is None:
         return None
     if not SENDABLE.fullmatch(idempotency_key):

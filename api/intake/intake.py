@@ -1,4 +1,4 @@
-"""Intake: how much one submission may bring, and whether there is room for it among all that waits."""
+"""Intake: admission control of submissions, by the size of one job and by the number of all pending items."""
 
 from typing import Final
 
@@ -9,48 +9,52 @@ from vectormill.domain.errors import LimitReached, SubmissionTooLarge
 from vectormill.jobs.jobs import count_pending_items
 from vectormill.settings import Settings
 
-# Pending items become fewer by thousands a second, at the best.
+# At best, thousands of pending items are encoded per second.
 RETRY_AFTER_SECONDS: Final = 30
 
 
 class Intake:
-    """Counts what a submission brings, and refuses what is too much. A repetition adds nothing, and is not admitted."""
+    """Counts the bytes and items of one submission, and refuses it beyond the limits.
+
+    A repeated submission (Idempotency-Key) adds no items, so `admit` is not called for it.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._most_items = Limit.of(settings, "max_job_items")
         self._most_bytes = Limit.of(settings, "max_job_bytes")
         self._most_pending = Limit.of(settings, "max_pending_items")
-        self._num_pending: int | None = None  # until it is admitted
+        self._num_pending: int | None = None  # None until `admit` is called
         self._num_items = 0
         self._num_bytes = 0
 
     def admit(self, connection: Connection) -> None:
-        """Count what waits. Raise Problem when that leaves no room for what was taken so far."""
+        """Count all pending items. Raise Problem if these and the submission's items exceed the limit."""
         self._num_pending = count_pending_items(connection)
         self._refuse_overflow()
 
     def take_bytes(self, count: int) -> None:
-        """Count bytes of the body, decompressed, against the limit. Raise Problem when there are too many."""
+        """Count bytes of the body, decompressed. Raise Problem if they exceed the limit of one job."""
         self._num_bytes += count
         if self._num_bytes > self._most_bytes.value:
             raise too_large(self._most_bytes, "bytes")
 
     def take_items(self, count: int) -> None:
-        """Count items of the job. Raise Problem when they are too many for one job, or find no room."""
+        """Count items of the job. Raise Problem if they exceed the limit of one job or that of all pending items."""
         self._num_items += count
         if self._num_items > self._most_items.value:
             raise too_large(self._most_items, "items")
         self._refuse_overflow()
 
     def look_again(self, engine: Engine) -> None:
-        """Admit the job once more, since others have submitted since its upload began. Raise Problem when they took the
-        room.
+        """Check the limit of pending items again, since others may have submitted jobs during the upload.
+
+        Raise Problem if it is exceeded. Do nothing for a repeated submission, which was not admitted.
         """
         if self._num_pending is not None:
             self.look(engine)
 
     def look(self, engine: Engine) -> None:
-        """Admit with a connection of its own. Raise Problem."""
+        """Call `admit` with a connection of its own. Raise Problem if the limit is exceeded."""
         with engine.connect() as connection:
             self.admit(connection)
 

@@ -1,8 +1,8 @@
-"""Puts: items that come one by one to a collection become few jobs, and each client hears when its own is searchable.
+"""Puts: coalesce single items for a collection into few jobs, and tell each client when its item is searchable.
 
-A job costs Postgres some ten statements, whatever it holds; so what comes while one is being committed waits for the
-next. Jobs of a collection are committed one after the other, so that of two puts of one key the later one wins. All
-that is known here is known to Postgres too: when this process is killed, the jobs go on.
+A job costs Postgres some ten statements, whatever its size, so puts that come while a job is being committed wait for
+the next one. Jobs of a collection are committed one after the other, so that the later of two puts of a key wins. All
+state is in Postgres too: if this process is killed, the jobs go on.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from vectormill.jobs.job import INTERACTIVE_PRIORITY, NewJob
 from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 
-# Puts that come within so long of the first share its job; more come while it is committed.
+# Puts that come within this time of the first share its job. Puts that come during its commit share the next job.
 GATHER_SECONDS: Final = 0.002
-# Jobs begin so far apart at the least: each costs API, Postgres, dispatcher and worker some milliseconds together, and
-# at 200 puts a second on two cores eight of them in one job cost little more than one.
+# Two jobs begin at least this far apart: each costs API, Postgres, dispatcher and worker some milliseconds together,
+# and at 200 puts a second on two cores a job of eight puts costs little more than a job of one.
 PACE_SECONDS: Final = 0.04
-# Waits between two looks at all open jobs together, while the youngest is young and later: a look costs half a
-# millisecond.
+# All open jobs are polled together: at short intervals while the youngest is younger than this, and later at longer
+# ones. A poll costs half a millisecond.
 YOUNG_SECONDS: Final = 1.0
 YOUNG_PAUSE_SECONDS: Final = 0.01
 OLD_PAUSE_SECONDS: Final = 0.05
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Followed:
-    """The job of some puts. `is_told`: a client knows its address, so it stays for some minutes after its end."""
+    """A job of puts that clients wait for. If `is_told`, a client knows its id, so it is not removed at its end."""
 
     job_id: UUID
     began: float
@@ -56,7 +56,7 @@ class Followed:
 
 
 class Puts:
-    """The puts of one API process. Used by the event loop alone."""
+    """Coalesces and follows the puts of one API process. Only the event loop may use it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Puts:
         self._settings = settings
         self._is_stopping = is_stopping
         self._clock = clock
-        # The later of two puts of a key wins, so the jobs of a collection are written one after the other.
+        # Jobs of a collection are written one after the other, so that the later of two puts of a key wins.
         self._coalescer: Coalescer[str, Item, Followed] = Coalescer(
             self._write,
             max_waiting=settings.max_requests,
@@ -85,17 +85,18 @@ class Puts:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of puts that wait to be written."""
+        """Return the number of puts that wait to be written as a job."""
         return self._coalescer.num_waiting
 
     async def write(self, collection: str, item: Item) -> Followed:
-        """Return the job with the item, committed; call `wait` next. Raise what a submission raises."""
+        """Write the item with others as a job, and return the committed job; call `wait` next.
+
+        Raise the errors of a submission.
+        """
         return await self._coalescer.ask(collection, item)
 
     async def wait(self, followed: Followed, seconds: float) -> PutEnd | None:
-        """Return how the job ended; None when it has not ended in this time, or when this process is told to
-        stop.
-        """
+        """Wait for the end of the job. Return its outcome, or None after `seconds` or if this process is stopping."""
         try:
             return await asyncio.wait_for(asyncio.shield(followed.ended), seconds)
         except TimeoutError:
@@ -109,7 +110,7 @@ class Puts:
                     self._remove(followed.job_id)
 
     async def close(self) -> None:
-        """Wait for what is being written, and remove the jobs of those who were answered."""
+        """Wait for jobs that are being written, and remove the jobs whose clients were answered."""
         await self._coalescer.close()
         tasks = [task for task in (self._follower, self._remover) if task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,7 +126,7 @@ class Puts:
         return [followed] * len(items)
 
     def _count_together(self, _: str, items: Sequence[Item]) -> int:
-        """Return how many fit into a chunk, in their order; a key that comes again waits, and all that is behind it."""
+        """Return how many items, in order, go into one job: as many as fit a chunk, up to the first repeated key."""
         keys: set[str] = set()
         num_bytes = 0
         for item in items[: self._settings.chunk_max_items]:
@@ -138,7 +139,7 @@ class Puts:
     def _submit(self, collection: str, items: Sequence[Item]) -> UUID:
         try:
             return self._submit_once(collection, items)
-        except SpecMismatch:  # another generation has become the live one in this moment
+        except SpecMismatch:  # another generation has just become live
             return self._submit_once(collection, items)
 
     def _submit_once(self, collection: str, items: Sequence[Item]) -> UUID:
@@ -188,7 +189,7 @@ class Puts:
             return find_ended_puts(connection, job_ids)
 
     def _let_go(self) -> None:
-        """Wake the callers who wait to hear where their job is."""
+        """Let all waiting callers return without an outcome, since this process is stopping."""
         for followed in self._open.values():
             followed.is_told = True
             followed.ended.set_result(None)
@@ -202,7 +203,7 @@ class Puts:
             self._remover = asyncio.create_task(self._remove_answered(), name="removal of puts")
 
     async def _remove_answered(self) -> None:
-        """Remove many jobs at once, after their answers: nobody waits for it. What stays, the pruner removes."""
+        """Remove jobs whose clients were answered, many at once. The pruner removes those that are left."""
         await asyncio.sleep(0 if self._is_stopping() else REMOVE_SECONDS)
         self._remover = None
         answered, self._answered = self._answered, []

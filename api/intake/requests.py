@@ -1,7 +1,7 @@
-"""Requests: the JSON that clients send, decoded by msgspec at a few microseconds an item.
+"""Requests: decode the JSON of clients with msgspec, at a few microseconds per item.
 
-A lone surrogate (an escape such as "\\ud800") is legal JSON but no text: msgspec refuses it, so such a document is read
-by the standard library instead, and the text travels to the worker, which reports that one item.
+A lone surrogate (an escape such as "\\ud800") is legal JSON but not valid text. msgspec refuses it, so such a document
+is parsed by the standard library instead, and the worker reports that one item as an error.
 """
 
 import json
@@ -19,11 +19,11 @@ from vectormill.jobs.bodies import ItemBody, JobRequest
 from vectormill.jobs.item import Item, Items, has_nul, join_pair
 
 SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-# Everything that decoding a document can raise.
+# The exceptions that decoding a document may raise.
 DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
-# The library that writes answers ends at a depth of 255: one job of deeper metadata would break every page of jobs
-# that it is on.
+# The library that encodes responses supports a depth of 255: a job with deeper metadata would break every page of jobs
+# that lists it.
 MAX_METADATA_DEPTH: Final = 100
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ ITEM_DECODER: Final = msgspec.json.Decoder(ItemBody)
 
 
 class UnreadableItem(Exception):
-    """An item's field has a value that cannot be kept; the caller knows which item it is."""
+    """Raised if a field of an item has a value that cannot be stored; the caller knows which item it is."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class UnreadableItem(Exception):
 
 
 def decode_json(document: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Decode the document as the decoder's type. Raise one of DECODING_ERRORS."""
+    """Decode a JSON document as the decoder's type. Raise one of DECODING_ERRORS."""
     try:
         return decoder.decode(document)
     except msgspec.ValidationError:
@@ -60,7 +60,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _read_float(digits: str) -> float:
-    """Parse a float as msgspec does: Python would read 1e999 as infinity, which is not JSON."""
+    """Parse a float and refuse an overflow, as msgspec does: Python would read 1e999 as infinity, which is not JSON."""
     number = float(digits)
     if math.isinf(number):
         raise ValueError("Number out of range")
@@ -68,7 +68,7 @@ def _read_float(digits: str) -> float:
 
 
 def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Decode a whole JSON body. Raise Problem naming the field, or the byte at which it stops being JSON."""
+    """Decode a JSON body. Raise Problem, which names the wrong field or the byte at which it is not JSON."""
     try:
         return decode_json(body, decoder)
     except DECODING_ERRORS as error:
@@ -76,7 +76,7 @@ def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def describe_decoding_error(error: Exception, subject: str, *, line: int | None = None) -> Problem:
-    """Return the problem of a document that cannot be decoded; `subject` opens its sentence."""
+    """Return the Problem for a document that cannot be decoded; `subject` begins its sentence."""
     if not isinstance(error, msgspec.ValidationError):
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         return Problem(
@@ -103,8 +103,8 @@ def to_pointer(path: str) -> str:
 
 
 def make_item(body: ItemBody, max_key_bytes: int, *, reads_pairs: bool = False) -> Item:
-    """Return the item that the chunk keeps. Raise UnreadableItem for a key or metadata that Postgres could not store,
-    and for a pair that nobody reads.
+    """Return the Item of a decoded body. Raise UnreadableItem for a key or metadata that Postgres cannot store, and for
+    a second text if the task takes no pairs.
     """
     key = check_key(body.key, max_key_bytes)
     metadata = b"" if body.metadata is None else encode_metadata(body.metadata)
@@ -112,7 +112,7 @@ def make_item(body: ItemBody, max_key_bytes: int, *, reads_pairs: bool = False) 
 
 
 def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool = False) -> Items:
-    """Make items of all bodies at once. Raise UnreadableItem of one of the items, not always of the first."""
+    """Make the Items of decoded bodies at once. Raise UnreadableItem for any bad item, not always for the first."""
     keys = [body.key for body in bodies]
     try:
         lengths = list(map(len, map(str.encode, keys)))
@@ -139,7 +139,7 @@ def _encode_text(body: ItemBody, *, reads_pairs: bool) -> bytes:
 
 
 def check_key(key: str, max_key_bytes: int) -> str:
-    """Return the key itself. Raise UnreadableItem for one that Postgres could not store."""
+    """Return the key unchanged. Raise UnreadableItem if Postgres cannot store it."""
     try:
         num_key_bytes = len(key.encode())
     except UnicodeEncodeError:
@@ -155,9 +155,9 @@ def check_key(key: str, max_key_bytes: int) -> str:
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
-    """Encode metadata as JSON that Postgres takes as jsonb, and that an answer can hold.
+    """Encode metadata as JSON that jsonb accepts and responses can hold. Raise UnreadableItem if that is impossible.
 
-    It is written anew, because JSON has more numbers than `numeric`. Raise UnreadableItem.
+    The client's own JSON is not used, since it may have numbers that Postgres' `numeric` cannot hold.
     """
     try:
         encoded = msgspec.json.encode(metadata)
@@ -165,7 +165,7 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
         raise UnreadableItem("metadata", "the metadata contains half of a UTF-16 surrogate pair") from None
     except RecursionError:
         raise _too_deep() from None
-    # Brackets are counted first, for they are few nearly always. What is nested has two for each object.
+    # Opening brackets are counted first, which is cheap: the depth cannot exceed their number, and they are mostly few.
     if len(encoded) > 2 * MAX_METADATA_DEPTH:
         num_brackets = encoded.count(b"{") + encoded.count(b"[")
         if num_brackets > MAX_METADATA_DEPTH and measure_depth(metadata) > MAX_METADATA_DEPTH:
@@ -180,9 +180,7 @@ def _too_deep() -> UnreadableItem:
 
 
 def measure_depth(value: Any) -> int:
-    """Return the depth of the innermost value in objects and arrays, without recursion, which has a limit of
-    its own.
-    """
+    """Return the depth of nesting of objects and arrays, without recursion, which Python limits."""
     depth, layer = 0, [value]
     while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
         depth += 1

@@ -1,6 +1,6 @@
-"""Submissions: a request's body becomes a job. Bodies are parsed and written in threads, block by block.
+"""Submissions: make a job of a request's body. Threads parse and write the body, block by block.
 
-The event loop only receives bytes. Leaving early, for an error or because the client left, removes what was written.
+The event loop only receives bytes. If the submission fails or the client disconnects, the written part is removed.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ from vectormill.jobs.waiting import tell_job
 from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
 
-# A hop to a thread costs 0.1 ms; so many bytes of NDJSON are worth some milliseconds of work there.
+# A call in a thread costs 0.1 ms; this many bytes of NDJSON make it worthwhile with some milliseconds of work.
 BLOCK_BYTES: Final = 256 << 10
 NDJSON_TYPES: Final = (
     "application/x-ndjson",
@@ -56,7 +56,7 @@ NDJSON_TYPES: Final = (
 async def receive_job(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> JobBody:
-    """Return the job that the request asks for, committed. Raise Problem and the errors of a submission."""
+    """Make the job of a request and return it, committed. Raise Problem and the errors of a submission."""
     media_type = read_media_type(request)
     with resources.gates.uploads.enter():
         if media_type in NDJSON_TYPES:
@@ -69,12 +69,12 @@ async def receive_job(
 async def receive_document(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> JobBody:
-    """Make a job whose items all come in one JSON object."""
+    """Make a job of a JSON body that holds all items, and return it, committed."""
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
 
         def submit() -> JobBody:
-            """Check and make the job in two transactions, and return it as the second one saw it."""
+            """Check and make the job in two transactions, and return its body as of the second one."""
             document = decode_body(body, JOB_DECODER)
             override(document, query, request.query_params)
             new_job, items = parse_document(document, resources, idempotency_key)
@@ -89,7 +89,7 @@ async def receive_document(
 async def receive_stream(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> JobBody:
-    """Make a job whose items come one a line; memory does not grow with the job."""
+    """Make a job of an NDJSON body, one item per line, in constant memory, and return it, committed."""
     settings = resources.settings
     new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
     reader = ItemReader(
@@ -128,7 +128,7 @@ def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
 
 
 def finish(writer: JobWriter, resources: Resources) -> JobBody:
-    """Commit the job. Return it as the same transaction saw it, with what it waits for."""
+    """Commit the job, and return its body as of the same transaction, with the reason why it waits."""
     bodies: list[JobBody] = []
     job = writer.finish(lambda connection, job: bodies.append(tell_job(connection, job)))
     if writer.existing is None:
@@ -138,7 +138,7 @@ def finish(writer: JobWriter, resources: Resources) -> JobBody:
 
 
 def describe_new_job(engine: Engine, job: Job) -> JobBody:
-    """Describe a job that was committed before: whatever happens now, the answer is that it is there."""
+    """Return the body of a job that is committed already, even if it cannot be read from the database now."""
     try:
         with engine.connect() as connection:
             return tell_job(connection, job)
@@ -160,7 +160,7 @@ def parse_document(
 
 
 def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool) -> Iterator[Item]:
-    """Yield the items. Raise Problem naming the first one that cannot be kept."""
+    """Yield the Items of decoded bodies. Raise Problem, which names the first item that cannot be stored."""
     for position, body in enumerate(bodies):
         try:
             yield make_item(body, max_key_bytes, reads_pairs=reads_pairs)
@@ -179,7 +179,7 @@ def make_streamed_job(query: SubmissionQuery, resources: Resources, idempotency_
 
 
 def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:
-    """Return the job's metadata. Raise Problem when the query parameter is no JSON object."""
+    """Return the job's metadata from the query parameter, or None. Raise Problem if it is not a JSON object."""
     if query.metadata is None:
         return None
     try:
@@ -192,7 +192,7 @@ def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:
 
 
 def override(request: JobRequest, query: SubmissionQuery, names: Iterable[str]) -> None:
-    """Let the query parameters `names` take precedence over the fields of the body."""
+    """Overwrite fields of the body by the query parameters `names`."""
     for name in names:
         target = request if name in JobRequest.__struct_fields__ else request.options
         value = decode_metadata(query) if name == "metadata" else getattr(query, name)
@@ -207,7 +207,7 @@ def make_job(
     resources: Resources,
     idempotency_key: str | None,
 ) -> NewJob:
-    """Build the job that is asked for, checked against the model. Raise UnknownModel and InvalidOption."""
+    """Make the NewJob of a request, checked against its model. Raise UnknownModel and InvalidOption."""
     if request.collection is not None:
         check_collection_name(request.collection)
     if metadata is not None:
@@ -226,7 +226,7 @@ def make_job(
 
 
 def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> EncodingSpec:
-    """Resolve a model and options to a spec. Raise UnknownModel and InvalidOption."""
+    """Return the EncodingSpec of a model and options. Raise UnknownModel and InvalidOption."""
     if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
         raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
     wanted = resolve_options(options)
@@ -234,8 +234,8 @@ def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> 
 
 
 def resolve_options(options: OptionsBody) -> EncodingOptions:
-    """Merge the options with the older name of one of them. Raise Problem naming the field that contradicts
-    another.
+    """Return the encoding options, where `truncate` is an older name of another option. Raise Problem if both are given
+    and contradict each other.
     """
     try:
         return options.requested().resolve()
@@ -253,7 +253,7 @@ def is_storable(character: str) -> bool:
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:
-    """Return what inflates the body; None when it comes as it is. Raise Problem for an encoding other than gzip."""
+    """Return an Inflater for a gzip body, or None for a plain one. Raise Problem for another Content-Encoding."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("identity", ""):
         return None
@@ -268,7 +268,7 @@ def make_inflater(request: Request, settings: Settings) -> Inflater | None:
 
 
 async def read_blocks(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body in blocks of at least BLOCK_BYTES, the last one excepted."""
+    """Yield the body in blocks of at least BLOCK_BYTES; only the last block may be smaller."""
     parts: list[bytes] = []
     num_bytes = 0
     async for part in request.stream():
@@ -282,9 +282,9 @@ async def read_blocks(request: Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
-    """Return the whole body, decompressed. `hold` takes its bytes, for as long as what is made of them is in memory.
+    """Return the whole body, decompressed. Its bytes are reserved with `hold`, which limits those in memory.
 
-    Raise Problem when it is too large, alone or beside others, as soon as that is known.
+    Raise Problem as soon as the body is too large, by itself or together with other bodies in memory.
     """
     names = ("max_json_bytes", "max_json_bytes_at_once")
     limit = min((Limit.of(settings, name) for name in names), key=lambda limit: limit.value)

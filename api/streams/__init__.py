@@ -1,1 +1,1 @@
-"""Bodies that are streamed, in and out."""
+"""Streams: read and write the bodies of requests and responses in constant memory."""

@@ -1,4 +1,4 @@
-"""Collection streams: a collection's rows as NDJSON or Parquet, a page at a time, in constant memory."""
+"""Collection streams: write a collection's rows as NDJSON or Parquet, page by page, in constant memory."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -18,7 +18,10 @@ Pages = Generator[RowPage, None, None]
 
 
 def write_ndjson(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pieces:
-    """Write one object a line: key, result, metadata and text, of what is wanted; the last line's key resumes."""
+    """Yield NDJSON with an object per row: the key and the included result, metadata and text.
+
+    A client whose download breaks off resumes after the key of the last line.
+    """
     columns = RESULT_COLUMNS[spec.result]
     with closing(pages):
         for page in pages:
@@ -49,7 +52,7 @@ def write_lines(spec: EncodingSpec, page: RowPage, inclusion: Inclusion, start: 
 
 
 def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pieces:
-    """Write the columns key, those of the result, metadata (JSON as string) and text, of those that are wanted."""
+    """Yield a Parquet file with the key and the included columns of result, metadata (a JSON string) and text."""
     columns = RESULT_COLUMNS[spec.result]
     fields = [pa.field("key", pa.string(), nullable=False)]
     if inclusion.result:
@@ -69,8 +72,8 @@ def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pie
         write_statistics=False,
     )
     with closing(pages), writer:
-        # A page is a row group. Larger ones are in memory several times over; smaller ones make a longer footer, which
-        # waits until the end: 8,000 pages of ten million rows take 25 MiB of it.
+        # Each page is a row group. Larger groups need memory several times; smaller ones lengthen the footer, which is in
+        # memory until the end: 25 MiB for the 8,000 pages of ten million rows.
         for page in pages:
             writer.write_table(_make_table(page, spec, inclusion, schema))
             yield sink.take()
@@ -89,7 +92,7 @@ def _make_table(page: RowPage, spec: EncodingSpec, inclusion: Inclusion, schema:
     return pa.table(columns, schema=schema)
 
 
-# How each format that has keys is written.
+# The writers of the formats that have keys.
 ROW_FORMATS: Final[dict[str, Callable[[EncodingSpec, Inclusion, Pages], Pieces]]] = {
     "ndjson": write_ndjson,
     "parquet": write_parquet,

@@ -1,4 +1,4 @@
-"""Inflater: gzip in, plain bytes out, in bounded pieces, so that a small body cannot fill the memory."""
+"""Inflater: decompress gzip in bounded pieces, so that a small body (a zip bomb) cannot fill the memory."""
 
 import zlib
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from api.problems import Limit, Problem
 from vectormill.domain.errors import SubmissionTooLarge
 
 PIECE_BYTES: Final = 1 << 20
-# So much comes of any body: the beginning of an honest one may be repetitive.
+# Any body may expand to this size regardless of its ratio, since the beginning of an honest one may be repetitive.
 FREE_BYTES: Final = 16 << 20
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
 class Inflater:
-    """Decompresses consecutive blocks of a gzip body, which may have several members (RFC 1952).
+    """A streaming decompressor of a gzip body, which may have several members (RFC 1952), with a limit on its ratio.
 
-    gzip makes 1,000 bytes of one where it is meant to; of text it makes 3 to 20.
+    A malicious gzip body can expand 1,000-fold; text expands 3 to 20-fold.
     """
 
     def __init__(self, max_ratio: Limit) -> None:
@@ -27,7 +27,9 @@ class Inflater:
         self._has_input = False
 
     def feed(self, block: bytes) -> Iterator[bytes]:
-        """Yield pieces of at most PIECE_BYTES. Raise Problem when the block is not gzip, or inflates to too much."""
+        """Yield the decompressed block in pieces of at most PIECE_BYTES. Raise Problem if it is not gzip, or if the
+        body expands too much.
+        """
         self._num_received += len(block)
         data, piece = block, b""
         while data or len(piece) == PIECE_BYTES:
@@ -56,6 +58,6 @@ class Inflater:
                 yield piece
 
     def finish(self) -> None:
-        """Raise Problem when the last member has no end."""
+        """Raise Problem if the last gzip member is incomplete. Call it after the last block."""
         if self._has_input and not self._member.eof:
             raise Problem(400, "invalid-gzip", "The gzip body ends before its last member does.")

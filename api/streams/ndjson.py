@@ -1,7 +1,7 @@
-"""NDJSON: a stream of blocks becomes items, in memory bounded by the longest line. Knows nothing of HTTP or jobs.
+"""NDJSON: decode a stream of blocks into items, in memory bounded by a block and the longest line.
 
-Whole blocks are decoded at once (1 µs a line). Only when a block does not decode is it read line by line, to name
-the line.
+All lines of a block are decoded at once (1 µs per line). Only if that fails are they decoded one by one, so that the
+error can name the line.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ NO_ITEMS = Items((), (), ())
 
 
 class ItemReader:
-    """Turns consecutive blocks of one stream into items. Every error is a Problem that names the line, from 1."""
+    """A decoder of consecutive blocks of one stream into items. All errors are Problems that name the line, from 1."""
 
     def __init__(self, *, max_line_bytes: int, max_key_bytes: int, reads_pairs: bool = False) -> None:
         self._max_line_bytes = max_line_bytes
@@ -36,7 +36,7 @@ class ItemReader:
         self._num_lines = 0
 
     def read(self, block: bytes) -> Items:
-        """Return the items of all lines that end in this block."""
+        """Return the items of all lines that end in this block, and keep the unfinished last line."""
         end = block.rfind(b"\n") + 1
         if not end:
             self._keep(block)
@@ -47,7 +47,7 @@ class ItemReader:
         return self._read_lines(lines)
 
     def finish(self) -> Items:
-        """Return the item of a last line that has no newline."""
+        """Return the item of the last line if it has no newline. Call it after the last block."""
         line = b"".join(self._unfinished)
         return self._read_lines(line + b"\n") if line else NO_ITEMS
 
@@ -59,7 +59,7 @@ class ItemReader:
             raise self._too_long(self._num_lines + 1)
 
     def _read_lines(self, lines: bytes) -> Items:
-        """Return the items of these lines, of which the last ends with a newline too."""
+        """Return the items of these lines, each of which ends with a newline."""
         if self._num_lines == 0:
             lines = lines.removeprefix(BYTE_ORDER_MARK)
         num_lines = lines.count(b"\n")
@@ -78,7 +78,7 @@ class ItemReader:
         return items
 
     def _decode_together(self, lines: bytes, num_lines: int) -> list[ItemBody] | None:
-        """Return a body per line; None when any line is blank, wrong or too long, which only the slow way can tell."""
+        """Return a body per line, or None if a line is blank or wrong, or might be too long: then decode one by one."""
         if len(lines) > self._max_line_bytes or not is_object_per_line(lines, num_lines):
             return None
         try:
@@ -119,8 +119,8 @@ class ItemReader:
 def is_object_per_line(lines: bytes, num_lines: int) -> bool:
     """Return whether every line starts with { and ends with }.
 
-    msgspec's decode_lines takes white space for white space: it accepts two objects on a line, and one on two. No
-    object goes on with { behind }, so with this and as many objects as lines, each line is one object.
+    msgspec's decode_lines treats newlines as any white space: it accepts two objects on one line, or one on two lines.
+    With this check and as many objects as lines, each line is exactly one object.
     """
     num_ends = lines.count(b"}\n") + lines.count(b"}\r\n")
     return lines.startswith(b"{") and lines.count(b"\n{") == num_lines - 1 and num_ends == num_lines

@@ -1,4 +1,4 @@
-"""ResultColumns: what a collection's rows have of each kind of result, in a line of JSON and as columns of Parquet."""
+"""ResultColumns: write the results of a collection's rows, for each kind, as JSON and as Parquet columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -14,47 +14,47 @@ from vectormill.domain.task import RECORD, SCORE, VECTOR
 from vectormill.vectors.scores import Numbers, choose_scores, describe_numbers, names_labels
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
 
-# Parts of a line, in the order in which they are joined.
+# The parts of an NDJSON line, in order.
 Parts = list[bytes | memoryview]
 
 
 class ResultColumns(Protocol):
-    """The columns of results of one kind."""
+    """The JSON and Parquet form of one kind of results."""
 
     @property
     def part(self) -> str:
-        """Return the name that `include` has for these results."""
+        """Return the name of these results in the parameter `include`."""
         ...
 
     @property
     def compression(self) -> Mapping[str, str]:
-        """Return the compression of columns that need another one than the rest, by name."""
+        """Return the Parquet compression, by column name, of columns that differ from the default."""
         ...
 
     def measure(self, results: Results) -> int:
-        """Return about how many bytes a row has as JSON."""
+        """Return the approximate size of a row's result as JSON, in bytes."""
         ...
 
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        """Return for each row its part of an object: a comma, a name and a value, as often as there are some."""
+        """Return the JSON of each row's results as parts of an object: a comma, a name and a value for each field."""
         ...
 
     def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        """Return the first row as an object of its own."""
+        """Return the first row's results as fields of a JSON object."""
         ...
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]: ...
 
     def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
-        """Return an array for each field."""
+        """Return an Arrow array for each of `fields`."""
         ...
 
 
 class VectorColumns:
-    """Implements ResultColumns."""
+    """The ResultColumns of vectors."""
 
     part: Final = "vector"
-    compression: Final = {"embedding.list.element": "none"}  # as good as random
+    compression: Final = {"embedding.list.element": "none"}  # not compressible
 
     def measure(self, results: Results) -> int:
         return NUMBER_FORMATS[results.dtype].slot_bytes * int(results.shape[1])
@@ -74,7 +74,7 @@ class VectorColumns:
         return [pa.FixedSizeListArray.from_arrays(values, type=self._type(spec))]
 
     def _number(self, spec: EncodingSpec) -> "np.dtype[Any]":
-        """Return the type of the numbers, as in the export of a job: the one asked for, else float32."""
+        """Return the NumPy type of exported numbers, as for a job: the requested vector type, else float32."""
         return np.dtype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
 
     def _type(self, spec: EncodingSpec) -> pa.DataType:
@@ -83,7 +83,7 @@ class VectorColumns:
 
 
 class ScoreColumns:
-    """Implements ResultColumns."""
+    """The ResultColumns of scores."""
 
     part: Final = "score"
     compression: Final[Mapping[str, str]] = {}
@@ -120,7 +120,7 @@ class ScoreColumns:
 
 
 class RecordColumns:
-    """Implements ResultColumns."""
+    """The ResultColumns of records."""
 
     part: Final = "output"
     compression: Final[Mapping[str, str]] = {}

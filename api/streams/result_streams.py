@@ -1,4 +1,4 @@
-"""Result streams: a job's scores or records as NDJSON or Parquet, a block at a time, in constant memory."""
+"""Result streams: write a job's scores or records as NDJSON or Parquet, block by block, in constant memory."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -26,7 +26,7 @@ ROWS_PER_GROUP: Final = 1 << 16
 
 
 def write_score_lines(job: Job, blocks: ScoreBlocks) -> Pieces:
-    """Write one object a line; items without a score are left out."""
+    """Yield NDJSON with an object per item; items without a score are left out."""
     with closing(blocks):
         for block in blocks:
             keys, numbers = _select_scores(block)
@@ -36,7 +36,7 @@ def write_score_lines(job: Job, blocks: ScoreBlocks) -> Pieces:
 
 
 def write_score_table(job: Job, blocks: ScoreBlocks) -> Pieces:
-    """Write the columns key, score, label and probabilities (a field a label); items without a score are left out."""
+    """Yield a Parquet file with key, score, label and probabilities (one field per label), without failed items."""
     columns = RESULT_COLUMNS[SCORE]
     schema = pa.schema([pa.field("key", pa.string(), nullable=False), *columns.fields(job.spec)])
     sink = PieceSink()
@@ -51,7 +51,7 @@ def write_score_table(job: Job, blocks: ScoreBlocks) -> Pieces:
 
 
 def _gather_scores(blocks: ScoreBlocks) -> Generator[tuple[list[str], Numbers], None, None]:
-    """Yield the rows of some blocks at a time: a row group for each block would be many small ones."""
+    """Yield keys and numbers of several blocks at a time, since a row group per block would be too small."""
     keys: list[str] = []
     parts: list[Numbers] = []
     for block in blocks:
@@ -82,13 +82,13 @@ RECORD_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.string(), nullable=False), pa.field("output", pa.string(), nullable=False)]
 )
 
-# The size of a row group, uncompressed: a million short records have some 30 of them.
+# The uncompressed size of a row group; a million short records have some 30 groups.
 GROUP_BYTES: Final = 8 << 20
-ROW_BYTES: Final = 100  # of the objects that hold a row
+ROW_BYTES: Final = 100  # the memory of a row's Python objects
 
 
 def write_record_lines(job: Job, blocks: RecordBlocks) -> Pieces:
-    """Write one object a line; items without a record are left out."""
+    """Yield NDJSON with an object per item; items without a record are left out."""
     with closing(blocks):
         for block in blocks:
             piece: list[bytes] = []
@@ -106,7 +106,7 @@ def write_record_lines(job: Job, blocks: RecordBlocks) -> Pieces:
 
 
 def write_record_table(job: Job, blocks: RecordBlocks) -> Pieces:
-    """Write the columns key and output, which is JSON; items without a record are left out."""
+    """Yield a Parquet file with key and output (a JSON string); items without a record are left out."""
     sink = PieceSink()
     writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), RECORD_SCHEMA, compression="zstd")
     with closing(blocks), writer:
@@ -119,7 +119,7 @@ def write_record_table(job: Job, blocks: RecordBlocks) -> Pieces:
 
 
 def _gather_records(blocks: RecordBlocks) -> Generator[tuple[list[str], list[bytes]], None, None]:
-    """Yield the rows of some blocks at a time: the footer names every row group, and is in memory until the end."""
+    """Yield keys and records of several blocks at a time: each row group lengthens the footer, which is in memory."""
     keys: list[str] = []
     records: list[bytes] = []
     num_bytes = 0
@@ -145,7 +145,7 @@ RECORD_FORMATS: Final[dict[RowsName, ResultFormat]] = {
 
 @dataclass(frozen=True, slots=True)
 class ResultStream:
-    """`read` gives a job's results in blocks, in constant memory; `formats` write them."""
+    """The export of one kind of results: `read` yields a job's results in blocks, and `formats` are their writers."""
 
     read: Callable[[Engine, UUID, str | None], Iterator[Any]]
     formats: Mapping[RowsName, ResultFormat]

@@ -1,4 +1,4 @@
-"""Vector streams: a job's vectors as NDJSON, Parquet or NumPy's own format, a block at a time, in constant memory."""
+"""Vector streams: write a job's vectors as NDJSON, Parquet or .npy, block by block, in constant memory."""
 
 import asyncio
 import io
@@ -34,11 +34,11 @@ Block = TypeVar("Block")
 Blocks = Generator[VectorBlock, None, None]
 Pieces = Generator[bytes, None, None]
 
-# A hop to a thread costs as much as formatting ten rows. Larger pieces cost more: memory for them is given back and
-# taken anew each time, at three page faults a row.
+# A call in a thread costs as much as formatting ten rows. Larger pieces cost more, since their memory is returned to
+# the system and allocated again each time, at three page faults per row.
 PIECE_BYTES: Final = 256 << 10
-# While a group of rows is on its way from Postgres to the socket, so many copies of it are in memory; and the footer,
-# which is written last, takes so many bytes for every group there is.
+# Memory of the Parquet writer: the copies of a row group between Postgres and the socket, and the bytes of the footer
+# per row group, which are kept until the end.
 GROUP_COPIES: Final = 9
 FOOTER_BYTES: Final = 1200
 SMALLEST_GROUP_BYTES: Final = 256 << 10
@@ -46,7 +46,7 @@ SMALLEST_GROUP_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """The notation of one number type: `write` gives characters [n, d × slot_bytes], rows ended by "]"."""
+    """The JSON form of one number type: `write` formats [n, d] as characters [n, d × slot_bytes], rows ended by "]"."""
 
     slot_bytes: int
     write: Callable[[Any], npt.NDArray[np.uint8]]
@@ -62,14 +62,12 @@ NUMBER_FORMATS: Final = {
 
 
 def delivered_type(job: Job) -> VectorType:
-    """Return the type of the numbers in a binary file: the one asked for, else float32, whatever a collection
-    keeps.
-    """
+    """Return the number type of a job's binary export: the requested one, else float32, whatever a collection keeps."""
     return VECTOR_TYPE_BY_NAME[job.spec.vector_type or FLOAT32]
 
 
 def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
-    """Write one object a line; items without a vector are left out."""
+    """Yield NDJSON with an object per item; items without a vector are left out."""
     with closing(blocks):
         for block in blocks:
             keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
@@ -82,7 +80,7 @@ def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
 
 
 def write_lines(keys: list[str], rows: Rows) -> bytes:
-    """Return one object a line; `rows` is [len(keys), width]."""
+    """Return lines of NDJSON, one per key; `rows` is [len(keys), width]."""
     parts: list[bytes | memoryview] = []
     for key, row in zip(keys, NUMBER_FORMATS[rows.dtype].write(rows), strict=True):
         parts += (b'{"key":', msgspec.json.encode(key), b',"embedding":[', row.data, b"}\n")
@@ -90,7 +88,10 @@ def write_lines(keys: list[str], rows: Rows) -> bytes:
 
 
 def write_npy(job: Job, blocks: Blocks) -> Pieces:
-    """Write [num_items, width] in the order of submission; the row of an item without a vector is NaN, or zeros."""
+    """Yield a .npy file [num_items, width] in the order of submission.
+
+    The row of an item without a vector is NaN, or zeros for integer types.
+    """
     kind = delivered_type(job)
     with closing(blocks):
         yield npy_header(job)
@@ -111,7 +112,7 @@ def npy_header(job: Job) -> bytes:
 
 
 def measure_npy(job: Job) -> int:
-    """Return the number of bytes of the whole npy stream."""
+    """Return the size of a job's .npy export in bytes."""
     kind = delivered_type(job)
     return len(npy_header(job)) + np.dtype(kind.row).itemsize * job.num_items * kind.width(
         job.spec.dimensions
@@ -119,7 +120,7 @@ def measure_npy(job: Job) -> int:
 
 
 class PieceSink(io.RawIOBase):
-    """A file for pyarrow that cannot seek: what was written since the last `take` waits in memory."""
+    """A write-only file for pyarrow that keeps written bytes in memory until `take` returns them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class PieceSink(io.RawIOBase):
 
 
 def write_parquet(job: Job, blocks: Blocks) -> Pieces:
-    """Write columns key (string) and embedding (fixed_size_list of numbers); items without a vector are left out."""
+    """Yield a Parquet file with key (string) and embedding (fixed_size_list of numbers), without failed items."""
     kind = delivered_type(job)
     number = np.dtype(kind.row)
     width = kind.width(job.spec.dimensions)
@@ -148,7 +149,7 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
     schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("embedding", embedding_type)])
     rows_per_group = max(1, choose_group_bytes(job) // (number.itemsize * width))
     sink = PieceSink()
-    # Components of unit vectors are as good as random: neither a dictionary nor compression makes them smaller.
+    # Components of unit vectors are nearly random: neither a dictionary nor compression makes them smaller.
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
         schema,
@@ -166,7 +167,7 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
 
 
 def choose_group_bytes(job: Job) -> int:
-    """Return the size of row groups at which the copies of one and the footer of all take the least memory."""
+    """Return the size of row groups, in bytes, that minimizes the memory for copies of one group and for the footer."""
     kind = delivered_type(job)
     total_bytes = job.num_items * kind.width(job.spec.dimensions) * np.dtype(kind.row).itemsize
     return max(SMALLEST_GROUP_BYTES, math.isqrt(total_bytes * FOOTER_BYTES // GROUP_COPIES))
@@ -175,7 +176,7 @@ def choose_group_bytes(job: Job) -> int:
 def gather_rows(
     blocks: Iterator[VectorBlock], num_rows: int, number: "np.dtype[Any]"
 ) -> Iterator[tuple[list[str], Rows]]:
-    """Yield keys and rows [n, width] of `number` of the items that have a vector, about `num_rows` at a time."""
+    """Yield keys and vectors [n, width] of type `number`, about `num_rows` at a time, without items that failed."""
     keys: list[str] = []
     parts: list[Rows] = []
     for block in blocks:
@@ -189,7 +190,7 @@ def gather_rows(
 
 
 def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[list[str], Rows]]:
-    """Yield parts of nearly one size, as many as have `num_rows` at least."""
+    """Split keys and rows into parts of nearly equal size, as many as possible with at least `num_rows` rows."""
     num_parts = max(1, len(keys) // num_rows)
     ends = [len(keys) * part // num_parts for part in range(num_parts + 1)]
     for start, end in pairwise(ends):
@@ -198,10 +199,10 @@ def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[li
 
 @dataclass(frozen=True, slots=True)
 class ResultFormat:
-    """The writer of one format. `measure` gives the number of bytes where it is known beforehand."""
+    """The writer of one format. `measure` returns the size in bytes if that is known before writing."""
 
     output: OutputFormat
-    write: Callable[[Job, Any], Pieces]  # of whatever blocks its kind of result comes in
+    write: Callable[[Job, Any], Pieces]  # Any: the blocks of the kind of result
     measure: Callable[[Job], int] | None = None
 
 
@@ -213,8 +214,9 @@ VECTOR_FORMATS: Final = {
 
 
 def start_reading(blocks: Iterator[Block]) -> Generator[Block, None, None]:
-    """Read the first block now and the others later, so that an error at once is a problem and not half a
-    stream.
+    """Read the first block now, and return a generator of all blocks.
+
+    An error in the first block is thus raised before the response starts, and can be sent as a problem.
     """
     first = next(blocks, None)
 
@@ -227,10 +229,10 @@ def start_reading(blocks: Iterator[Block]) -> Generator[Block, None, None]:
 
 
 class PieceResponse(StreamingResponse):
-    """Streams pieces that are made in a thread, the next one while the last one is being sent.
+    """A streaming response whose pieces are made in a thread, each while the one before is being sent.
 
-    When the client leaves, the source is closed, in a thread too. An error in the middle breaks the connection off: no
-    last chunk of HTTP, no footer of Parquet.
+    If the client disconnects, the generator is closed, in a thread too. An error after the start breaks the connection,
+    without a last HTTP chunk or a Parquet footer.
     """
 
     def __init__(self, pieces: Pieces, media_type: str, headers: dict[str, str]) -> None:
@@ -240,7 +242,7 @@ class PieceResponse(StreamingResponse):
 
     async def _read_ahead(self) -> AsyncIterator[bytes]:
         self._upcoming = self._start_next()
-        # Shielded: a cancelled request waits for the thread, instead of leaving it behind at work.
+        # The shield keeps the thread's task alive if the request is cancelled, so that it can be waited for.
         while (piece := await asyncio.shield(self._upcoming)) is not None:
             self._upcoming = self._start_next()
             yield piece
@@ -253,13 +255,13 @@ class PieceResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             with CancelScope(shield=True):
-                if self._upcoming is not None:  # a generator that runs cannot be closed
+                if self._upcoming is not None:  # a running generator cannot be closed
                     await asyncio.gather(self._upcoming, return_exceptions=True)
                 await run_in_threadpool(self._pieces.close)
 
 
 class ResultResponse(PieceResponse):
-    """A job's results, whatever they are. When the job is removed meanwhile, that is an error in the middle."""
+    """The response with a job's results in one format. If the job is removed meanwhile, the connection breaks."""
 
     def __init__(self, job: Job, result_format: ResultFormat, blocks: Generator[Any, None, None]) -> None:
         headers = {"Content-Disposition": f'attachment; filename="{job.id}.{result_format.output.name}"'}

@@ -58,8 +58,8 @@ def lock_deletions(connection: Connection, collection_id: int) -> None:
     connection.execute(LOCK_DELETIONS, {"collection_id": collection_id})
 
 
-# This is the time of the statement, not of the transaction's begin: every transaction that drew a smaller seq had begun
-# by then.
+# This is the time of the statement, not of the transaction's begin: any transaction that drew a smaller seq began
+# before it.
 BURY_KEYS: Final = text("""
     INSERT INTO vectormill.tombstones AS buried (collection_id, key, seq, deleted_at)
     SELECT :collection_id, key, max(place), clock_timestamp()
@@ -109,8 +109,8 @@ FIND_UNSCRUBBED: Final = text("""
     SELECT min(collection_id) FROM vectormill.tombstones WHERE scrubbed_at IS NULL AND collection_id > :after
 """)
 
-# An upload has no generation yet, so any upload may be meant for this collection. Jobs that are being deleted still have
-# their payloads for a moment.
+# An upload has no generation yet, so any upload may be meant for this collection. Jobs that are being deleted still
+# have their payloads for a moment.
 FIND_OLDEST_OPEN: Final = text(f"""
     SELECT min(seq) FROM (
         SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
@@ -147,8 +147,8 @@ def find_pass(connection: Connection, after: int) -> Pass | int | None:
     collection_id = connection.execute(FIND_UNSCRUBBED, {"after": after}).scalar_one()
     if collection_id is None:
         return None
-    # With this lock no deletion is in progress, so the pass sees all earlier ones. A run or a follower may still write a
-    # tombstone with a smaller seq, which waits for the next pass.
+    # With this lock no deletion is in progress, so the pass sees all earlier ones. A run or a follower may still write
+    # a tombstone with a smaller seq, which waits for the next pass.
     hold_deletions_of(connection, collection_id)
     values = {"collection_id": collection_id, "before_seq": find_oldest_open(connection, collection_id)}
     last = connection.execute(FIND_LAST_DELETION, values).one()

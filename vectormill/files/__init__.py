@@ -1,1 +1,1 @@
-"""Files of texts in and of vectors out, read and written as streams. Knows nothing of jobs or of HTTP."""
+"""Files: read texts and write vectors as streams, independently of jobs and HTTP."""

@@ -1,4 +1,4 @@
-"""Matrices: vectors as a NumPy file, with the keys of its rows beside it."""
+"""Matrices: write vectors as a NumPy file, with the keys of its rows in a second file."""
 
 import json
 from pathlib import Path
@@ -15,15 +15,15 @@ BATCH_ROWS: Final = 4096
 
 
 def keys_path(matrix: Path) -> Path:
-    """Return the file with a matrix's keys: `vectors.npy` has `vectors.npy.keys.txt`."""
+    """Return the path of the file with a matrix's keys: `vectors.npy.keys.txt` for `vectors.npy`."""
     return matrix.with_name(matrix.name + ".keys.txt")
 
 
 def write_matrix(vectors: Path, matrix: Path) -> int:
-    """Turn a Parquet file of `key` and `embedding` into [rows, width] of the same numbers and return the rows.
+    """Convert a Parquet file of `key` and `embedding` to a .npy matrix [rows, width], and return the number of rows.
 
-    Line i of the keys file is the key of row i, as a JSON string, since a key may hold a line end. One batch of
-    rows is in memory at a time. The keys take their place first: a matrix never lies there without its keys.
+    Line i of the keys file is the key of row i, as a JSON string, since a key may contain a line break. One batch of
+    rows is in memory at a time. The keys file is moved into place first, so that no matrix exists without its keys.
     """
     with (
         pyarrow.parquet.ParquetFile(vectors) as file,
@@ -45,7 +45,7 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
 
 
 def flatten_vectors(column: pyarrow.Array, num_rows: int) -> npt.NDArray[Any]:
-    """Return a column of equally long lists as [num_rows, width] of its numbers."""
+    """Return an Arrow column of equally long lists as a NumPy array [num_rows, width]."""
     values: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False)
     return values.reshape(num_rows, -1)
 

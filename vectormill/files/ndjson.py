@@ -1,7 +1,4 @@
-"""NDJSON: items as lines of JSON, in parts fit for a stream, and lines out of a stream's parts.
-
-Knows nothing of files or of HTTP.
-"""
+"""NDJSON: encode items as lines of JSON in blocks for a stream, compress blocks, and split blocks into lines."""
 
 import json
 import zlib
@@ -11,12 +8,12 @@ from typing import Any, Final, NotRequired, TypedDict
 import msgspec
 
 PART_BYTES: Final = 256 << 10
-# Ten times as fast as the standard library's, which would be the slowest part of a large upload.
+# msgspec is ten times as fast as the standard library's encoder, which would be the slowest part of a large upload.
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class ItemJson(TypedDict):
-    """One item as it goes over the wire."""
+    """One item as a client sends it to the API."""
 
     key: str
     text: str
@@ -25,7 +22,7 @@ class ItemJson(TypedDict):
 
 
 def encode_line(item: Mapping[str, object]) -> bytes:
-    """Return one line of NDJSON. A lone surrogate has no UTF-8: it travels escaped, and the API reports the item."""
+    """Encode an item as one line of NDJSON. A lone surrogate is escaped, and the API reports that item as an error."""
     try:
         return _ENCODER.encode(item) + b"\n"
     except UnicodeEncodeError:
@@ -33,7 +30,7 @@ def encode_line(item: Mapping[str, object]) -> bytes:
 
 
 def encode_parts(items: Iterable[ItemJson], part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-    """Yield the items as NDJSON, in parts of about `part_bytes`, so that a stream takes few system calls."""
+    """Yield the items as NDJSON in blocks of about `part_bytes`, so that sending them takes few system calls."""
     lines: list[bytes] = []
     num_bytes = 0
     for item in items:
@@ -49,7 +46,7 @@ def encode_parts(items: Iterable[ItemJson], part_bytes: int = PART_BYTES) -> Ite
 
 
 def compress_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the parts as one gzip stream. Level 1 compresses some 100 MB/s, more than most networks take."""
+    """Compress the blocks into one gzip stream. Level 1 compresses some 100 MB/s, faster than most networks."""
     compressor = make_compressor()
     for part in parts:
         if compressed := compressor.compress(part):
@@ -58,11 +55,11 @@ def compress_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def make_compressor() -> "zlib._Compress":
-    return zlib.compressobj(level=1, wbits=31)  # 31: gzip, without a name or a time
+    return zlib.compressobj(level=1, wbits=31)  # 31 means the gzip format, without a name or a time
 
 
 def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines without their newline. Only \\n ends a line: a key may hold U+2028, where str.splitlines cuts."""
+    """Yield the lines of a stream without their \\n. No other character ends a line: a key may contain U+2028."""
     rest = b""
     for part in parts:
         *lines, rest = (rest + part).split(b"\n")

@@ -1,4 +1,4 @@
-"""Outputs: where vectors are written and in which format, as files that appear whole or not at all."""
+"""Outputs: choose the format of a file of vectors, and write it so that it appears complete or not at all."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ from vectormill.files.formats import OUTPUT_FORMATS, by_suffix, describe_outputs
 
 @contextmanager
 def open_replacement(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` for writing; it takes the place of `path` when the block ends.
+    """Open a temporary file beside `path` for writing, and rename it to `path` when the block ends.
 
-    When the block raises, `path` is left as it was and the temporary file is removed. The temporary file
-    lies in the same directory because only a rename within one file system is atomic; it is made by open()
-    and not by tempfile because its mode shall follow the umask.
+    If the block raises, `path` is unchanged and the temporary file is removed. It is in the same directory because only
+    a rename within one file system is atomic; it is made by open() and not by tempfile so that its mode follows the
+    umask.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -40,7 +40,7 @@ Fetch = Callable[[BinaryIO, str], object]
 
 
 def choose_format(path: Path, given: str | None = None) -> str:
-    """Return the format that was given, or the one that the file's name tells. Raise InvalidOption."""
+    """Return the given format, or that of the file's suffix. Raise InvalidOption if it is unknown."""
     if given is not None:
         return given
     try:
@@ -52,7 +52,7 @@ def choose_format(path: Path, given: str | None = None) -> str:
 
 
 def check_output(path: Path) -> None:
-    """Raise InvalidOption when the file could not be written, before hours of encoding and not after."""
+    """Raise InvalidOption if the file cannot be written. Call it before encoding, which may take hours."""
     if path.is_dir():
         raise InvalidOption(f"{path} is a directory; name a file for the vectors.")
     if not path.parent.is_dir():
@@ -60,17 +60,17 @@ def check_output(path: Path) -> None:
 
 
 def write_vectors(fetch: Fetch, path: Path, format: str) -> None:
-    """Have `fetch(file, format)` write the vectors into a file that appears whole or not at all.
+    """Write vectors to `path` with `fetch(file, format)`; the file appears complete or not at all.
 
-    Parquet and NDJSON are the API's own bytes. For npy, Parquet is fetched and turned into a matrix and a file of
-    keys (`OUT.keys.txt`): the API's npy has no keys, and rows and keys of two requests could tell of two moments.
+    Parquet and NDJSON are the bytes that the API sends. For npy, Parquet is fetched and converted to a matrix and a
+    file of keys (`OUT.keys.txt`): the API's npy has no keys, and two requests could return different states.
     """
     check_output(path)
     if format != "npy":
         with open_replacement(path) as file:
             fetch(file, format)
         return
-    from vectormill.files.matrices import write_matrix  # here: NumPy and pyarrow take a fifth of a second
+    from vectormill.files.matrices import write_matrix  # imported here, since it takes a fifth of a second
 
     with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", suffix=".parquet", dir=path.parent) as file:
         fetch(cast("BinaryIO", file), "parquet")

@@ -1,4 +1,4 @@
-"""Texts: whichever kind of input is named, as a stream of items. Knows nothing of jobs.
+"""Texts: read files, directories and standard input as a stream of items.
 
 read_texts("papers.jsonl.gz")       JSONL, plain or .gz (also .ndjson)
 read_texts("papers.csv")            CSV or TSV with a header, plain or .gz
@@ -26,8 +26,8 @@ from vectormill.files.ndjson import ItemJson
 
 KEY_FIELDS: Final = ("key", "id")
 
-# Error handlers of Python's decoders, for input that is not UTF-8. A bad byte that is kept as half of a surrogate pair
-# makes its item, and no other, one of the job's item errors; the strict way, reading ends with an InvalidItem.
+# Error handlers of Python's decoders for input that is not UTF-8. With surrogateescape a bad byte becomes a lone
+# surrogate, so that only its item fails, as an item error of the job; with strict, reading raises InvalidItem.
 UnicodeErrors = Literal["surrogateescape", "strict"]
 FAIL_ALONE: Final = "surrogateescape"
 REFUSE: Final = "strict"
@@ -35,9 +35,10 @@ REFUSE: Final = "strict"
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of a row that hold key, text and pair, and what becomes of bytes that are not UTF-8.
+    """The names of the fields with key, text and second text, and the error handler for bytes that are not UTF-8.
 
-    Without `key`: `key`, else `id`, else the number of the line. Without `pair` no second text is read.
+    If `key` is None, the key is the field `key`, else `id`, else the number of the line. If `pair` is None, no second
+    text is read.
     """
 
     key: str | None = None
@@ -47,9 +48,9 @@ class Fields:
 
 
 def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> ItemJson:
-    """Return the item of one row; `number` counts rows or lines from 1, `place` names it in errors.
+    """Return the item of one row, with its `metadata` field if that is an object. Raise InvalidItem.
 
-    A `metadata` field goes along when it is an object. Raise InvalidItem.
+    `number` is the number of the row or line, from 1; `place` names the row in errors.
     """
     text = row.get(fields.text)
     if not isinstance(text, str):
@@ -93,13 +94,13 @@ def _describe_missing(row: Mapping[str, Any], name: str, value: Any) -> str:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Return the file's bytes, unpacked when its name ends in .gz."""
+    """Open a file for reading bytes, decompressed if its name ends in .gz."""
     return cast("BinaryIO", gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
 
 
 @dataclass(frozen=True, slots=True)
 class JsonlFile:
-    """A .jsonl or .jsonl.gz file; each iteration reads it anew."""
+    """The items of a .jsonl or .jsonl.gz file; each iteration reads the file again."""
 
     path: Path
     fields: Fields
@@ -114,7 +115,7 @@ class JsonlFile:
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """Lines of JSON objects from anything that yields lines of bytes. Blank lines are passed over."""
+    """The items of JSON objects in lines of bytes. Blank lines are skipped."""
 
     lines: Iterable[bytes]
     name: str
@@ -123,7 +124,7 @@ class JsonLines:
     def __iter__(self) -> Iterator[ItemJson]:
         for number, line in enumerate(self.lines, start=1):
             if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")  # Windows programs like to write a byte order mark
+                line = line.removeprefix(b"\xef\xbb\xbf")  # Windows programs often write a byte order mark
             if line.strip():
                 yield self._read(line, number)
 
@@ -142,14 +143,14 @@ class JsonLines:
         return make_item(row, self.fields, number, place)
 
 
-# The csv module refuses fields above 128 KiB unless told otherwise; this is what the API takes in a line.
+# The csv module refuses fields above 128 KiB by default; this is the limit of the API for a line.
 MAX_FIELD_CHARS: Final = 16 << 20
 PARQUET_BATCH_ROWS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CsvFile:
-    """A CSV or TSV file whose first line names the columns; each iteration reads it anew."""
+    """The items of a CSV or TSV file whose first line names the columns; each iteration reads the file again."""
 
     path: Path
     fields: Fields
@@ -157,7 +158,7 @@ class CsvFile:
 
     def __iter__(self) -> Iterator[ItemJson]:
         csv.field_size_limit(MAX_FIELD_CHARS)
-        # newline="": a quoted field may hold line ends, which the csv module must see as they are.
+        # newline="" keeps the line breaks of quoted fields, which the csv module must see unchanged.
         with open_bytes(self.path) as file, self._decode(file) as text:
             rows = csv.DictReader(text, delimiter=self.delimiter, strict=True)
             try:
@@ -174,7 +175,7 @@ class CsvFile:
         return io.TextIOWrapper(file, "utf-8-sig", self.fields.errors, newline="")
 
     def _read(self, row: dict[str | Any, Any], number: int, place: str) -> ItemJson:
-        # DictReader puts surplus cells under None and fills missing ones with None: both are a broken line.
+        # DictReader stores surplus cells under None and fills missing ones with None: both mean a broken line.
         if None in row or None in row.values():
             raise InvalidItem(f"{place}: it has more or fewer cells than the header.")
         return make_item(row, self.fields, number, place)
@@ -182,13 +183,13 @@ class CsvFile:
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """A Parquet file, of which one batch of rows and the columns in question are in memory at a time."""
+    """The items of a Parquet file. Only one batch of rows, of the needed columns, is in memory at a time."""
 
     path: Path
     fields: Fields
 
     def __iter__(self) -> Iterator[ItemJson]:
-        import pyarrow  # here, because only this reader needs its tenth of a second
+        import pyarrow  # imported here, since it takes a tenth of a second
         import pyarrow.parquet
 
         try:
@@ -197,7 +198,7 @@ class ParquetFile:
                 wanted = {self.fields.text, self.fields.pair, self.fields.key, *KEY_FIELDS, "metadata"}
                 columns = [name for name in names if name in wanted]
                 if self.fields.text not in names:
-                    columns = names[:]  # make_item then names the fields that there are
+                    columns = names[:]  # so that the error of make_item names all fields
                 number = 0
                 for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=columns):
                     for row in batch.to_pylist():
@@ -209,10 +210,10 @@ class ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class TextTree:
-    """Every file below a directory, in sorted order; the key is the path from the directory, with slashes.
+    """The items of all files below a directory, in sorted order. The key is the relative path, with slashes.
 
-    Hidden files and folders (their names start with a dot) are passed over. `errors` is what becomes of a file that is
-    not UTF-8: see UnicodeErrors.
+    Hidden files and folders (their names start with a dot) are skipped. `errors` is the error handler for files that
+    are not UTF-8: see UnicodeErrors.
     """
 
     root: Path
@@ -227,9 +228,7 @@ class TextTree:
             raise InvalidItem(f"{self.root} holds no files.")
 
     def find_files(self, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-        """Yield the files in order. `on_error` gets the error of a folder that cannot be read, which is skipped
-        otherwise.
-        """
+        """Yield the paths of the files in order. Unreadable folders are skipped, and `on_error` gets their errors."""
         for folder, folders, files in os.walk(self.root, onerror=on_error):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(files):
@@ -237,7 +236,7 @@ class TextTree:
                     yield Path(folder, name)
 
     def read(self, path: Path, max_bytes: int = -1) -> ItemJson:
-        """Return the item of one file, or of so many bytes of it."""
+        """Return the item of one file, of at most its first `max_bytes` bytes (-1: all). Raise InvalidItem."""
         with path.open("rb") as file:
             content = file.read(max_bytes)
         try:
@@ -247,7 +246,7 @@ class TextTree:
                 raise InvalidItem(
                     f"{path} is not UTF-8 text (byte {error.start}). Convert it, or move it out of {self.root}."
                 ) from error
-            # To the first bad byte and no further: a film among the texts need not travel.
+            # The text ends at the first bad byte, so that a video among the texts is not uploaded whole.
             text = content[: error.start + 1].decode("utf-8", FAIL_ALONE)
         return {"key": path.relative_to(self.root).as_posix(), "text": text}
 
@@ -259,15 +258,15 @@ READERS: Final[Mapping[str, Callable[[Path, Fields], Iterable[ItemJson]]]] = {
     "parquet": ParquetFile,
 }
 FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
-# Items that are looked at before anything is started.
+# The number of items that are checked before a job is started.
 LOOKED_AT = 1000
 
 
 def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
-    """Return the items of an input, read while they are iterated over.
+    """Return the items of an input, which are read lazily. `name` is a file, a directory, or - for standard input.
 
-    All but standard input can be iterated over again. Raise InvalidItem for an input of no known kind or that is
-    not there, and while iterating, with file and line, for what cannot be read.
+    All but standard input can be iterated over again. Raise InvalidItem if the input does not exist or has no known
+    format; iteration raises it, with file and line, for an item that cannot be read.
     """
     fields = fields or Fields()
     if name == "-":
@@ -286,10 +285,9 @@ def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
 
 
 def look_at_texts(items: Iterable[ItemJson], *, whole: bool) -> Iterable[ItemJson]:
-    """Return the same items after reading the first thousand, or all of them, so that errors show before anything
-    starts.
+    """Read the first thousand items, or all if `whole`, to find errors before a job starts; return all items again.
 
-    Standard input is not read as a whole, as it can be read only once. Raise InvalidItem.
+    Of standard input only the first thousand are read, since it can be read only once. Raise InvalidItem.
     """
     if not isinstance(items, Iterator):
         for _ in islice(iter(items), None if whole else LOOKED_AT):

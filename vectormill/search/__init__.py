@@ -1,1 +1,1 @@
-"""Search: which rows of a collection answer. Searches, filters and their SQL, plans, and the bodies."""
+"""Search of collections: searches, filters and their SQL, query plans, and the bodies of requests and responses."""

@@ -1,4 +1,4 @@
-"""Searches as clients send them, one or many at once, and as they are answered."""
+"""Bodies of search requests, with one query or many, and of their responses."""
 
 from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
@@ -23,7 +23,7 @@ from vectormill.search.search import (
     check_search,
 )
 
-# Limits of all queries of a request together: matches, and vectors of them. They are in memory until they are answered.
+# Limits of matches, and of matches with vectors, of all queries of a request together. They are in memory until sent.
 MAX_MATCHES: Final = 10_000
 MAX_VECTORS: Final = 1_000
 
@@ -89,7 +89,7 @@ class SearchRequest(SearchQuery, forbid_unknown_fields=True):
     ] = None
 
 
-# The part of the description that types cannot express.
+# The part of the JSON schema that types cannot express: a query needs one of these fields.
 ASKS_FOR_SOMETHING: Final = [
     {"required": [name], "properties": {name: {"type": kind}}}
     for name, kind in (("text", "string"), ("embedding", "array"), ("more_like", "string"))
@@ -103,7 +103,10 @@ SEARCH_DECODER: Final = msgspec.json.Decoder(SearchRequest)
 
 
 def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
-    """Return the queries of a request. Raise InvalidOption."""
+    """Return the queries of a request: those in `queries`, or the request itself as the only one.
+
+    Raise InvalidOption if it has both, or if there are more than `max_queries` or too many matches in all.
+    """
     if request.queries is None:
         return [request]
     if msgspec.structs.replace(request, queries=None) != SearchRequest():
@@ -123,7 +126,7 @@ def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
 
 
 def make_search(query: SearchQuery) -> Search:
-    """Make the search that the query asks for, beside its vector. Raise InvalidOption."""
+    """Make a Search of a client's query; its vector is passed separately. Raise InvalidOption for contradictions."""
     if query.hybrid is not None and query.mode not in (None, HYBRID if query.hybrid else query.mode):
         raise InvalidOption(f"hybrid=true is mode hybrid, and mode {query.mode} is given too; leave one out.")
     if query.hybrid is False and query.mode == HYBRID:
@@ -212,7 +215,7 @@ class ManySearchesAnswer(TypedDict):
 
 
 def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
-    """Return the matches of a search as they are answered."""
+    """Return the response body of one search."""
     answer = SearchAnswer(
         data=[tell_match(match, search) for match in nearest.matches], num_rows_read=nearest.num_rows_read
     )
@@ -224,7 +227,7 @@ def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
 
 
 def tell_match(match: Match, search: Search) -> MatchBody:
-    """Return a match with what the search asks for."""
+    """Return the response body of one match, with the fields that the search includes."""
     told = MatchBody(key=match.key, score=match.score)
     if METADATA in search.include:
         told["metadata"] = match.metadata

@@ -1,9 +1,9 @@
-"""Filter: a condition on an item's metadata, as a client writes it in JSON; parsed, and decided for one item.
+"""Filter: a condition on an item's metadata, which clients write in JSON: parse it, and evaluate it for one item.
 
     {"lang": "de", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}, "author": {"exists": true}}
 
-Every entry must hold. `and` and `or` take lists of filters, `not` takes one; a dotted name leads into an object. Knows
-nothing of SQL: vectormill/search/filters.py says the same to Postgres, and a test holds the two against each other.
+Every entry must hold. `and` and `or` take lists of filters, `not` takes one; a dotted name leads into an object. The
+same condition in SQL is made by vectormill/search/filters.py, and a test compares the two.
 """
 
 import json
@@ -32,15 +32,15 @@ AND: Final = "and"
 OR: Final = "or"
 NOT: Final = "not"
 
-# A filter is read for every row where no index serves: what is longer than these is a list of keys, not a condition.
+# Without an index a filter is evaluated for every row; a filter beyond these limits is a list of keys, not a condition.
 MAX_CONDITIONS: Final = 100
 MAX_LISTED: Final = 1000
 MAX_DEPTH: Final = 8
 MAX_NAME_CHARS: Final = 500
 MAX_STRING_CHARS: Final = 10_000
-# The most characters of a place in an error.
+# An error message shows at most this many characters of the path to the faulty entry.
 MAX_PLACE_CHARS: Final = 120
-# Beyond it Postgres' numeric and a double differ.
+# Larger numbers differ between Postgres' numeric and a double.
 MAX_NUMBER: Final = 1e300
 
 Scalar = str | int | float | bool | None
@@ -48,7 +48,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class FieldComparison:
-    """The value at `path` is equal to, or on one side of, `value`; nothing lies on a side of another JSON type."""
+    """The condition that the value at `path` equals `value`, or is less or greater than it and of its JSON type."""
 
     path: tuple[str, ...]
     operator: str  # EQ or one of RANGES
@@ -57,7 +57,7 @@ class FieldComparison:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """The value at `path` is equal to one of `values`."""
+    """The condition that the value at `path` equals one of `values`."""
 
     path: tuple[str, ...]
     values: tuple[Scalar, ...]
@@ -65,7 +65,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """The value at `path` is a list, and one of its elements is equal to `value`."""
+    """The condition that the value at `path` is a list with an element that equals `value`."""
 
     path: tuple[str, ...]
     value: Scalar
@@ -73,21 +73,21 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """There is a value at `path`, be it null."""
+    """The condition that there is a value at `path`, even null."""
 
     path: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every part holds; of no parts, always."""
+    """The condition that all parts hold; without parts it always holds."""
 
     parts: "tuple[Filter, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """One part holds at least."""
+    """The condition that at least one part holds."""
 
     parts: "tuple[Filter, ...]"
 
@@ -101,7 +101,7 @@ Filter = FieldComparison | OneOf | Contains | Exists | AllOf | AnyOf | Not
 
 
 def parse_filter(written: Any, place: str = "filter") -> Filter:
-    """Return the filter that a client wrote. Raise InvalidOption, which names the place, such as `filter.year.gte`."""
+    """Parse a filter that a client wrote. Raise InvalidOption, which names the bad entry, such as `filter.year.gte`."""
     parsed = _parse(written, place, 1)
     if count_conditions(parsed) > MAX_CONDITIONS:
         raise _refusal(place, f"it has more than {MAX_CONDITIONS} conditions; ask for some of them with `in`")
@@ -219,9 +219,7 @@ def _refusal(place: str, reason: str) -> InvalidOption:
 
 
 def fits(condition: Filter, metadata: Mapping[str, Any]) -> bool:
-    """Return whether metadata fulfils the condition. Strings are compared by code points, as Postgres does in
-    collation C.
-    """
+    """Return whether metadata satisfies a filter. Strings are compared by code points, as in Postgres' collation C."""
     match condition:
         case AllOf(parts):
             return all(fits(part, metadata) for part in parts)
@@ -245,9 +243,7 @@ def fits(condition: Filter, metadata: Mapping[str, Any]) -> bool:
 
 
 def _find(metadata: Any, path: Sequence[str]) -> tuple[bool, Any]:
-    """Return whether there is a value at the path, and the value. A path leads through objects only, never
-    into a list.
-    """
+    """Return (True, the value at the path), or (False, None). A path leads through objects only, not into lists."""
     found = metadata
     for name in path:
         if not isinstance(found, Mapping) or name not in found:
@@ -257,7 +253,7 @@ def _find(metadata: Any, path: Sequence[str]) -> tuple[bool, Any]:
 
 
 def find_json_type(value: Any) -> str:
-    """Return the type as jsonb_typeof names it: to Python true is a number."""
+    """Return the JSON type of a value as jsonb_typeof names it. In Python True is an int, but here it is a boolean."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -285,15 +281,16 @@ OPERATOR_BY_SIGN: Final = {"=": EQ, "!=": NE, ">": GT, ">=": GTE, "<": LT, "<=":
 
 
 def read_filters(written: Sequence[str], told_as: str = "--filter") -> dict[str, Any] | None:
-    """Return one filter that has all of the written ones as parts; None without any. Raise InvalidOption that names
-    `told_as`.
+    """Combine the filters of a command line with `and`; return None if there are none.
+
+    Raise InvalidOption, which names the option `told_as`.
     """
     parts = [read_filter(one, told_as) for one in written]
     return {"and": parts} if len(parts) > 1 else parts[0] if parts else None
 
 
 def read_filter(written: str, told_as: str) -> dict[str, Any]:
-    """Return the filter of `{"lang": "de"}`, `lang=de` or `year>=2020`; a value that is JSON is read as JSON."""
+    """Parse a filter such as `{"lang": "de"}`, `lang=de` or `year>=2020`. Raise InvalidOption naming `told_as`."""
     if written.lstrip().startswith("{"):
         try:
             parsed = json.loads(written, parse_constant=_refuse_constant)
@@ -310,12 +307,10 @@ def read_filter(written: str, told_as: str) -> dict[str, Any]:
 
 
 def read_value(written: str) -> Any:
-    """Return a value: 2020 is a number, true and null are themselves, and what is no JSON is a string, as is "2020" in
-    quotes.
-    """
+    """Parse a value of a command line as a JSON scalar, else take it as a string: 2020 is a number, "2020" a string."""
     try:
         value = json.loads(written, parse_constant=lambda name: name)
-    except (ValueError, RecursionError):  # nested too deeply is no value either
+    except (ValueError, RecursionError):  # too deeply nested JSON counts as a string too
         return written.strip()
     return written.strip() if isinstance(value, dict | list) else value
 

@@ -1,14 +1,12 @@
-"""Filters in SQL: a condition on metadata, of bound values only, in the form that expression indexes serve.
+"""Filters in SQL: compile a filter on metadata to a condition with bound values that expression indexes can serve.
 
-A field is `(metadata -> 'year')`, of nested ones `(metadata -> 'a' -> 'b')`, compared as jsonb: numbers by value, and
-strings by the database's collation. Equality, `in` and ranges are of its value as an index has it (write_value),
-where texts of more than 2,000 bytes count as none; a GIN index on metadata serves `contains` and `exists`. The names of
-fields are bound too: the plan is made for the values (plan_cache_mode), so Postgres sees constants where the index has
-them.
+A field is `(metadata -> 'year')`, a nested field `(metadata -> 'a' -> 'b')`, compared as jsonb: numbers by value, and
+strings by the database's collation. Equality, `in` and ranges compare the expression that is indexed (write_value); a
+GIN index on metadata serves `contains` and `exists`. Names of fields are bound parameters too: Postgres plans each
+statement for its values (plan_cache_mode), so it sees constants and can match them with the index.
 
-jsonb orders values: numbers as numbers, texts as texts. A B-tree entry may have about 2,700 bytes, and a worker whose
-row had a longer one could write neither that row nor the chunk it is in. So a longer value, and what is no scalar,
-counts as none here: in the index, and in the filter that is to be served by it."""
+A B-tree entry has at most about 2,700 bytes, and a longer value would keep a worker from writing the whole chunk. So
+values of more than 2,000 bytes, arrays and objects count as NULL, both in the index and in a filter that uses it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -37,17 +35,17 @@ from vectormill.search.filter import (
     fits,
 )
 
-# Instead of a field: one index over all metadata, for `metadata @> '{"tags": ["new"]}'` and `metadata ? 'year'`.
+# As a field, * means one index over all metadata, for `metadata @> '{"tags": ["new"]}'` and `metadata ? 'year'`.
 ANY_FIELD: Final = "*"
 
 MOST_VALUE_BYTES: Final = 2000
 
 
 def write_value(field: str) -> str:
-    """Return the SQL of a field's value as its index has it; `field` is its SQL, such as `metadata -> 'year'`.
+    """Return the indexed SQL expression of a field: NULL for long values, arrays and objects.
 
-    An expression, and no partial index: Postgres gathers how often which value of it comes, and so knows how many rows
-    a filter leaves.
+    `field` is the field in SQL, such as `metadata -> 'year'`. It is an expression and not the WHERE of a partial index,
+    so that Postgres gathers statistics of its values and can estimate how many rows a filter leaves.
     """
     return (
         f"(CASE WHEN octet_length(CAST({field} AS text)) <= {MOST_VALUE_BYTES}"
@@ -56,16 +54,14 @@ def write_value(field: str) -> str:
 
 
 def name_filter_index(generation_id: int, field: str) -> str:
-    """Make the name of an index on a field, whatever the field, of at most 63 bytes."""
+    """Return the name of the index on a metadata field, at most 63 bytes for any field."""
     if field == ANY_FIELD:
         return f"{attributes_name(generation_id)}_on_any"
     return f"{attributes_name(generation_id)}_on_{hashlib.blake2b(field.encode(), digest_size=6).hexdigest()}"
 
 
 def define_filter_index(field: str) -> sql.Composable:
-    """Return the text behind `CREATE INDEX … ON the attributes table`. A dot leads into an object, as in a
-    filter.
-    """
+    """Return the part of CREATE INDEX that follows the table's name. A dot in `field` leads into an object."""
     if field == ANY_FIELD:
         return sql.SQL("USING gin (metadata jsonb_ops)")
     names = [sql.Literal(name) for name in field.split(".")]
@@ -78,12 +74,12 @@ def name_text_index(generation_id: int) -> str:
 
 
 def define_text_index() -> sql.Composable:
-    """Return the definition of the index of the words of kept texts, for hybrid searches."""
+    """Return the part of CREATE INDEX that follows the table's name, for the full-text index of kept texts."""
     return sql.SQL("USING gin (search)")
 
 
-# jsonb sorts null, strings, numbers, booleans, in this order: the least value of a type, and the least beyond it. No
-# number of JSON that fits into a document is less than the first one here.
+# The least jsonb value of a type, and the least value above all of that type, since jsonb sorts null, strings, numbers,
+# booleans in this order. No number that a document can hold is less than -1e100000.
 BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
     "string": ('""', "-1e100000"),
     "number": ("-1e100000", "false"),
@@ -93,7 +89,7 @@ SIGNS: Final[Mapping[str, str]] = {EQ: "=", GT: ">", GTE: ">=", LT: "<", LTE: "<
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A filter as SQL. `fits_nothing`: whether a row without any metadata fulfils it, so that no such row is lost."""
+    """A filter as SQL with its bound values. `fits_nothing` is true if a row without any metadata satisfies it."""
 
     sql: str
     values: dict[str, Any]
@@ -102,7 +98,7 @@ class Condition:
 
 @dataclass(slots=True)
 class _Values:
-    """The values bound so far, by names that no other part of a statement has."""
+    """The values bound so far, under names that no other part of the statement uses."""
 
     bound: dict[str, Any] = field(default_factory=dict)
 
@@ -113,7 +109,7 @@ class _Values:
 
 
 def compile_filter(condition: Filter, column: str) -> Condition:
-    """Return the condition on `column`, a jsonb column that is an object or NULL; NULL under a NOT counts as false."""
+    """Compile a filter to SQL on `column`, a jsonb column that is an object or NULL. NOT treats NULL as false."""
     values = _Values()
     return Condition(_compile(condition, column, values), values.bound, fits(condition, {}))
 
@@ -127,7 +123,7 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
         case Not(part):
             return f"(({_compile(part, column, values)}) IS NOT TRUE)"
         case Exists((name,)):
-            return f"({column} ? CAST({values.bind(name)} AS text))"  # which a GIN index on metadata serves
+            return f"({column} ? CAST({values.bind(name)} AS text))"  # a GIN index serves this
         case Exists(path):
             return f"({name_field(column, path, values)} IS NOT NULL)"
         case OneOf(path, listed):
@@ -144,7 +140,8 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
             compared = f"{name} {SIGNS[operator]} CAST({values.bind(to_jsonb(value))} AS jsonb)"
             if operator == EQ:
                 return f"({compared})"
-            # Values of its own type only: bounds, which an index and its statistics understand, and not jsonb_typeof.
+            # A range must match values of one JSON type only. Bounds express that in a form that an index and its
+            # statistics can use, unlike jsonb_typeof.
             least, beyond = BOUNDS[find_json_type(value)]
             bound = f"{name} >= CAST('{least}' AS jsonb)" if operator in (LT, LTE) else None
             bound = bound or f"{name} < CAST('{beyond}' AS jsonb)"
@@ -152,12 +149,12 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
 
 
 def name_value(column: str, path: tuple[str, ...], values: _Values, compared: list[str]) -> str:
-    """Return the expression of a field as its index has it, if the index has values like those it is compared with."""
+    """Return the indexed SQL expression of a field, or the plain one if a compared value is too long for the index."""
     name = name_field(column, path, values)
     is_short = all(len(written) <= MOST_VALUE_BYTES for written in compared)
     return write_value(name) if is_short else name
 
 
 def name_field(column: str, path: tuple[str, ...], values: _Values) -> str:
-    """Return the expression of a field."""
+    """Return the SQL expression of a field, and bind the names on its path."""
     return f"({column}{''.join(f' -> CAST({values.bind(name)} AS text)' for name in path)})"

@@ -1,7 +1,7 @@
-"""Matches: the rows of a collection that answer a search best, and whether an index found them.
+"""Matches: run searches in Postgres, and read from their plans if an index found the rows.
 
-A statement answers one search, or a round of those that differ in little but their vectors: beside the search of a few
-thousand rows, a statement, its plan and its way there and back cost as much again."""
+One statement runs one search, or a round: several searches that differ in little but their vectors. For a collection of
+a few thousand rows, planning and the round trip of a statement cost as much as the search itself."""
 
 import functools
 import math
@@ -25,18 +25,17 @@ from vectormill.search.query_vectors import make_query_vector, make_query_vector
 from vectormill.search.rankings import Statement, write_round, write_search
 from vectormill.search.search import BY_TEXT, BY_VECTOR, HYBRID, VECTOR, Match, Nearest, Search, check_search
 
-# As the last ANALYZE or VACUUM counted.
-# So many rows are found by an index on their metadata and compared in a few milliseconds.
+# Up to this number, rows are found by an index on their metadata and compared exactly within a few milliseconds.
 FEW_ROWS: Final = 2000
-# Fields in which the searches of one request differ, and their plans do not.
+# Bound values that do not influence the plan of a search.
 UNPLANNED: Final = ("query", "queries", "words", "own")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedReading:
-    """The way Postgres will run a search: by the vectors' index, or by reading about so many rows for want of one.
+    """The plan of Postgres for a search: by the vector index, or by reading about `num_rows_read` rows without one.
 
-    `num_filtered` is how many rows it expects from an index on their metadata or words; None without such an index.
+    `num_filtered` is the estimated number of rows from an index on metadata or words; None if no such index is used.
     """
 
     is_by_index: bool
@@ -45,7 +44,7 @@ class PlannedReading:
 
 
 class Plans:
-    """The plans of statements, asked once of those that differ in their vectors alone. Reads no row."""
+    """A cache of EXPLAIN results: statements that differ only in their vectors or words are explained once."""
 
     def __init__(self, connection: Connection, generation: Generation) -> None:
         self._connection = connection
@@ -55,11 +54,11 @@ class Plans:
     def choose(
         self, write: Callable[..., Statement], *, is_exact: bool, is_filtered: bool
     ) -> tuple[Statement, PlannedReading]:
-        """Return the statement to run and its plan: `write(is_exact=…)`, exact when asked for or when a filter leaves
+        """Return the statement to run, made by `write`, and its plan. It is exact if requested, or if a filter leaves
         few rows.
 
-        The planner takes the vectors' index for cheaper than it is when most of what it gives is filtered out: 12 ms
-        instead of 3 ms where 200 of 20,000 rows fit, and not all of the nearest.
+        The planner underestimates the vector index if the filter removes most of its rows: 12 ms instead of 3 ms where
+        200 of 20,000 rows satisfy the filter, and some of the nearest are missed.
         """
         statement = write(is_exact=is_exact)
         reading = self.explain(statement)
@@ -88,7 +87,7 @@ class Plans:
         if any("Order By" in node for node in nodes):
             return PlannedReading(True, None, num_filtered)
         whole = [node for node in nodes if is_scan(node) and node["Relation Name"] == table]
-        if whole and num_filtered is None:  # by all processes that read it together
+        if whole and num_filtered is None:  # all parallel processes together
             num_rows = max(int(node["Plan Rows"]) for node in whole) * num_readers(plan["Plan"])
             return PlannedReading(False, num_rows, None)
         if any(is_scan(node) and "Filter" in node for node in of_attributes):
@@ -100,54 +99,54 @@ class Plans:
 
 
 def is_scan(node: Mapping[str, Any]) -> bool:
-    """Return whether the node reads a table from its beginning to its end."""
+    """Return whether the plan node scans a whole table."""
     return bool(node["Node Type"] == "Seq Scan")
 
 
 def is_by_own_index(node: Mapping[str, Any], primary_key: str) -> bool:
-    """Return whether the node finds rows by another index than that of their keys."""
+    """Return whether the plan node finds rows by an index other than the primary key."""
     below = [inner for inner in walk_plan(node) if "Index Name" in inner]
     return any(inner["Index Name"] != primary_key for inner in below)
 
 
 def num_readers(plan: Mapping[str, Any]) -> int:
-    """Return how many processes run the plan's parallel part, or 1."""
+    """Return the number of processes that run the plan's parallel part; 1 if there is none."""
     planned = max((int(node.get("Workers Planned", 0)) for node in walk_plan(plan)), default=0)
     return planned + 1
 
 
 def walk_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the node and all below it."""
+    """Yield the plan node and all nodes below it."""
     yield node
     for below in node.get("Plans", ()):
         yield from walk_plan(below)
 
 
-# Limits of one statement: vectors of 100 kB as text, and some thousand rows.
+# The most searches in one statement, which keeps its vectors and rows small.
 MOST_TOGETHER: Final = 32
-# More rows than these are wanted one search at a time.
+# A search for more rows than this runs alone.
 MOST_ROWS: Final = 100
-# Without an index: of a larger table Postgres lets several processes read a part each (min_parallel_table_scan_size),
-# but not within a lateral join.
+# Without an index, searches in larger tables run alone: then Postgres scans the table with several processes
+# (min_parallel_table_scan_size), which it does not do within a lateral join.
 MOST_ROWS_READ: Final = 10_000
 
 SearchWithVector = tuple[Search, npt.NDArray[np.float32] | None]
 
 
 def find_company(search: Search) -> Hashable | None:
-    """Return what searches that one statement answers have in common; None for one that is always alone.
+    """Return the key that searches must share to run in one statement; None for a search that must run alone.
 
-    Also how many rows they want: an index that looks for more rows may find nearer ones as well.
+    The number of rows is part of the key, since an index scan for more rows may find nearer ones.
     """
     is_bare = search.mode == BY_VECTOR and search.like is None and not search.by_document
     if not is_bare or VECTOR in search.include or search.num_wanted > MOST_ROWS:
         return None
-    # By its words, for 1 == True.
+    # The repr tells 1 from True, which are equal in Python.
     return search.num_wanted, search.ef_search, search.include, repr(search.condition)
 
 
 def divide_into_rounds(searches: Sequence[Search]) -> list[list[int]]:
-    """Return the places of all searches, in groups that one statement answers."""
+    """Group the indices of the searches into rounds, each of which one statement runs."""
     rounds: list[list[int]] = []
     open_rounds: dict[Hashable, list[int]] = {}
     for place, search in enumerate(searches):
@@ -163,7 +162,7 @@ def divide_into_rounds(searches: Sequence[Search]) -> list[list[int]]:
 
 
 def cut_pages(searches: Sequence[Search], rows: Iterable[Any]) -> list[list[Any]]:
-    """Return the rows of each search's own page from those of all, which have a `place` from 1 on and are in order."""
+    """Return the rows of each search's page. A row's `place` is the number of its search, from 1; rows are in order."""
     of_place: Mapping[int, list[Any]] = {place: [] for place in range(1, len(searches) + 1)}
     for row in rows:
         of_place[row.place].append(row)
@@ -173,22 +172,23 @@ def cut_pages(searches: Sequence[Search], rows: Iterable[Any]) -> list[list[Any]
     ]
 
 
-# hnsw.ef_search: so many candidates an index keeps while it looks, 40 by pgvector's default and 1,000 at the most. With
-# as many as rows are asked for the last ones are often missed: of 20,000 random vectors, the worst case there is, 200
-# candidates held 73 % of the 200 nearest, and 400 held 93 %.
+# hnsw.ef_search is the number of candidates of an index scan: 40 by pgvector's default, at most 1,000. If it equals the
+# number of wanted rows, the last of these are often missed: of 20,000 random vectors, the worst case, 200 candidates
+# held 73 % of the 200 nearest, and 400 held 93 %.
 LEAST_CANDIDATES: Final = 100
 CANDIDATES_PER_ROW: Final = 2
 MOST_CANDIDATES: Final = 1000
-# The rows of each ranking that is fused: one far down in one may be among the first of both together.
+# Each ranking of a hybrid search has this many rows, since a row far down in one may come first after fusion.
 LEAST_FUSED: Final = 100
 FUSED_PER_ROW: Final = 4
-# A document has several passages among the nearest; when so many times the limit hold too few documents, more are read.
+# A document may have several passages among the nearest rows. A search by document first reads 4 times its limit, then
+# 32 times if these hold too few documents.
 PASSAGES_PER_DOCUMENT: Final = (4, 32)
 
 
-# Until the end of the transaction. The time-out, for a client that has gone leaves its search behind. An index gives
-# its candidates and no more, unless it may go on looking: in relaxed order, since the statement sorts what was found. A
-# larger ef_search of the operator's own stands. And the plan that is explained must be the plan that is run.
+# These settings last until the transaction ends. The time-out ends searches whose client has gone. The iterative scan
+# lets an index return more rows than its candidates; relaxed order is enough, since the statement sorts the rows. A
+# larger ef_search in the server's settings stays. Custom plans make sure that the explained plan is the one that runs.
 PREPARE_SEARCH: Final = text("""
     SELECT set_config('statement_timeout', :timeout, true),
            set_config('hnsw.iterative_scan', 'relaxed_order', true),
@@ -212,7 +212,7 @@ def search_collection(
     *,
     timeout_seconds: float = 30.0,
 ) -> Nearest:
-    """Return the `limit` rows that are nearest to `embedding`, finite float32 [dimensions]: see find_matches."""
+    """Return the `limit` rows that are nearest to `embedding`, finite float32 [dimensions]; see `find_matches`."""
     search = Search(limit=limit)
     (found,) = find_matches(connection, generation, [(search, embedding)], timeout_seconds=timeout_seconds)
     return found
@@ -225,12 +225,12 @@ def find_matches(
     *,
     timeout_seconds: float = 30.0,
 ) -> list[Nearest]:
-    """Find the nearest rows of each search, best first; a search by vector has finite float32 [dimensions] with it.
+    """Return the nearest rows of each search, best first. A search by vector comes with finite float32 [dimensions].
 
     Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
-    share of bits that differ. With an HNSW index (pgvector 0.8 or newer) nearly the nearest, and as many as there are.
-    Raises SearchTimeout, when all together take too long: without an index a search reads every row; InvalidOption,
-    TextsNotKept, ItemNotFound, and Conflict when the generation is removed meanwhile.
+    share of bits that differ. With an HNSW index (pgvector 0.8 or newer) the rows are approximately the nearest, but
+    never fewer. Raise SearchTimeout if all searches together take too long (without an index a search reads every row),
+    InvalidOption, TextsNotKept, ItemNotFound, and Conflict if the generation is removed meanwhile.
     """
     deadline = time.monotonic() + timeout_seconds
     plans = Plans(connection, generation)
@@ -239,7 +239,8 @@ def find_matches(
     def prepare_for(search: Search) -> None:
         nonlocal prepared
         seconds = max(deadline - time.monotonic(), 0.001)
-        # A setting holds until the transaction ends: searches that are alike set it once a second.
+        # Settings last until the transaction ends, so they are only sent again for other values; the remaining time is
+        # rounded up to seconds for that reason.
         wanted = (search.num_wanted, search.ef_search, math.ceil(seconds))
         if wanted != prepared:
             prepare(connection, search, seconds)
@@ -276,9 +277,7 @@ def prepare(connection: Connection, search: Search, timeout_seconds: float) -> N
 def find_round(
     connection: Connection, generation: Generation, searches: Sequence[SearchWithVector], plans: Plans
 ) -> list[Nearest | None]:
-    """Find the answers to searches of one round by one statement; None for each that is to be asked by
-    itself.
-    """
+    """Run the searches of one round in one statement. The result is None for each search that must run alone."""
     first, _ = searches[0]
     whole = replace(first, limit=first.num_wanted, offset=0)
     embeddings = [embedding for _, embedding in searches if embedding is not None]
@@ -306,7 +305,7 @@ def find_one(
     embedding: npt.NDArray[np.float32] | None,
     plans: Plans,
 ) -> Nearest:
-    """Return the answer to one search: ask for more rows, and in the end for all, until the page is full."""
+    """Run one search, repeatedly with more rows and finally with all, until its page is full."""
     language = find_language(connection, generation) if search.reads_words else None
     query = None
     if search.mode != BY_TEXT:
@@ -329,7 +328,7 @@ def find_one(
 
 
 def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
-    """Return how many rows each attempt ranks, None for all, and whether it is exact or as the planner likes."""
+    """Return the attempts of a search: how many rows each one ranks (None for all), and whether it must be exact."""
     num_wanted = search.num_wanted
     num_ranked = max(LEAST_FUSED, FUSED_PER_ROW * num_wanted) if search.mode == HYBRID else num_wanted
     if search.by_document:
@@ -340,14 +339,14 @@ def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
 def find_shortage(
     search: Search, reading: PlannedReading, rows: Sequence[Row[Any]], num_ranked: int | None
 ) -> str | None:
-    """Return why there may be more results than these, or None."""
+    """Return the reason why the search may have more results than `rows`; None if these are complete."""
     num_nearest, is_full = rows[0].num_nearest if rows else 0, len(rows) == search.limit
     if is_full and search.mode != HYBRID:
         return None
     is_cut = num_ranked is not None and (num_nearest >= num_ranked or not rows)
     if search.by_document and is_cut and not is_full:
         return f"the {num_ranked:,} nearest passages are of fewer documents than were asked for"
-    # For a fused list every ranking shall be whole, not only as long as the page.
+    # Fusion needs the whole ranking, not only as many rows as the page.
     num_wanted = num_ranked if search.mode == HYBRID or search.by_document else search.num_wanted
     if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
         return f"the index gave {num_nearest:,} rows of {num_wanted:,} before it ended its search"
@@ -383,7 +382,7 @@ def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:
 
 
 def find_language(connection: Connection, generation: Generation) -> str:
-    """Return the text search configuration of the collection's texts. Raise TextsNotKept."""
+    """Return the text search configuration of the collection's texts. Raise TextsNotKept if it keeps none."""
     row = connection.execute(FIND_LANGUAGE, {"collection_id": generation.collection_id}).one_or_none()
     if row is None or not row.keep_text:
         raise TextsNotKept(
@@ -396,7 +395,7 @@ def find_language(connection: Connection, generation: Generation) -> str:
 
 @contextmanager
 def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]:
-    """Turn refusals of Postgres into errors of ours."""
+    """Raise SearchTimeout for a cancelled statement of the block, and Conflict for a table that no longer exists."""
     try:
         yield
     except OperationalError as error:
@@ -416,7 +415,7 @@ def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]
 
 @functools.lru_cache(maxsize=512)
 def read_statement(sql: str) -> TextClause:
-    """Return the statement, parsed for its parameters once."""
+    """Return the SQL as a TextClause; the cache saves parsing it for parameters again."""
     return text(sql)
 
 

@@ -1,4 +1,4 @@
-"""The operation that searches a collection."""
+"""The HTTP operation that searches a collection."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from vectormill.keys.api_key import READ
 from vectormill.operation import Operation
 from vectormill.search.bodies import ManySearchesAnswer, SearchAnswer, SearchRequest
 
-# Not repeated: the server itself waits for a worker, for its VECTORMILL_SEARCH_TIMEOUT_SECONDS.
+# A search is not retried, since the server itself waits for a worker for VECTORMILL_SEARCH_TIMEOUT_SECONDS.
 SEARCH: Final = Operation(
     "POST", "/v1/collections/{name}/search", READ, SearchAnswer, SearchRequest,
     other_answer=ManySearchesAnswer, is_repeatable=False,

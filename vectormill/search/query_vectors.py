@@ -1,4 +1,4 @@
-"""Query vectors: what a collection's rows are compared with, in the terms of its vector type; and rows read back."""
+"""Query vectors: write the vectors of searches in a collection's vector type, and read vectors of rows back."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,15 @@ from vectormill.vectors.vector_types import (
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance between a row's vector and a query's: `column operator query`, the query being of
-    `query_type`.
-    """
+    """The SQL distance between a row's vector and a query's: `column operator query`, with a query of `query_type`."""
 
     column: str
     operator: str
     query_type: str
 
 
-# The distance is of the column as it is, so that an index on it can serve: cosine for floats, differing bits for
-# binary. int8 codes are restored first, since every dimension has a scale and an offset of its own.
+# Distances use the bare column, so that its index can serve: cosine for floats, Hamming for binary. int8 codes are
+# restored to floats first, since every dimension has its own scale and offset.
 RESTORED: Final = "(CAST({column} AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector))"
 DISTANCES: Final[Mapping[str, Distance]] = {
     FLOAT32: Distance("vectors.embedding", "<=>", "vector"),
@@ -44,16 +42,16 @@ DISTANCES: Final[Mapping[str, Distance]] = {
     INT8: Distance(RESTORED.format(column="vectors.embedding"), "<=>", "vector"),
     BINARY: Distance("vectors.embedding", "<~>", "bit({dimensions})"),
 }
-# The name of one search's query in a statement for many.
+# The SQL name of a query's vector in a statement for many searches.
 ASKED: Final = "asked.query"
 
 
 @dataclass(frozen=True, slots=True)
 class QueryVector:
-    """A distance to `vectors.embedding` as SQL, what it binds, and what a distance of 1 takes from the score.
+    """The vector of one search, or of many, in SQL: its distance to `vectors.embedding`, and the bound values.
 
-    `document` is that of the row the vector was taken from, if it is a passage of one. Of many searches at once,
-    `array` is the SQL of all their vectors, and the distance that to ASKED, an element of it.
+    A distance of 1 lowers the score by `unit`. If the vector is that of a row which is a passage, `document` is its
+    document. For many searches `array` is the SQL of all their vectors, and the distance is to ASKED, one of these.
     """
 
     distance: str
@@ -63,7 +61,7 @@ class QueryVector:
     array: str = ""
 
 
-# One row. A passage knows its document.
+# Read the vector of one row, and its document if it is a passage.
 FIND_LIKE: Final = """
     SELECT CAST({embedding} AS text) AS embedding, attributes.document
       FROM vectormill.{table} AS vectors
@@ -78,10 +76,9 @@ def make_query_vector(
     embedding: npt.NDArray[np.float32] | None,
     like: str | None,
 ) -> QueryVector | None:
-    """Make a query vector of finite float32 [dimensions], or of the row `like`. None while an int8 collection
-    has no ranges.
+    """Make a query vector of `embedding`, finite float32 [dimensions], or of the row with the key `like`.
 
-    Raises ItemNotFound.
+    Return None if an int8 collection has no ranges yet, and so no rows. Raise ItemNotFound.
     """
     kind, distance = choose_distance(generation)
     values = load_ranges(connection, generation, kind)
@@ -100,12 +97,15 @@ def make_query_vector(
 def make_query_vectors(
     connection: Connection, generation: Generation, embeddings: Sequence[npt.NDArray[np.float32]]
 ) -> QueryVector | None:
-    """Make query vectors of finite float32 [dimensions] each. None while an int8 collection has no ranges."""
+    """Make one QueryVector for many searches, each finite float32 [dimensions].
+
+    Return None if an int8 collection has no ranges yet, and so no rows.
+    """
     kind, distance = choose_distance(generation)
     values = load_ranges(connection, generation, kind)
     if values is None:
         return None
-    wire = VECTOR_TYPE_BY_NAME[kind if kind != INT8 else FLOAT32]  # whose codes are compared as floats
+    wire = VECTOR_TYPE_BY_NAME[kind if kind != INT8 else FLOAT32]  # int8 codes are compared as floats
     values["queries"] = write_queries(connection, np.stack(embeddings), wire)
     return QueryVector(
         f"{distance.column} {distance.operator} {ASKED}",
@@ -116,18 +116,18 @@ def make_query_vectors(
 
 
 def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], kind: VectorType) -> WireArray:
-    """Return float32 [queries, dimensions] in binary form: as digits they would be ten times as long."""
+    """Encode float32 [queries, dimensions] as a Postgres array in binary format, a tenth of the size of text."""
     dimensions = embeddings.shape[1]
     array, columns = open_array(
         find_oid(connection, kind.column), len(embeddings), kind.column_bytes(dimensions)
     )
-    with np.errstate(over="ignore"):  # Postgres refuses what is infinite
+    with np.errstate(over="ignore"):  # Postgres refuses infinity
         write_columns(columns, make_column_rows(embeddings, kind, None), kind, dimensions)
     return array
 
 
 def find_oid(connection: Connection, type_name: str) -> int:
-    """Find the oid of a type of which statements are to have arrays. Asked once a connection."""
+    """Return the oid of a vector type, for arrays of it as parameters. It is looked up once per connection."""
     known: dict[str, int] = connection.info.setdefault("array_types", {})
     if type_name not in known:
         driver = connection.connection.driver_connection
@@ -139,7 +139,7 @@ def find_oid(connection: Connection, type_name: str) -> int:
 
 
 def choose_distance(generation: Generation) -> tuple[str, Distance]:
-    """Return the vector type of a collection's rows, and how they are compared."""
+    """Return the name of the vector type of a generation's rows, and their distance."""
     kind = choose_vector_type(generation.spec, in_collection=True).name
     distance = DISTANCES[kind]
     return kind, replace(
@@ -148,12 +148,15 @@ def choose_distance(generation: Generation) -> tuple[str, Distance]:
 
 
 def load_ranges(connection: Connection, generation: Generation, kind: str) -> dict[str, object] | None:
-    """Load what the distance binds beside the query. None while an int8 collection has no ranges."""
+    """Return the bound values of the distance besides the query: the ranges of int8, else none.
+
+    Return None if an int8 collection has no ranges yet.
+    """
     if kind != INT8:
         return {}
     ranges = find_ranges(connection, generation.spec)
     if ranges is None:
-        return None  # measured before the first row is written
+        return None  # no row has been written, since ranges are measured before
     return {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
 
 
@@ -168,7 +171,10 @@ def write_query(embedding: npt.NDArray[np.float32], kind: str) -> str:
 def find_like(
     connection: Connection, generation: Generation, kind: str, key: str, values: Mapping[str, object]
 ) -> tuple[str, str | None]:
-    """Return the row's vector as the distance reads it, and its document. Raise ItemNotFound."""
+    """Return the vector of the row `key` as text, int8 restored to floats, and its document or None.
+
+    Raise ItemNotFound.
+    """
     column = "vectors.embedding"
     statement = FIND_LIKE.format(
         embedding=RESTORED.format(column=column) if kind == INT8 else column,
@@ -185,17 +191,17 @@ def find_like(
 
 
 def write_vector(values: npt.NDArray[np.float32]) -> str:
-    """Return a finite vector as pgvector reads it, a JSON array: in a tenth of the time that `repr` takes."""
+    """Return a finite vector as pgvector parses it, a JSON array; this takes a tenth of the time of `repr`."""
     return msgspec.json.encode(values.tolist()).decode()
 
 
 def write_signs(values: npt.NDArray[np.float32]) -> str:
-    """Return a binary vector as Postgres reads it: 1 for each value above 0."""
+    """Return the signs of a vector as a bit string of Postgres: 1 for each value above 0."""
     return "".join("01"[sign] for sign in (values > 0).tolist())
 
 
 def read_vector(written: str, generation: Generation) -> list[Any]:
-    """Return a row's embedding in the numbers that an export gives: floats, int8 codes, or eight bits to a number."""
+    """Parse a row's embedding to the numbers of an export: floats, int8 codes, or bytes of eight bits each."""
     kind = choose_vector_type(generation.spec, in_collection=True).name
     if kind == BINARY:
         packed: list[Any] = np.packbits(np.array(list(written), dtype=np.uint8)).tolist()

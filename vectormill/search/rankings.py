@@ -1,7 +1,7 @@
-"""Rankings: the statements of a search, put together out of whole parts. Runs none of them.
+"""Rankings: compose the SQL statements of searches from templates, without running them.
 
-A ranking is a query for rows (key, score, num_nearest, …) of which the best are wanted: by vector, by words, or both
-fused. A page of it, with what is shown of each row, is cut out by PAGE.
+A ranking is a subquery of rows (key, score, num_nearest, …) by vector, by words, or by both fused. PAGE selects one
+page of it, with the included columns of each row.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from vectormill.search.filters import Condition, compile_filter
 from vectormill.search.query_vectors import QueryVector
 from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search
 
-# Rows by distance, which an index gives in nearly this order. A filter is asked of each row that it gives, until there
-# are enough: hnsw.iterative_scan.
+# Rows by distance; an HNSW index returns them in nearly this order. A filter is applied to each row from the index,
+# which continues until there are enough (hnsw.iterative_scan).
 NEAREST: Final = """
     SELECT vectors.key, {distance} AS distance
       FROM vectormill.{table} AS vectors {join}
      WHERE {condition}
      ORDER BY distance LIMIT CAST(:num_ranked AS bigint)
 """
-# Rows that have all the words, by how near they stand together (cover density); of a longer text (1: by the logarithm
-# of its length) they say less. Stop words are left out by the collection's language; "quotes", or and - mean what they
-# mean to a web search engine.
+# Rows that contain all words, ranked by cover density: how close together the words are. Normalization 1 divides it by
+# the logarithm of the text's length. The collection's language decides the stop words; "quotes", or and - work as in a
+# web search engine.
 WORDED: Final = """
     SELECT attributes.key, ts_rank_cd(attributes.search, {words}, 1) AS rank
       FROM vectormill.{attributes} AS attributes
@@ -41,7 +41,7 @@ BY_WORDS: Final = """
     SELECT key, CAST(rank AS float8) AS score, count(*) OVER () AS num_nearest
       FROM ({worded}) AS worded
 """
-# Reciprocal rank fusion: only places count, for a distance and a rank of words have no scale in common.
+# Reciprocal rank fusion uses only positions in the rankings, since distances and ranks of words have no common scale.
 BY_BOTH: Final = """
     SELECT key, vector_rank, text_rank, count(vector_rank) OVER () AS num_nearest,
            coalesce(CAST(:vector_weight AS float8) / (CAST(:constant AS float8) + vector_rank), 0)
@@ -51,12 +51,12 @@ BY_BOTH: Final = """
       FULL JOIN (SELECT key, row_number() OVER (ORDER BY rank DESC, key) AS text_rank
                    FROM ({worded}) AS worded) AS said USING (key)
 """
-# Sorted again: what an index gives is nearly in order, and Postgres takes it for sorted by the distance.
+# Rows are sorted again, since an iterative index scan returns them only nearly in order, which Postgres does not know.
 BEST_ROWS: Final = """
     SELECT * FROM ({ranking}) AS ranking
      ORDER BY score DESC, key LIMIT :limit OFFSET :offset
 """
-# The best row of each document; a row that is no passage is a document by itself.
+# The best row of each document. A row that is not a passage counts as its own document.
 BEST_OF_DOCUMENTS: Final = """
     SELECT *
       FROM (SELECT ranking.*, row_number() OVER (PARTITION BY coalesce(attributes.document, ranking.key)
@@ -66,14 +66,14 @@ BEST_OF_DOCUMENTS: Final = """
      WHERE place_in_document = 1
      ORDER BY score DESC, key LIMIT :limit OFFSET :offset
 """
-# Only of the rows that are shown.
+# The included columns are read only for the rows of the page.
 PAGE: Final = """
     SELECT best.*, attributes.metadata -> '_passage' AS passage {columns}
       FROM ({best}) AS best
       LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = best.key {join}
      ORDER BY best.score DESC, best.key
 """
-# The best rows for every one of `asked`, as alone: each is planned and read as a search of its own.
+# The best rows for each of many queries; the lateral join runs each like a search of its own.
 ROUND: Final = """
     SELECT asked.place, best.*, attributes.metadata -> '_passage' AS passage {columns}
       FROM unnest({array}) WITH ORDINALITY AS asked (query, place)
@@ -90,7 +90,7 @@ COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A search as SQL, and what it binds."""
+    """The SQL statement of a search, with its bound values."""
 
     sql: str
     values: dict[str, object]
@@ -105,12 +105,11 @@ def write_search(
     *,
     is_exact: bool,
 ) -> Statement:
-    """Return the statement of a search. `query` is needed unless it is by words alone, and `language`, a regconfig,
-    when it reads words.
+    """Return the SQL statement of one search.
 
-    So many rows of each ranking are looked at, None for all.
-
-    Exact: no index serves an expression, so every row that the filter lets through is compared.
+    `query` may be None only for a search by words alone; `language`, a regconfig, is needed for words. Each ranking has
+    `num_ranked` rows, None for all. With `is_exact` the distance is written so that no vector index matches it, and
+    every row that passes the filter is compared.
     """
     names = name_tables(generation)
     values: dict[str, object] = {
@@ -157,8 +156,9 @@ def write_search(
 
 
 def write_round(generation: Generation, search: Search, queries: QueryVector, *, is_exact: bool) -> Statement:
-    """Return the statement of `search`, which is by vector, for each of many queries: its rows have the `place` of
-    their query, from 1 on.
+    """Return one SQL statement that runs `search`, by vector, for each of many queries.
+
+    Its rows have a column `place`, the number of their query, from 1.
     """
     values: dict[str, object] = {
         "limit": search.limit,
@@ -193,7 +193,7 @@ def write_nearest(
     *,
     is_exact: bool,
 ) -> str:
-    """Return the ranking by vector; `own` are further conditions."""
+    """Return the SQL of the ranking by vector; `own` are additional SQL conditions."""
     needs_attributes = condition is not None or query.document is not None
     join = "JOIN" if condition is not None and not condition.fits_nothing else "LEFT JOIN"
     names = name_tables(generation)
@@ -206,7 +206,7 @@ def write_nearest(
 
 
 def leave_out_own(search: Search, query: QueryVector) -> tuple[list[str], dict[str, object]]:
-    """Return conditions that leave out the row that others shall be like; by document, its whole document."""
+    """Return SQL conditions and their values that exclude the row `search.like`; by document, its whole document."""
     if search.like is None:
         return [], {}
     if search.by_document and query.document is not None:

@@ -1,4 +1,4 @@
-"""Search: what is asked of a collection, and what it finds. Knows nothing of SQL, nor how a text becomes a vector."""
+"""Search: the types of a search and its matches, without SQL and without the encoding of texts."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from vectormill.domain.errors import InvalidOption
 from vectormill.search.filter import Filter
 
-# By nearness of vectors, by words (Postgres full text), by both.
+# The modes of a search: by similarity of vectors, by words (Postgres full-text search), or by both.
 BY_VECTOR: Final = "vector"
 BY_TEXT: Final = "text"
 HYBRID: Final = "hybrid"
@@ -21,17 +21,17 @@ INCLUDABLE: Final = (VECTOR, TEXT, METADATA)
 
 MAX_LIMIT: Final = 1000
 MAX_OFFSET: Final = 1000
-# The constant of reciprocal rank fusion: a row's score is the sum of weight / (60 + rank) over the rankings that it is
-# in (Cormack, Clarke and Büttcher, SIGIR 2009, who found 60 good and not critical).
+# The constant of reciprocal rank fusion: the score of a row is the sum of weight / (60 + rank) over its rankings
+# (Cormack, Clarke and Büttcher, SIGIR 2009, who found 60 good and not critical).
 FUSION_CONSTANT: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One search. A vector, where the mode needs one, comes beside it, unless it is that of the row `like`.
+    """The parameters of one search. Its vector is passed separately, unless it is that of the row with the key `like`.
 
-    `words` are for full text, in the syntax of web search engines. A result is one row, or `by_document` the best row
-    of each document. `ef_search` is how many candidates an HNSW index keeps in view; else the limit decides.
+    `words` are for full-text search, in the syntax of web search engines. With `by_document` each document has only its
+    best row as a match. `ef_search` is the number of candidates of an HNSW index; if None it follows from the limit.
     """
 
     limit: int = 10
@@ -49,7 +49,7 @@ class Search:
 
     @property
     def num_wanted(self) -> int:
-        """Return the number of results until the end of the page."""
+        """Return the number of best rows up to the end of the page: offset + limit."""
         return self.offset + self.limit
 
     @property
@@ -59,11 +59,11 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One search result.
+    """A row that a search found.
 
-    `score` is the cosine similarity, -1 to 1, in a binary collection that of the signs; by words their cover density;
-    of both, what reciprocal rank fusion makes of a row's places, which are `vector_rank` and `text_rank`, from 1 on.
-    `passage` is the span of its document that a row holds: document, index, start, end.
+    By vector, `score` is the cosine similarity, -1 to 1 (in a binary collection, that of the signs); by words, the
+    cover density; by both, the reciprocal rank fusion of `vector_rank` and `text_rank`, the row's ranks from 1.
+    `passage` is the span of the document that the row holds: document, index, start, end.
     """
 
     key: str
@@ -78,9 +78,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Matches, best first. `num_rows_read` is about how many rows the collection has when all were read, else None.
+    """The matches of one search, best first.
 
-    `repeated_because` says why an exact search followed that of the index.
+    `num_rows_read` is the approximate number of rows if all were read, else None. `repeated_because` is the reason why
+    an exact search followed the one by index, or None.
     """
 
     matches: list[Match]
@@ -89,7 +90,7 @@ class Nearest:
 
 
 def check_search(search: Search) -> None:
-    """Raise InvalidOption when parts of the search contradict each other."""
+    """Raise InvalidOption if parts of the search contradict each other."""
     if search.reads_words and search.words is None:
         raise InvalidOption(f"A search in mode {search.mode} needs a text, whose words are looked for.")
     if search.reads_words and search.like is not None:
