@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 class MessageLost(Exception):
-    """Raised if a message to a worker was not answered, or its answer does not match the message."""
+    """The error of a message to a worker that was not answered, or whose answer does not match it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Message:
 
 
 class QueryExchange:
-    """Client of the workers that encode queries. It connects to Redis and listens for answers on first use."""
+    """A client of the workers that encode queries. It connects to Redis and listens for answers on first use."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ Company = tuple[int, Hashable]
 
 
 class SearchPool:
-    """Runs up to SEARCH_CONNECTIONS searches at once; others wait in the event loop, without thread or connection."""
+    """A pool that runs SEARCH_CONNECTIONS statements at once; other searches wait without thread or connection."""
 
     def __init__(self, engine: Engine, timeout_seconds: float, max_waiting: int) -> None:
         self._engine = engine
@@ -75,8 +75,10 @@ class SearchPool:
         self._engine.dispose()
 
     def _count_together(self, company: Company, waiting: Sequence[Wanted]) -> int:
-        """Return how many searches to run in one statement: those that fit into TOGETHER_SECONDS, or the share of one
-        free connection of all waiting searches if that is more.
+        """Return how many requests' searches to run in one statement.
+
+        They are as many as run within TOGETHER_SECONDS or, if that is more, the waiting ones divided by the number of
+        free connections.
         """
         num_free = SEARCH_CONNECTIONS - self._coalescer.num_running
         share = math.ceil(self._coalescer.num_waiting / num_free)
@@ -104,7 +106,7 @@ class SearchPool:
 
 
 class LiveGenerations:
-    """Looks up the live generation of a collection, with one query for all concurrent requests.
+    """A look-up of the live generations of collections, with one SQL query for all concurrent requests.
 
     Results are not cached, and a request never uses a look-up that began before it, so it sees every swap that was
     committed before it came. Used from the event loop.

@@ -14,7 +14,7 @@ RETRY_AFTER_SECONDS: Final = 30
 
 
 class Intake:
-    """Counts the bytes and items of one submission, and refuses it beyond the limits.
+    """The admission control of one submission: it counts bytes and items, and refuses them beyond the limits.
 
     A repeated submission (Idempotency-Key) adds no items, so `admit` is not called for it.
     """
@@ -39,7 +39,7 @@ class Intake:
             raise too_large(self._most_bytes, "bytes")
 
     def take_items(self, count: int) -> None:
-        """Count items of the job. Raise Problem if they exceed the limit of one job or that of all pending items."""
+        """Count items of the job. Raise Problem if they exceed the limit of items per job, or of all pending items."""
         self._num_items += count
         if self._num_items > self._most_items.value:
             raise too_large(self._most_items, "items")

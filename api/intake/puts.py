@@ -56,7 +56,7 @@ class Followed:
 
 
 class Puts:
-    """Coalesces and follows the puts of one API process. Only the event loop may use it."""
+    """The puts of one API process: it coalesces them into jobs and waits for these to end. It needs the event loop."""
 
     def __init__(
         self,

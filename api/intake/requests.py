@@ -34,7 +34,7 @@ ITEM_DECODER: Final = msgspec.json.Decoder(ItemBody)
 
 
 class UnreadableItem(Exception):
-    """Raised if a field of an item has a value that cannot be stored; the caller knows which item it is."""
+    """The error of an item's field whose value cannot be stored; the caller knows which item it is."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(reason)

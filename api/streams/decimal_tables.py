@@ -40,7 +40,10 @@ def _end_rows(slots: npt.NDArray[np.void], num_rows: int, row_bytes: int) -> npt
 
 @cache
 def half_slots() -> npt.NDArray[np.void]:
-    """Return the slots of all float16, V12 [65536], indexed by their bits. They take 768 KiB and 50 ms to make."""
+    """Return the decimals of all float16 as slots of 12 bytes, V12 [65536], indexed by their bits.
+
+    The table takes 768 KiB, and 50 ms to make.
+    """
     positive = _write_positive()
     texts = positive + [f"-{text}" for text in positive]
     slots = "".join(f"{text:<{HALF_SLOT_BYTES - 1}}," for text in texts)
@@ -61,7 +64,7 @@ def _write_positive() -> list[str]:
 
 @cache
 def whole_slots(is_signed: bool) -> npt.NDArray[np.void]:
-    """Return the slots of all int8 or uint8, V5 [256], indexed by their bits."""
+    """Return the decimals of all int8 or uint8 as slots of 5 bytes, V5 [256], indexed by their bits."""
     numbers = range(256) if not is_signed else (*range(128), *range(-128, 0))
     return np.frombuffer(
         "".join(f"{number:<4}," for number in numbers).encode(), dtype=f"V{WHOLE_SLOT_BYTES}"

@@ -309,7 +309,7 @@ def run_build(
     """Run the build statement on its own connection and return the server's notices.
 
     `watch` is called every second with the progress; if it raises, the build is cancelled and the error is raised
-    here. Raises psycopg.Error when the build fails. A concurrent build that ends early leaves an invalid index behind.
+    here. Raise psycopg.Error if the build fails. A concurrent build that ends early leaves an invalid index behind.
     """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         driver = connection.connection.driver_connection
@@ -348,7 +348,7 @@ def run_build(
 
 
 def _cancel(driver: "psycopg.Connection[Any]") -> None:
-    """Cancel the session's statement, as pg_cancel_backend does; the server also ends a build without a client."""
+    """Cancel the running statement of a session, as pg_cancel_backend does; close the session if that fails."""
     try:
         driver.cancel_safe(timeout=CANCEL_SECONDS)
     except psycopg.Error as error:

@@ -127,7 +127,7 @@ LIST_OPEN_CARRIES = text("""
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The generations before and after a swap."""
+    """The result of a swap: the generation that was live before, and the one that is live now."""
 
     retired: Generation
     live: Generation
