@@ -1,1 +1,1 @@
-"""The work on an item before the model, and on the model's answer after it. Imports no framework, knows no batches."""
+"""Tasks: the work on items before the model runs and on its results afterwards. Imports no framework."""

@@ -1,4 +1,6 @@
-"""The task embed: a vector for each text. A long text may be read in passages, whose vectors become one."""
+"""The task `embed`: compute a vector for each text. A long text may be read in passages whose vectors are
+joined.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,9 +28,11 @@ from worker.tokens.tokenizer import Tokenizer
 
 
 class Embed:
-    """The task embed for one model. Implements WorkerTask.
+    """The task `embed` of one model. Implements WorkerTask.
 
-    `gives_vectors` is called once the model is loaded; if it returns False, rows are handed on as they come."""
+    `gives_vectors` is called once the model is loaded; if it returns False, the model's rows are passed on
+    unchanged.
+    """
 
     def __init__(
         self, card: ModelCard, tokenizer: Tokenizer, gives_vectors: Callable[[], bool] = lambda: True
@@ -73,7 +77,7 @@ class Embed:
         failures: dict[int, ItemFailure],
         tokenized: TokenizedTexts,
     ) -> TokenizedTexts:
-        """Add the texts that came as token ids, and remove them from `failures`."""
+        """Add the texts that were sent as token ids to `tokenized`, and remove them from `failures`."""
         places = find_given(texts, failures) if failures else []
         if not places:
             return tokenized
@@ -87,7 +91,7 @@ class Embed:
 
 
 class Embedding:
-    """The state of one request to embed. Implements RequestState."""
+    """The state of one embed request. Implements RequestState."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class Embedding:
         *,
         gives_vectors: bool = True,
     ) -> None:
-        """Begin the course of one request. `failures` are those of whole texts, by number."""
+        """Begin the request. `failures` are those of whole texts, by index."""
         self._gives_vectors = gives_vectors
         self.prompt_length = prompt_length
         self._spec = spec

@@ -1,7 +1,7 @@
-"""Prepare texts for the model, finish its answers as the spec asks, and judge answers to a text whose answer is known.
+"""Prepare texts for the model, finish its results as the spec says, and check results of canary texts.
 
-Pure; knows no engine and no devices. A sum is taken in another order in another batch, so that hardly any answer is
-the same to the bit.
+Results are compared with a tolerance: in another batch sums are taken in another order, so hardly any result
+is equal bit by bit.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from vectormill.jobs.item import (
 from vectormill.ragged import Ragged
 
 SMALLEST_NORM: Final = 1e-12
-# The size of texts that are read at once: a book would be in memory four times.
+# The most bytes that are decoded at once: a longer input would be in memory four times.
 MOST_BYTES_AT_ONCE: Final = 1 << 21
 
 
 def find_unique(texts: Sequence[bytes]) -> tuple[Sequence[bytes], NDArray[np.int64]]:
-    """Return the distinct texts in order of first occurrence, and each text's place among them."""
+    """Return the distinct texts in order of first occurrence, and for each text its index among them."""
     unique = dict.fromkeys(texts)
     if len(unique) == len(texts):
         return texts, np.arange(len(texts))
@@ -34,7 +34,7 @@ def find_unique(texts: Sequence[bytes]) -> tuple[Sequence[bytes], NDArray[np.int
 
 
 def read_texts(texts: Sequence[bytes], max_chars: int) -> tuple[list[str], dict[int, ItemFailure]]:
-    """Return the texts that can be encoded, in order, and why others cannot, by place."""
+    """Return the texts that can be encoded, in order, and by index the failures of the others."""
     sound = _read_at_once(texts, max_chars)
     if sound is not None:
         return sound, {}
@@ -47,7 +47,7 @@ def read_texts(texts: Sequence[bytes], max_chars: int) -> tuple[list[str], dict[
 
 
 def _read_at_once(texts: Sequence[bytes], max_chars: int) -> list[str] | None:
-    """Return all texts; None if one cannot be encoded. Texts without any fault are not checked one by one."""
+    """Return all texts decoded together; None if any may be invalid or together they are too large."""
     joined = b"\0".join(texts) if sum(map(len, texts)) <= MOST_BYTES_AT_ONCE else b""
     if not joined or joined.count(0) != len(texts) - 1:
         return None
@@ -60,16 +60,19 @@ def _read_at_once(texts: Sequence[bytes], max_chars: int) -> list[str] | None:
 
 
 def find_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return which rows of [n, dim] are finite, by their sums of squares, which hardly ever overflow alone."""
+    """Return bool [n]: True for rows of [n, dim] without NaN or infinity.
+
+    A row's sum of squares is tested first; it hardly ever overflows for a finite row.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         is_finite: NDArray[np.bool_] = np.isfinite(np.einsum("ij,ij->i", vectors, vectors))
-    doubtful = np.flatnonzero(~is_finite)  # not finite, or so large that the sum is not
+    doubtful = np.flatnonzero(~is_finite)  # not finite, or so large that only the sum overflows
     is_finite[doubtful] = np.isfinite(vectors[doubtful]).all(axis=1)
     return is_finite
 
 
 def find_finite_rows(results: Ragged) -> NDArray[np.bool_]:
-    """Return which rows of any length are finite. Rows that are not floating-point always are."""
+    """Return bool [n]: True for rows, of any length, without NaN or infinity; always True for integers."""
     is_finite = np.ones(len(results), dtype=np.bool_)
     if np.issubdtype(results.values.dtype, np.floating):
         places = np.flatnonzero(~np.isfinite(results.covered)) + results.offsets[0]
@@ -78,13 +81,13 @@ def find_finite_rows(results: Ragged) -> NDArray[np.bool_]:
 
 
 def fail_unless(is_finite: NDArray[np.bool_], failures: dict[int, ItemFailure]) -> None:
-    """Add a failure for each row that is not finite and has none."""
+    """Add a failure for each row that is not finite and has no failure yet."""
     for index in np.flatnonzero(~is_finite).tolist():
         failures.setdefault(index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR]))
 
 
 def empty_rows(results: Ragged, rows: Sequence[int]) -> Ragged:
-    """Return the rows with these ones empty; a copy if there are any."""
+    """Return the results with these rows emptied; a copy if there are any."""
     if not rows:
         return results
     is_kept = np.ones(len(results), dtype=np.bool_)
@@ -94,14 +97,14 @@ def empty_rows(results: Ragged, rows: Sequence[int]) -> Ragged:
 
 
 def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[np.float32]:
-    """Cut to the spec's dimensions (Matryoshka: the leading values), then to unit length if it asks for that. Not a
-    copy: `vectors` may be changed.
+    """Cut vectors to the spec's dimensions, then normalize them if the spec says so. May change `vectors`.
 
-    The order matters: a cut vector is shorter than 1. Source: Kusupati et al., Matryoshka Representation Learning.
+    The leading values are kept (Matryoshka). Normalizing comes last, because a cut vector is shorter than 1.
+    Source: Kusupati et al., Matryoshka Representation Learning.
     """
     finished = vectors[:, : spec.dimensions]
     if spec.normalize:
-        # A value that is not finite is found and reported by the caller.
+        # The caller finds and reports values that are not finite.
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.sqrt(np.einsum("ij,ij->i", finished, finished))
             finished /= np.maximum(norms, SMALLEST_NORM)[:, np.newaxis]
@@ -110,19 +113,20 @@ def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[
 
 Values = NDArray[Any]
 
-# Two batches of one process, in whatever precision, are nearer; what a sick one answers is far off.
+# Vectors of a healthy process agree better than this in any precision; those of a broken one are far off.
 SMALLEST_COSINE: Final = 0.99
-SMALLEST_SIZE: Final = float(np.finfo(np.float32).tiny)  # of what is divided by
-# Of numbers that are read each for itself, as a classifier's: a share of the largest, or this where all are smaller.
+SMALLEST_SIZE: Final = float(np.finfo(np.float32).tiny)  # avoids division by zero
+# The largest accepted change of numbers that are compared one by one, such as a classifier's: a share of the
+# largest number, or this value itself where all are smaller than 1.
 LARGEST_CHANGE: Final = 0.1
 
 
 def find_turned(results: Ragged, expected: Values) -> str:
-    """Return what is wrong with rows that should all be the vector `expected`; empty if nothing is.
+    """Return what is wrong with rows that should all equal the vector `expected`; empty if nothing is.
 
-    Vectors are compared by their direction. Where rows of float32 have not all as many values as before, rounding may
-    have made one of them zero, as of weights that are kept where they are not: these are compared by their size alone.
-    Bytes are the same.
+    float32 vectors of equal length are compared by their cosine. Rows may differ in length where a model
+    keeps only nonzero weights and rounding has made one of them zero; these are compared by their norm alone.
+    Rows of other types must be equal.
     """
     if expected.dtype != np.float32:
         is_same = all(np.array_equal(results.row(index), expected) for index in range(len(results)))
@@ -141,8 +145,10 @@ def find_turned(results: Ragged, expected: Values) -> str:
 
 
 def find_changed(results: Ragged, expected: Values) -> str:
-    """Return what is wrong with rows of numbers that are compared one by one; empty if nothing is. A direction would
-    say nothing of one number, which is all that a reranker answers, and little of two.
+    """Return what is wrong with rows of numbers that are compared one by one; empty if nothing is.
+
+    A direction would say nothing about a single number, which is all that a reranker returns, and little
+    about two.
     """
     if (results.lengths != len(expected)).any():
         return f"its answer has another number of values than {len(expected)}"

@@ -1,7 +1,7 @@
-"""The task score: how two texts belong together, or what one text is, as a number for each label.
+"""The task `score`: rate how two texts belong together, or what one text is, with a number for each label.
 
-A classifier reads both at once. A model that embeds reads each text by itself, and once however often it occurs; its
-score is the cosine of the two vectors.
+A classifier reads both texts of a pair at once. An embedding model encodes each distinct text once; the score
+is the cosine of the two vectors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from worker.tokens.tokenizer import Tokenizer
 
 
 class Classify:
-    """The task of scoring pairs and texts by a classifier. Implements WorkerTask."""
+    """The task of scoring pairs and single texts with a classifier. Implements WorkerTask."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -85,7 +85,9 @@ class Classification:
 
 
 class Compare:
-    """The task of scoring pairs by a model that embeds: the cosine of their vectors. Implements WorkerTask."""
+    """The task of scoring pairs with an embedding model by the cosine of their vectors. Implements
+    WorkerTask.
+    """
 
     def __init__(self, embed: Embed) -> None:
         self._embed = embed
@@ -117,7 +119,9 @@ class Compare:
 class Comparison:
     """The state of one request to compare pairs. Implements RequestState.
 
-    `texts` are the different texts of all pairs, `places` [n, 2] each pair's two among them."""
+    `texts` are the distinct texts of all pairs; `places` [n, 2] are the indices of each pair's texts among
+    them.
+    """
 
     def __init__(
         self, texts: Embedding, places: NDArray[np.int64], failures: Mapping[int, ItemFailure]
@@ -152,7 +156,10 @@ class Comparison:
 def read_sides(
     texts: Sequence[bytes], max_chars: int
 ) -> tuple[list[tuple[str, str | None]], dict[int, ItemFailure]]:
-    """Return both texts of each item, and why some cannot be judged. Each text of a pair may have `max_chars`."""
+    """Split each item into its one or two texts. Return them, and failures by index.
+
+    Each text may have up to `max_chars` characters.
+    """
     sides: list[tuple[str, str | None]] = []
     failures: dict[int, ItemFailure] = {}
     for index, text in enumerate(texts):
@@ -167,14 +174,18 @@ def read_sides(
 
 
 def with_types(read: TokenizedTexts) -> TokenizedTexts:
-    """Return single texts with token types, all of the first type."""
+    """Return single texts with token type ids, all 0."""
     ids = read.inputs[INPUT_IDS]
     types = Ragged(np.zeros(len(ids.values), dtype=np.int32), ids.offsets)
     return TokenizedTexts({**read.inputs, TOKEN_TYPE_IDS: types}, read.truncated, read.failures)
 
 
 def merge(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
-    """Return the texts of one longer list, in which each part has its places; other texts have no tokens."""
+    """Merge parts into one list of `num_texts` texts. A part's first member are its texts' indices in that
+    list.
+
+    Texts that are in no part have no tokens.
+    """
     places = np.concatenate([np.array(some, dtype=np.int64) for some, _ in parts])
     order = np.argsort(places, kind="stable")
     names = parts[0][1].inputs.keys()
@@ -195,13 +206,13 @@ def merge(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int)
 
 
 def activate(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32]:
-    """Return [n, labels]: probabilities, or the logits unchanged."""
+    """Return probabilities [n, labels], or the logits unchanged if the activation is none."""
     if activation == SOFTMAX:
         powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         probabilities: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
         return probabilities
     if activation == SIGMOID:
-        # exp of a large negative number would overflow; 1 / (1 + exp(-x)) is (1 + tanh(x / 2)) / 2.
+        # exp of a large number would overflow, so 1 / (1 + exp(-x)) is computed as (1 + tanh(x / 2)) / 2.
         return ((1 + np.tanh(logits / 2)) / 2).astype(np.float32)
     return logits
 

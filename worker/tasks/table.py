@@ -1,4 +1,4 @@
-"""Make the tasks of a model, by its kind. The rows of the kinds stand in vectormill/models/specs.py."""
+"""Make the tasks of a model by its kind. The kinds themselves are in vectormill/models/specs.py."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +22,7 @@ def make_tasks(
     words: WordTally | None = None,
     num_free_cores: int = 0,
 ) -> Tasks:
-    """Return the tasks of this model by name. `gives_vectors` is that of Embed, the others those of Tokenizer."""
+    """Return the model's tasks by name. `gives_vectors` is passed to Embed, the others to Tokenizer."""
     tokenizer = partial(
         Tokenizer, card.path, lowercase=card.lowercase, words=words, num_free_cores=num_free_cores
     )

@@ -1,4 +1,4 @@
-"""The contract between a task and the engine. Knows neither batches nor models."""
+"""The interface between a task and the engine. It knows neither batches nor models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from worker.tokens.tokenized import TokenizedTexts
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The results of a request, a row for each item in order. A failed item's row may be anything.
+    """The results of a request, with one row per item in order. A failed item's row may hold anything.
 
-    `num_tokens`, `truncated` and `num_passages` are 0 or false where an item failed.
+    `num_tokens`, `truncated` and `num_passages` are 0 or False where an item failed.
     """
 
     results: Ragged
@@ -28,37 +28,45 @@ class Finished:
 
 
 class RequestState(Protocol):
-    """The state of one request: its sequences go to the model and answers come back, perhaps several times.
+    """The state of one request: its sequences go to the model and results come back, in one or more rounds.
 
-    Called by the thread of one request, which may take its time: no device waits for it.
+    Its methods are called by the request's own thread and may be slow: no device waits for them.
     """
 
     @property
     def prompt_length(self) -> int:
-        """Return the number of leading tokens in each sequence that are not pooled."""
+        """Return the number of leading tokens in each sequence that are left out of pooling."""
 
     def start(self) -> TokenizedTexts:
-        """Return the first sequences. Those of no tokens are not encoded; `failures` say why."""
+        """Return the first sequences. A sequence without tokens is not encoded; `failures` holds the reason."""
 
     def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
-        """Take the answers to the last sequences, a row each, and which of them failed. Return the next sequences to
-        encode; None when there are none.
+        """Take one row of results for each of the last sequences, and the failures among them.
+
+        Return the next sequences to encode; None if there are none.
         """
 
     def finish(self) -> Finished:
-        """Return the finished results, once nothing is left to encode."""
+        """Return the results, once no sequence is left to encode."""
 
 
 class WorkerTask(Protocol):
-    """A task for one model. Shared by threads."""
+    """A task of one model. May be used by several threads."""
 
     def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> RequestState:
-        """Begin with `texts`: n different items as they are stored (UTF-8, lone surrogates kept; pairs are joined)."""
+        """Begin a request of n distinct items.
+
+        `texts` are UTF-8 as stored: lone surrogates are kept and the two texts of a pair are joined.
+        """
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
-        """Return the inputs of one sequence of this text, by which a model process shows that it still computes."""
+        """Return the inputs of one sequence made from this text, to check that a model process still
+        computes.
+        """
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        """Return what is wrong with the model's answers to canaries, of which one was answered with `expected` before;
-        empty if nothing is. Asked of a task whose model answers the same for all of its tasks.
+        """Return what is wrong with the model's results for canaries; empty if nothing is.
+
+        `expected` is the result of a canary that was encoded before. If a model has several tasks, any of
+        them can be asked.
         """

@@ -1,5 +1,5 @@
-"""The task extract: a schema and a text in, records out, as RexUniNLU's reference finds them.
+"""The task `extract`: find the records of a schema in a text, as RexUniNLU's reference does.
 
-`prompts` makes sequences, `model` computes them, `records` reads what comes back, and `extraction` goes with all
+`prompts` makes sequences, `model` computes them, `records` reads the results, and `extraction` takes all
 texts from level to level.
 """

@@ -1,4 +1,4 @@
-"""Extract records of a schema from texts, level by level, and join that to the engine. Knows no model and no batches.
+"""Extract records of a schema from texts, level by level, and connect the extraction to the engine.
 
     extraction = Extraction(tokenizer, schema, texts)
     prompts = extraction.start()
@@ -6,8 +6,8 @@
         prompts = extraction.take(results of prompts)
     records = extraction.finish()
 
-All (text, hint, window) of a level are sequences of one Prompts. A text without anything more to ask has no sequences
-in the next; one that fails has none either, and harms no other.
+All (text, hint, window) of a level are sequences of one Prompts. A text that is finished or failed has no
+sequences in the next level; a failure does not affect other texts.
 """
 
 import json
@@ -63,7 +63,9 @@ FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """The sequences of one level of all texts. `texts[i]` is the text of sequence i; all inputs have a row for each."""
+    """The sequences of one level of all texts. Sequence i belongs to text `texts[i]`; each input has a row
+    for it.
+    """
 
     inputs: Mapping[str, Ragged]
     texts: NDArray[np.int32]  # [n]
@@ -75,8 +77,8 @@ class Prompts:
 class Extraction:
     """The extraction of one schema from many texts. The schema must have been checked.
 
-    With confidences every step has one, and a classified text has all labels instead of the chosen ones, as in the
-    reference's `do_predict`.
+    With confidences each step has one, and a classified text has all labels instead of the chosen ones, as in
+    the reference's `do_predict`.
     """
 
     def __init__(
@@ -99,17 +101,17 @@ class Extraction:
 
     @property
     def num_left_out(self) -> list[int]:
-        """Return for each text how many types were not asked for, because they or the path above them are too long."""
+        """Return for each text the number of types left out because they or the path above them are too long."""
         return [state.num_left_out for state in self._states]
 
     def start(self) -> Prompts | None:
-        """Return the sequences of the first level; None when there is nothing to ask."""
+        """Return the sequences of the first level; None if there is nothing to ask."""
         return self._ask()
 
     def take(self, results: Ragged, failures: Mapping[int, ItemFailure] | None = None) -> Prompts | None:
-        """Return the next level's sequences, after a row of results for each one of the last; None when all is done.
+        """Take a row of results for each sequence of the last level. Return the next level; None at the end.
 
-        The text of a sequence in `failures`, by its number in the last Prompts, fails with it.
+        `failures` maps the numbers of sequences in the last Prompts to failures; their texts fail.
         """
         if len(results) != len(self._asked):
             raise ValueError(f"{len(results)} rows of results are not those of {len(self._asked)} sequences")
@@ -126,11 +128,11 @@ class Extraction:
         return self._ask()
 
     def finish(self) -> list[list[Record] | ItemFailure]:
-        """Return the records of each text, in the reference's order, or why it has none."""
+        """Return for each text its records, in the reference's order, or its failure."""
         return [state.answer() for state in self._states]
 
     def _ask(self) -> Prompts | None:
-        """Return the sequences of all texts whose level has any; levels without are over at once."""
+        """Return the sequences of all texts whose level has any; skip levels without sequences."""
         while True:
             live = [index for index, state in enumerate(self._states) if state.is_asking]
             if not live:
@@ -147,7 +149,8 @@ class Extraction:
     def _cut(self, live: Sequence[int]) -> list[tuple[int, Window]]:
         """Return the windows of the level's hints, in order, each with its text's index.
 
-        A hint is cut for all texts before the next, since a classified text grows by its windows.
+        One hint is cut for all texts before the next hint, because the windows of a classified text change
+        the text.
         """
         states = [self._states[index] for index in live]
         written = self._writer.write([state.asked for state in states])
@@ -186,12 +189,12 @@ class Extraction:
             yield window
 
     def _tokenize(self, texts: Sequence[str]) -> None:
-        """Tokenize each text once, for as long as any level asks for it. A text that has grown is a new text."""
+        """Tokenize each text once and keep it while any level needs it. A text that has grown is a new text."""
         new = sorted(set(texts) - self._tokens.keys())
         self._tokens |= dict(zip(new, self._tokenizer.encode(new), strict=True))
 
     def _lay_out(self) -> Prompts | None:
-        """Return the sequences as inputs; None when none is left, since every one that there was cannot be laid out."""
+        """Return the level's sequences as inputs; None if none of them can be laid out."""
         windows = [window for _, window in self._asked]
         layout = lay_out(join_ids(windows), self._tokenizer)
         for number in np.flatnonzero(~layout.is_whole).tolist():
@@ -220,12 +223,12 @@ class Extraction:
         state.failure = state.failure or failure
 
 
-# The text of the canary, which has to be read like any text.
+# The text of the canary, which is encoded like any other text.
 SMALL_SCHEMA: Final[Schema] = {"a": None}
 
 
 class Extract:
-    """The task extract for one model. Implements WorkerTask."""
+    """The task `extract` of one model. Implements WorkerTask."""
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = PromptTokenizer(directory)
@@ -241,12 +244,14 @@ class Extract:
         prompts = Extraction(self._tokenizer, SMALL_SCHEMA, [text]).start()
         assert prompts is not None
         inputs = name_inputs(prompts).inputs
-        # A blank sequence has the same cells back whatever their signs: how many there are else hangs on logits
-        # near 0, and where a model finds nothing in this text there would be none to compare.
+        # A blank sequence returns the same cells whatever their signs. Otherwise their number would depend on
+        # logits near 0, and a model that finds nothing in this text would return none to compare.
         return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        """Return what is wrong with a canary's cells and logits; empty if they are nearly the same."""
+        """Return what is wrong with a canary's cells and logits; empty if they nearly equal the expected
+        ones.
+        """
         if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
             return "its answer has another number of cells"
         known = expected[1:].reshape(-1, CELL_WIDTH)
@@ -258,9 +263,10 @@ class Extract:
 
 
 class ExtractionState:
-    """The state of one request to extract. Implements RequestState.
+    """The state of one extract request. Implements RequestState.
 
-    `sound` are the places, among all texts, of those that are read."""
+    `sound` are the indices, among all texts, of those that can be read.
+    """
 
     prompt_length = 0
 
@@ -293,7 +299,7 @@ class ExtractionState:
             else:
                 rows[place] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
         failed = list(self._failures)
-        # A text of which something was not asked is told as one that was cut: nothing is left out in silence.
+        # A text for which types were left out is reported as truncated, so that nothing is left out silently.
         truncated = np.zeros(num_texts, dtype=np.bool_)
         truncated[self._sound] = np.array(self._extraction.num_left_out, dtype=np.int64) > 0
         self._num_tokens[failed], truncated[failed] = 0, False
@@ -312,7 +318,7 @@ class ExtractionState:
 
 
 def name_inputs(prompts: Prompts) -> TokenizedTexts:
-    """Return the sequences with every input named, since those of many requests share a batch."""
+    """Return the sequences with every input present, because sequences of many requests share a batch."""
     blank = Ragged.from_scalars(np.zeros(len(prompts), dtype=np.int32))
     inputs = {IS_BLANK: blank, **prompts.inputs}
     return TokenizedTexts(inputs, np.zeros(len(prompts), dtype=np.bool_), {})

@@ -1,11 +1,13 @@
-"""The sequences of an extraction: what is asked of a text ("hints"), windows of it, and their layout as inputs.
+"""Build the input sequences of an extraction: prompts ("hints"), windows of the text, and their layout.
 
-A hint is [PREFIX] with the path of spans that was found so far (empty at the root), then [TYPE]name for each type that
-is asked below that path, and so on for the next path. A window is a hint and as much of the text as fits beside it.
+A hint is [PREFIX] with the path of spans that was found so far (empty at the root), then [TYPE]name for each
+type that is asked for below that path, and so on for the next path. A window is a hint and as much of the
+text as fits beside it.
 
-Positions restart in every path of a hint and in every type below it, and paths do not see one another, nor do the types
-of one path. Instead of a matrix a token has two numbers, its path and its type: two tokens see one another where both
-numbers are equal or one of them is 0, as a text's are.
+Position ids restart in every path of a hint and in every type below it. Tokens of different paths do not
+attend to one another, nor do those of different types of one path. Instead of an attention matrix each token
+has two numbers, its path and its type: two tokens attend to one another where both numbers are equal or one
+of them is 0, as those of the text are.
 """
 
 import json
@@ -36,9 +38,9 @@ PREFIX: Final = "[PREFIX]"
 TYPE: Final = "[TYPE]"
 CLASSIFY: Final = "[CLASSIFY]"
 MULTICLASSIFY: Final = "[MULTICLASSIFY]"
-# In this order: ids are given one after another.
+# The order matters, because ids are assigned in it.
 ADDED_TOKENS: Final = (PREFIX, TYPE, CLASSIFY, MULTICLASSIFY)
-# The names under which a tokenizer's files give its special tokens.
+# The names by which a tokenizer's files declare its special tokens.
 NAMED_TOKENS: Final = (
     "bos_token",
     "eos_token",
@@ -52,7 +54,7 @@ NAMED_TOKENS: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """The tokens of one string, without special ones: ids and where each stands, in code points."""
+    """The tokens of one string without special tokens: their ids and their offsets in code points."""
 
     ids: NDArray[np.int32]  # [L]
     starts: NDArray[np.int32]  # [L]
@@ -60,7 +62,7 @@ class Tokens:
 
     @classmethod
     def join(cls, parts: "Sequence[Tokens]", shifts: Sequence[int]) -> "Tokens":
-        """Join parts; part i starts at `shifts[i]` of the joined string."""
+        """Join parts of a string; offsets of part i are shifted by `shifts[i]`."""
         return cls(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([part.starts + shift for part, shift in zip(parts, shifts, strict=True)]),
@@ -68,7 +70,7 @@ class Tokens:
         )
 
     def part(self, start: int, end: int) -> "Tokens":
-        """Return a view of some of the tokens."""
+        """Return a view of the tokens from `start` up to `end`."""
         return Tokens(self.ids[start:end], self.starts[start:end], self.ends[start:end])
 
     def __len__(self) -> int:
@@ -76,11 +78,11 @@ class Tokens:
 
 
 class PromptTokenizer:
-    """A model's `tokenizer.json` with RexUniNLU's four tokens, which the published files do not hold.
+    """A model's `tokenizer.json` with RexUniNLU's four special tokens added, which the published files lack.
 
-    A pair is [CLS] hint [SEP] text [SEP], and a hint is special tokens with strings between them, so that the ids of
-    the whole are those of its parts: special tokens are found before anything is normalized, and what stands between
-    two is tokenized for itself. Raises ModelError when the tokenizer joins pairs in another way.
+    A pair is [CLS] hint [SEP] text [SEP], and a hint is a row of special tokens with strings between them.
+    Special tokens are split off before a string is normalized, so the ids of a hint are the ids of its parts.
+    Raises ModelError if the tokenizer joins pairs in another way.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -92,15 +94,15 @@ class PromptTokenizer:
 
     @property
     def num_ids(self) -> int:
-        """Return how many rows the model's word table must have."""
+        """Return the number of rows that the model's word embedding table must have."""
         return int(self._rust.get_vocab_size())
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokenize each text, some at a time, since the library keeps more than a hundred bytes for a token."""
+        """Tokenize each text, in groups, because the library keeps more than a hundred bytes per token."""
         return [_lay_out(encoding) for encoding in self._encode(texts)]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text has, without special ones."""
+        """Return the number of tokens of each text without special tokens."""
         return [len(encoding.ids) for encoding in self._encode(texts)]
 
     def _encode(self, texts: Sequence[str]) -> Iterator[Encoding]:
@@ -129,14 +131,14 @@ def _read_tokenizer(directory: Path) -> Tokenizer:
     rust.no_padding()
     rust.no_truncation()
     known = {token.content for token in rust.get_added_tokens_decoder().values()}
-    # Special tokens that the files only name are tokens in a text too, as transformers reads them.
+    # Special tokens that only the other files name are also found in a text, as in transformers.
     rust.add_special_tokens([token for token in _list_named_tokens(directory) if token not in known])
     rust.add_special_tokens([token for token in ADDED_TOKENS if token not in known])
     return rust
 
 
 def _list_named_tokens(directory: Path) -> list[str]:
-    """Return the special tokens that the tokenizer's files name beside tokenizer.json, each once."""
+    """Return the distinct special tokens that the tokenizer's files beside tokenizer.json name."""
     named: list[str] = []
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = directory / file
@@ -152,7 +154,7 @@ def _list_named_tokens(directory: Path) -> list[str]:
 
 
 def _find_frame(rust: Tokenizer) -> tuple[int, int, int]:
-    """Return the ids of [CLS] and [SEP], and the type id of a text behind a hint. Raises ModelError."""
+    """Return the ids of [CLS] and [SEP] and the type id of a text that follows a hint. Raises ModelError."""
     first, second = (rust.encode(word, add_special_tokens=False).ids for word in ("甲a", "乙b"))
     pair, single = rust.encode("甲a", "乙b"), rust.encode("甲a")
     cls_id, sep_id = pair.ids[0], pair.ids[-1]
@@ -169,16 +171,16 @@ def _find_frame(rust: Tokenizer) -> tuple[int, int, int]:
 
 MAX_STRING_COST: Final = 125
 
-# (type, span, (start, end)), and behind these the confidence where a text is classified.
+# (type, span, (start, end)); where a text is classified, the confidence follows.
 Step = tuple[Any, ...]
 Prefix = tuple[Step, ...]
-# The types that are asked below each path.
+# The types that are asked for below each path.
 Asked = Mapping[Prefix, Schema]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A special token with what stands behind it; `question` is the path and the type for which it asks, if any."""
+    """A special token and the string after it; `question` is the path and type it asks for, None for a path."""
 
     string: str
     question: tuple[Prefix, str] | None
@@ -186,10 +188,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hint:
-    """What one sequence asks of a text: paths and, behind each, the types that are asked below it.
+    """The prompt of one sequence: paths, each followed by the types that are asked for below it.
 
-    `tokens` are without [CLS] and [SEP]; `type_places` are those of each question's [TYPE] in a sequence, where
-    [CLS] is 0, and `type_chars` where it stands in `text`.
+    `tokens` are without [CLS] and [SEP]. `type_places` are the positions of each question's [TYPE] in a
+    sequence, where [CLS] is 0, and `type_chars` its offsets in `text`.
     """
 
     text: str
@@ -204,11 +206,11 @@ def write_prefix(prefix: Prefix) -> str:
 
 
 def cut_hints(asked: Asked, costs: Mapping[str, int]) -> tuple[list[list[Piece]], int]:
-    """Return the pieces of each hint, paths in order and types in that of their code points; and how many types are
-    left out.
+    """Split what is asked into hints. Return the pieces of each hint and the number of types left out.
 
-    `costs` are of each path's string and each type, in tokens with one for the special token before it. One above
-    MAX_STRING_COST is left out. A hint that would exceed MAX_HINT_COST is closed, and the next begins with the path.
+    Paths and types are sorted by code point. `costs` are the tokens of each path's string and of each type,
+    including the special token before it; a string above MAX_STRING_COST is left out. A hint that would
+    exceed MAX_HINT_COST is closed, and the next one begins with the path again.
     """
     hints: list[list[Piece]] = []
     num_left_out, hint_cost = 0, EMPTY_HINT_COST
@@ -236,14 +238,17 @@ def cut_hints(asked: Asked, costs: Mapping[str, int]) -> tuple[list[list[Piece]]
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """All hints of one text on one level. `num_left_out` types are not asked for, since their strings are too long."""
+    """All hints of one text on one level.
+
+    `num_left_out` types are not asked for, because their strings are too long.
+    """
 
     hints: tuple[Hint, ...]
     num_left_out: int
 
 
 class HintWriter:
-    """A writer of hints for many texts at once, which tokenizes the types of a schema once."""
+    """A writer of hints for many texts, which tokenizes the types of a schema only once."""
 
     def __init__(self, tokenizer: PromptTokenizer, types: Iterable[str]) -> None:
         self._tokenizer = tokenizer
@@ -253,7 +258,9 @@ class HintWriter:
         self._roots: Hints | None = None
 
     def write(self, levels: Sequence[Asked]) -> list[Hints]:
-        """Return the hints of each text's level. What all texts are asked first is the same, and written once."""
+        """Return the hints of each text's level. The first level is the same for all texts and is written
+        once.
+        """
         others = [asked for asked in levels if list(asked) != [()]]
         written = iter(self._write(others))
         return [self._write_roots(asked) if list(asked) == [()] else next(written) for asked in levels]
@@ -298,19 +305,20 @@ def _join_pieces(pieces: Sequence[Piece], tokens: Mapping[str, Tokens]) -> Hint:
 
 
 class HintTooLong(Exception):
-    """The hint leaves no room for the text."""
+    """The hint is so long that no text fits beside it in a window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """One sequence: [CLS] hint [SEP] part of the text [SEP]. Offsets are in the hint's text or in the text's.
+    """One sequence: [CLS] hint [SEP] part of the text [SEP]. Offsets refer to the hint's text or to the text.
 
-    `num_hint_tokens` is the number of type ids 0; text tokens are those behind, the closing [SEP] with them.
-    `grows_at` is where the text has the classification token put in before this window is read.
+    `num_hint_tokens` is the number of tokens with type id 0; the text's tokens follow them, including the
+    last [SEP]. `grows_at` is where the classification token is inserted into the text before this window is
+    read; None if it is not.
     """
 
     hint: Hint
-    tokens: Tokens  # [L], special ones with offsets (0, 0)
+    tokens: Tokens  # [L]; special tokens have offsets (0, 0)
     type_ids: NDArray[np.int32]  # [L]
     num_hint_tokens: int
     grows_at: int | None = None
@@ -322,7 +330,10 @@ class Window:
 def cut_windows(
     hint: Hint, text: str, tokens: Tokens, tokenizer: PromptTokenizer, stride: int
 ) -> Iterator[Window]:
-    """Yield the text's windows with this hint; those of classified texts do not overlap. Raises HintTooLong."""
+    """Yield the windows of a text with this hint. Raises HintTooLong.
+
+    Neighbouring windows share `stride` tokens, 0 in a classified text.
+    """
     room = MAX_WINDOW_TOKENS - len(hint.tokens) - FRAME_TOKENS
     if room <= stride:
         raise HintTooLong(f"a prompt of {len(hint.tokens)} tokens leaves no room for the text")
@@ -342,9 +353,10 @@ def cut_windows(
 
 
 def put_token_in(window: Window, number: int, token: str, tokenizer: PromptTokenizer) -> Window:
-    """Return window `number` (1 or later) with the classification token first in the text and the last token gone.
+    """Return the window with the classification token at the start of the text and its last token dropped.
 
-    Offsets move by what all windows before have put in, though not all of it stands before this one.
+    `number` is the window's number, 1 or later. Offsets move by what all windows before have inserted, even
+    where not all of it lies before this window.
     """
     ids = window.tokens.ids
     first = int(np.flatnonzero(ids == tokenizer.sep_id)[0]) + 1
@@ -362,7 +374,7 @@ def put_token_in(window: Window, number: int, token: str, tokenizer: PromptToken
 
 
 def rebuild_type_ids(ids: NDArray[np.int32], sep_id: int) -> NDArray[np.int32]:
-    """Return type ids [L] for tokenizers that give 0 everywhere: 1 from behind the first [SEP] of a hint."""
+    """Return type ids [L] for tokenizers that give 0 everywhere: 1 after the first [SEP] of a hint."""
     is_sep = ids == sep_id
     begins = np.zeros(len(ids), dtype=np.int32)
     begins[1:] = is_sep[:-1] & ~is_sep[1:]
@@ -378,7 +390,7 @@ def _lay_window(
 
 
 def _join_tokens(tokenizer: PromptTokenizer, *parts: Tokens) -> Tokens:
-    """Return [CLS], and each part with [SEP] behind it."""
+    """Return [CLS] and the parts, each followed by [SEP]."""
     cls, sep = (_special(token) for token in (tokenizer.cls_id, tokenizer.sep_id))
     joined = [cls]
     for part in parts:
@@ -397,14 +409,17 @@ def _shift_offsets(
     return np.concatenate([before, [token], offsets[inside] + shift, offsets[-1:]]).astype(np.int32)
 
 
-# One value a sequence: 1 where only the first token of the text is looked at. Left out where it is 0 for all.
+# One value per sequence: 1 where only the first token of the text is read. The input is omitted if it is 0
+# for all sequences.
 IS_BLANK: Final = "is_blank"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLayout:
-    """Index arrays of all sequences together, int32. `is_whole[i]` is False where sequence i has a [PREFIX] without a
-    [TYPE] beside others, as a text with [PREFIX] in it; the reference raises IndexError there.
+    """Index arrays (int32) of all sequences, one after another.
+
+    `is_whole[i]` is False if sequence i has a [PREFIX] without a [TYPE] beside other paths, for example
+    because the text contains "[PREFIX]"; the reference raises IndexError for these.
     """
 
     position_ids: NDArray[np.int32]  # [total]
@@ -414,7 +429,7 @@ class PromptLayout:
 
 
 def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> PromptLayout:
-    """Return the layout of sequences that begin with [CLS][PREFIX]. No step is taken a sequence."""
+    """Return the layout of sequences that begin with [CLS][PREFIX], without a Python loop over them."""
     tokens, starts = ids.covered, (ids.offsets[:-1] - ids.offsets[0])
     num_sequences, total = len(ids), len(tokens)
     place = np.arange(total)
@@ -423,17 +438,17 @@ def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> PromptLayout:
     is_prefix, is_type, is_sep = (
         (tokens == token) & ~is_first for token in (tokenizer.prefix_id, tokenizer.type_id, tokenizer.sep_id)
     )
-    # The last special token before a token says what it belongs to.
+    # The last special token before a token determines which path or type it belongs to.
     opened_at = np.maximum.accumulate(np.where(is_first | is_prefix | is_type | is_sep, place, 0))
     in_prefix, in_type, in_text = is_prefix[opened_at], is_type[opened_at], is_sep[opened_at]
-    # Paths are counted over all sequences, so that one array holds something of each.
+    # Paths are numbered across all sequences, so that one array can hold a value for each path.
     path = np.cumsum(is_prefix)
     is_structure = in_prefix | in_type
     prefix_lengths = np.bincount(path[in_prefix], minlength=path[-1] + 1 if total else 1)
     positions = np.where(is_structure, place - opened_at + 1, 0)
     positions[in_type] += prefix_lengths[path[in_type]]
     positions = _continue_in_text(positions, in_text, sequence, starts)
-    # A path reaches to the end of its last type, whatever stands between.
+    # A path ends with its last type, whatever tokens lie between.
     last_of_path = np.full(len(prefix_lengths), -1)
     last_of_path[path[in_type]] = place[in_type]
     path_before = path[starts] if total else starts
@@ -454,7 +469,7 @@ def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> PromptLayout:
 def find_inputs(
     windows: Sequence[Window], layout: PromptLayout, is_blank: NDArray[np.int32]
 ) -> dict[str, Ragged]:
-    """Return the inputs of the windows by name, a row each; `is_blank` is [n]."""
+    """Return the model's inputs for the windows, by name, with one row per window; `is_blank` is [n]."""
     ids = join_ids(windows)
     inputs = {
         INPUT_IDS: ids,
@@ -478,7 +493,7 @@ def _continue_in_text(
     sequence: NDArray[np.int64],
     starts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return positions [total] in which text tokens count on from the greatest position of the hint."""
+    """Return position ids [total] in which the text continues from the largest position of the hint."""
     if not len(positions):
         return positions
     greatest = np.maximum.reduceat(positions, starts)
@@ -490,8 +505,9 @@ def _continue_in_text(
 def _in_written_order(
     positions: NDArray[np.int64], in_text: NDArray[np.bool_], sequence: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return positions [total] in the order of the reference: those of the hint first, then those of the text.
+    """Return position ids [total] in the reference's order: those of the hint first, then those of the text.
 
-    So tokens of a text that were read as structure move those of others. Else the order is that of the tokens.
+    The order differs from that of the tokens only where tokens of the text were read as structure of the
+    hint.
     """
     return positions[np.argsort(2 * sequence + in_text, kind="stable")]

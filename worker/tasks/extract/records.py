@@ -1,10 +1,10 @@
-"""Read records off the cells that came back for the windows of one text. Knows no sequences and no other texts.
+"""Read records from the cells that the model returned for the windows of one text.
 
-A span from token h to token t is of type q where the cells (h, t), (h, q) and (q, t) are positive, q being the place of
-the type's [TYPE]. Spans come in the order of h, then t, then the types of the hint.
+A span from token h to token t is of type q if the cells (h, t), (h, q) and (q, t) are positive, q being the
+position of the type's [TYPE]. Spans are ordered by h, then t, then the order of types in the hint.
 
-A text with [CLASSIFY] in it has one label, one with [MULTICLASSIFY] any number. A label is a path of types, and each
-window in which it was found gives it a confidence for every type of the path.
+A text that contains [CLASSIFY] has one label, one that contains [MULTICLASSIFY] any number of labels. A label
+is a path of types, and each window in which it was found gives it a confidence for every type of the path.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ from vectormill.domain.schema import Schema, list_leaves
 from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from worker.tasks.extract.prompts import CLASSIFY, MULTICLASSIFY, Prefix, Window
 
-# A row of results: how many cells the sequence has, then CELL_WIDTH numbers for each: row, column, its logit, and the
-# logit of (column, row).
+# A row of results: the number of the sequence's cells, then CELL_WIDTH numbers for each: row, column, its
+# logit, and the logit of (column, row).
 CELL_WIDTH: Final = 4
-# Instead of a number of cells: a logit of the sequence was NaN or infinite.
+# This stands in place of the number of cells if a logit of the sequence was NaN or infinite.
 NON_FINITE_ROW: Final = -1.0
 
 Floats = NDArray[np.float32]
@@ -30,23 +30,24 @@ Places = NDArray[np.int64]
 
 
 class NonFiniteLogits(Exception):
-    """The model answered NaN or infinity."""
+    """The model returned NaN or infinity."""
 
 
 class TooManyCells(Exception):
-    """The model finds more in one window than is sent back."""
+    """The model found more cells in one window than are sent back."""
 
 
 class UnreadablePrompt(Exception):
-    """A special token in the text, or in a span that became part of a prompt, hides the prompt's types."""
+    """A special token in the text, or in a span used in a prompt, makes the prompt's types unreadable."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The spans found in a window, in order: from token `heads[i]` to `tails[i]`, of question `questions[i]`.
+    """The spans found in a window, in order: span i reaches from token `heads[i]` to `tails[i]`.
 
-    `confidences` are the mean probability of its three cells, `transposed` that of the same cells with row and column
-    exchanged, as the reference reads them; both rounded to 4 decimals.
+    `questions[i]` is the number of the question that it answers. `confidences` are the mean probabilities of
+    its three cells, and `transposed` those of the same cells with row and column exchanged, as the reference
+    reads them; both are rounded to 4 decimals.
     """
 
     heads: list[int]
@@ -66,10 +67,9 @@ class Span:
 
 
 def read_spans(window: Window, row: Floats, text: str) -> Iterator[Span]:
-    """Yield the spans of a window, in order; `text` is what its offsets refer to. Spaces before a span are not part of
-    it.
+    """Yield the spans of a window, in order, without leading spaces; `text` is the text its offsets refer to.
 
-    Raises NonFiniteLogits, TooManyCells and UnreadablePrompt, before the first span.
+    Raises NonFiniteLogits, TooManyCells and UnreadablePrompt before the first span.
     """
     found = find_candidates(read_cells(row), find_type_places(window), window.num_hint_tokens, len(window))
     starts, ends = window.tokens.starts, window.tokens.ends
@@ -79,13 +79,14 @@ def read_spans(window: Window, row: Floats, text: str) -> Iterator[Span]:
         start, end = int(starts[head]), int(ends[tail])
         while text[start : start + 1] == " ":
             start += 1
-        # The reference looks for the end of the spaces beyond the end of the text, fails, and passes over the span.
+        # The reference searches for the end of the spaces beyond the end of the text, fails, and skips the
+        # span.
         if start < len(text):
             yield Span(question, text[start:end], (start, end), confidence, transposed)
 
 
 def read_cells(row: Floats) -> Floats:
-    """Return the cells of a row of results, [m, CELL_WIDTH]. Raises NonFiniteLogits and TooManyCells."""
+    """Return the cells [m, CELL_WIDTH] of a row of results. Raises NonFiniteLogits and TooManyCells."""
     count = float(row[0])
     if count == NON_FINITE_ROW:
         raise NonFiniteLogits("the model returned NaN or infinity")
@@ -95,7 +96,7 @@ def read_cells(row: Floats) -> Floats:
 
 
 def find_type_places(window: Window) -> Places:
-    """Return the place [questions] of each question's [TYPE] in the window. Raises UnreadablePrompt."""
+    """Return the position [questions] of each question's [TYPE] in the window. Raises UnreadablePrompt."""
     places, hint_end = window.hint.type_places, len(window.hint.tokens) + 2
     if window.num_hint_tokens < hint_end and (places >= window.num_hint_tokens).any():
         raise UnreadablePrompt(
@@ -115,7 +116,7 @@ def find_type_places(window: Window) -> Places:
 
 
 def find_candidates(cells: Floats, type_places: Places, num_hint_tokens: int, length: int) -> Candidates:
-    """Return the candidates of the positive cells [m, CELL_WIDTH]; `type_places` is [questions]."""
+    """Return the spans that the positive cells [m, CELL_WIDTH] form; `type_places` is [questions]."""
     rows, columns = cells[:, 0].astype(np.int64), cells[:, 1].astype(np.int64)
     question = np.full(length, -1)
     question[type_places] = np.arange(len(type_places))
@@ -123,7 +124,7 @@ def find_candidates(cells: Floats, type_places: Places, num_hint_tokens: int, le
     is_head = row_in_text & ~column_in_text & (question[columns] >= 0)
     is_tail = ~row_in_text & column_in_text & (question[rows] >= 0)
     is_span = row_in_text & column_in_text & (rows <= columns)
-    # Cell of each (token, question) among `cells`, or -1.
+    # Index into `cells` of each (token, question), or -1 if it has no cell.
     heads = np.full((length, len(type_places)), -1)
     heads[rows[is_head], question[columns[is_head]]] = np.flatnonzero(is_head)
     tails = np.full((length, len(type_places)), -1)
@@ -143,22 +144,24 @@ def find_candidates(cells: Floats, type_places: Places, num_hint_tokens: int, le
 
 
 def _mean_probabilities(logits: Floats, spans: Places, heads: Places, tails: Places) -> list[float]:
-    """Return the mean of each three cells, in float32 and then rounded to 4 decimals, as the reference does."""
+    """Return the mean probability of each span's three cells, computed in float32 and then rounded to 4
+    decimals, as in the reference.
+    """
     probabilities = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
     means = (probabilities[spans] + probabilities[heads] + probabilities[tails]) / np.float32(3)
     return [round(mean, 4) for mean in means.tolist()]
 
 
 def as_step(name: str, span: str, offset: tuple[int, int]) -> dict[str, Any]:
-    """Return one step of a record, as JSON has it."""
+    """Return one step of a record as a JSON object."""
     return {"type": name, "span": span, "offset": list(offset)}
 
 
-# Labels of a text with several that are more probable are all of them answers.
+# With several labels allowed, all labels whose probability exceeds this are answers.
 SURE: Final = 0.9
 
 Path = tuple[str, ...]
-# For one hint: for each path the confidences of each window that found it, in order.
+# For one hint: the confidences of each path, for each window that found it, in order.
 Found = Mapping[Path, Sequence[Sequence[float]]]
 
 
@@ -177,12 +180,12 @@ class Label:
 
 
 def find_token(text: str) -> str | None:
-    """Return the classification token that the text has; None where spans are looked for."""
+    """Return the classification token that the text contains; None if its spans are wanted."""
     return next((token for token in (CLASSIFY, MULTICLASSIFY) if token in text), None)
 
 
 def choose_of_level(token: str, hints: Sequence[Found]) -> list[Label]:
-    """Return the labels that a level adds: one at most, or with several allowed every one of every hint."""
+    """Return the labels that a level adds: at most one, or all labels of all hints for [MULTICLASSIFY]."""
     if token == MULTICLASSIFY:
         return [Label(path, tuple(windows[0])) for found in hints for path, windows in found.items()]
     best = [_choose_of_hint(found) for found in hints if found]
@@ -190,7 +193,7 @@ def choose_of_level(token: str, hints: Sequence[Found]) -> list[Label]:
 
 
 def choose_at_last(token: str, labels: Sequence[Label]) -> list[Label]:
-    """Return the answer of the whole text. Ties go to the first."""
+    """Return the labels of the whole text. Of equally probable labels the first is taken."""
     if not labels:
         return []
     means = [label.mean for label in labels]
@@ -201,7 +204,7 @@ def choose_at_last(token: str, labels: Sequence[Label]) -> list[Label]:
 
 
 def as_record(token: str, label: Label, *, with_confidences: bool) -> list[dict[str, Any]]:
-    """Return a label as a path of JSON steps. The token counts as the beginning of the text wherever it stands."""
+    """Return a label as a list of JSON steps. The token's offset is always the beginning of the text."""
     steps = [as_step(name, token, (0, len(token))) for name in label.path]
     if with_confidences:
         for step, confidence in zip(steps, label.confidences, strict=True):
@@ -210,7 +213,10 @@ def as_record(token: str, label: Label, *, with_confidences: bool) -> list[dict[
 
 
 def _choose_of_hint(found: Found) -> Label:
-    """Return a hint's label. One path has its first window's confidences; of several each has the means."""
+    """Return the best label of a hint.
+
+    A single path has the confidences of its first window; several paths have the means over their windows.
+    """
     if len(found) == 1:
         ((path, windows),) = found.items()
         return Label(path, tuple(windows[0]))
@@ -225,28 +231,29 @@ def _first_greatest(labels: Sequence[Label], values: Sequence[float]) -> Label:
     return labels[values.index(max(values))]
 
 
-# A record is a path of steps {"type", "span", "offset"}, as JSON has it.
+# A record is a list of JSON steps {"type", "span", "offset"}.
 Record = list[dict[str, Any]]
 
 
 class LimitExceeded(Exception):
-    """More was found in the text than is kept of one."""
+    """More was found in a text than is kept for one text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on what is kept of one text: a model that says yes to everything finds n²/2 spans in n tokens."""
+    """Limits on what is kept of one text: n tokens have up to n²/2 spans if the model accepts every pair."""
 
-    max_spans: int = 50_000  # on all levels; about 400 bytes each
-    max_prefixes: int = 4_096  # on one level, each with types of its own: some hundred hints
-    max_windows: int = 4_096  # on one level, of all hints: 40 MB of inputs at 512 tokens
+    max_spans: int = 50_000  # over all levels; about 400 bytes each
+    max_prefixes: int = 4_096  # per level, each with types of its own: some hundred hints
+    max_windows: int = 4_096  # per level, over all hints: 40 MB of inputs at 512 tokens
 
 
 class TextState:
-    """How far one text is: what was found in it, and what is asked next.
+    """The progress of one text's extraction: what was found so far and what is asked next.
 
-    `text` is the one that the next window refers to, longer by a token for each window of a classified text after
-    the first; `token` is its classification token, if any. `asked` are the types below each path.
+    `text` is the text that the next window's offsets refer to; each window of a classified text after the
+    first adds a token to it. `token` is the classification token, if any. `asked` are the types below each
+    path.
     """
 
     def __init__(
@@ -266,7 +273,8 @@ class TextState:
         self._num_spans = 0
         self._records: list[Record] = []
         self._labels: list[Label] = []
-        # A property of each path of spans, without being part of it: the order of prompts must not hang on them.
+        # Kept beside the paths of spans and not in them, so that the order of prompts does not depend on
+        # confidences.
         self._confidences: dict[Prefix, float] = {}
 
     @property
@@ -278,7 +286,7 @@ class TextState:
         self.num_left_out += num_left_out
 
     def check_windows(self, num_windows: int) -> None:
-        """Raise LimitExceeded when a level has too many windows."""
+        """Raise LimitExceeded if a level has too many windows."""
         if num_windows > self._limits.max_windows:
             raise LimitExceeded(
                 f"what is asked of the text on one level takes more than {self._limits.max_windows} prompts; use a "
@@ -286,11 +294,13 @@ class TextState:
             )
 
     def grow(self, window: Window) -> None:
-        """Insert the classification token that the window has inserted."""
+        """Insert the classification token into the text where the window has inserted it."""
         self.text = self._grown(self.text, window)
 
     def read_level(self, windows: Sequence[Window], rows: Sequence[Floats]) -> None:
-        """Read the results of all windows of the level, in order. Raises as `read_spans`, and LimitExceeded."""
+        """Read the results of all windows of the level, in order. Raises LimitExceeded and as `read_spans`
+        does.
+        """
         if self.token is None:
             below = self._read_spans(windows, rows)
         else:
@@ -305,7 +315,7 @@ class TextState:
             self._end_pass()
 
     def answer(self) -> list[Record] | ItemFailure:
-        """Return the records in the reference's order, or why there are none."""
+        """Return the records in the reference's order, or the text's failure."""
         if self.failure is not None:
             return self.failure
         if self.token is None:
@@ -357,7 +367,9 @@ class TextState:
         return below
 
     def _end_pass(self) -> None:
-        """End the last level. A classified text in which nothing was found is asked again, whatever the signs."""
+        """End the last level. A classified text without labels is asked once more, whatever the logits'
+        signs.
+        """
         if self.token is None or self.is_blank or self._labels:
             self._is_done = True
             return

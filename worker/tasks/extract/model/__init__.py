@@ -1,4 +1,4 @@
-"""The network of the task extract and its head, which run on the device.
+"""The network of the task `extract` and its head, which run on the device.
 
-The only folder of the task that imports torch.
+This is the task's only folder that imports torch.
 """

@@ -1,7 +1,8 @@
-"""Read the DeBERTa configuration of a RexUniNLU; a setting that is not known is refused by name.
+"""Read the DeBERTa configuration of a RexUniNLU model, and refuse unknown settings by name.
 
-The published configuration could not be read when this was written, so nothing in it is passed over in silence: a name
-that is not listed here, or a value that would need other arithmetic, is an error before any weight is read.
+The published configuration could not be read when this was written, so nothing in it is skipped silently: a
+name that is not listed here, or a value that would need other arithmetic, raises an error before any weight
+is read.
 """
 
 import json
@@ -19,7 +20,8 @@ MODEL_TYPE: Final = "deberta-v2"
 NUM_ADDED_TOKENS: Final = 4
 ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_python", "relu", "silu", "swish", "tanh", "linear")
 POSITION_TERMS: Final = frozenset({"c2p", "p2c"})
-# Names that say nothing about the forward pass: of training, other heads, files, and how transformers answers.
+# Settings that do not affect the forward pass: about training, other heads, files, and the form of
+# transformers' outputs.
 WITHOUT_EFFECT: Final = frozenset({
     "_name_or_path", "add_cross_attention", "architectures", "attention_probs_dropout_prob", "bos_token_id",
     "chunk_size_feed_forward", "classifier_dropout", "cls_dropout", "dtype", "eos_token_id",
@@ -33,7 +35,7 @@ WITHOUT_EFFECT: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class DebertaConfig:
-    """The settings that the arithmetic depends on. A kernel of 0 means no convolution."""
+    """The settings that the arithmetic depends on. A convolution kernel of 0 means no convolution."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -41,12 +43,12 @@ class DebertaConfig:
     attention_head_size: int
     intermediate_size: int
     embedding_size: int
-    vocab_size: int  # with the four added tokens
+    vocab_size: int  # including the four added tokens
     type_vocab_size: int
     max_position_embeddings: int
-    max_relative_positions: int  # as it is written; -1 means no logarithm of distances
+    max_relative_positions: int  # as configured; -1 means that distances are not bucketed by logarithm
     position_buckets: int
-    position_terms: frozenset[str]  # of "c2p" and "p2c"
+    position_terms: frozenset[str]  # any of "c2p" and "p2c"
     position_biased_input: bool
     share_att_key: bool
     norm_rel_ebd: bool
@@ -58,7 +60,7 @@ class DebertaConfig:
 
     @property
     def span(self) -> int:
-        """Return half the number of relative embeddings, which stand for distances from -span up to span - 1."""
+        """Return half the number of relative embeddings, which represent distances from -span to span - 1."""
         if self.position_buckets > 0:
             return self.position_buckets
         return (
@@ -67,7 +69,7 @@ class DebertaConfig:
 
     @property
     def score_scale(self) -> float:
-        """Return the factor of scores: one over the root of the head's size, for each of their terms."""
+        """Return the factor of attention scores: 1 / sqrt(head size * number of score terms)."""
         return float((self.attention_head_size * (1 + len(self.position_terms))) ** -0.5)
 
 
@@ -82,7 +84,7 @@ def read_config(directory: Path) -> DebertaConfig:
 
 
 def parse_config(written: Mapping[str, Any], place: str) -> DebertaConfig:
-    """Read the settings of a parsed config.json. Raises as read_config does."""
+    """Return the settings of a parsed config.json. Raises ModelError as read_config does."""
     given = _Given(written, place)
     given.require("model_type", MODEL_TYPE)
     given.require("relative_attention", True)
@@ -123,10 +125,11 @@ def parse_config(written: Mapping[str, Any], place: str) -> DebertaConfig:
 
 
 def tabulate_distances(config: DebertaConfig, longest: int) -> NDArray[np.int64]:
-    """Return the relative embedding [2 * longest + 1] that stands for each distance -longest … longest.
+    """Return the index of the relative embedding [2 * longest + 1] for each distance from -longest to
+    longest.
 
-    Distances from half the buckets on share them by their logarithm, but only where `max_relative_positions` is
-    positive as it is written: the reference does not replace -1 by the number of positions, as transformers does.
+    Distances of half the buckets and more share them logarithmically, but only if `max_relative_positions` is
+    positive as configured: unlike transformers, the reference does not replace -1 by the number of positions.
     """
     distances = np.arange(-longest, longest + 1)
     rounded = distances
@@ -138,7 +141,9 @@ def tabulate_distances(config: DebertaConfig, longest: int) -> NDArray[np.int64]
 
 
 def _round_logarithmically(distances: NDArray[np.int64], middle: int, longest: int) -> NDArray[np.int64]:
-    """Round in float32, as the reference: a value next to a whole number must be rounded up as there."""
+    """Map distances to logarithmic buckets in float32, so that values near an integer round as in the
+    reference.
+    """
     magnitude = np.maximum(np.abs(distances), max(1, middle - 1))
     share = np.log((magnitude / np.float32(middle)).astype(np.float32)) / np.log(
         np.float32((longest - 1) / middle)
@@ -149,7 +154,7 @@ def _round_logarithmically(distances: NDArray[np.int64], middle: int, longest: i
 
 
 class _Given:
-    """A configuration that remembers which of its settings were read."""
+    """A configuration that records which of its settings were read."""
 
     def __init__(self, config: Mapping[str, Any], place: str) -> None:
         self._config, self._place = config, place

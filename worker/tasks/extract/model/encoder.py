@@ -1,6 +1,6 @@
-"""Run RexUniNLU with torch on one device, in padded batches, and return the cells that spans are made of.
+"""Run RexUniNLU with torch on one device, in padded batches, and return the cells that form spans.
 
-On a processor batches are computed side by side, each by some of the cores (docs/decisions/0015).
+On a CPU several batches are computed in parallel, each by some of the cores (docs/decisions/0015).
 """
 
 import time
@@ -37,17 +37,17 @@ ATTENTION: Final = "padded (disentangled, by sequence)"
 
 
 class RexEncoder(DirectEncoder):
-    """An encoder of padded batches on one device, one batch a stream at a time."""
+    """An encoder of padded batches on one device; each stream computes one batch at a time."""
 
     def __init__(self, order: EncoderOrder) -> None:
-        """Load the network. Raises ModelError for a model or a wish that is not supported."""
+        """Load the network. Raises ModelError for a model or an option that is not supported."""
         start = time.perf_counter()
         refuse_wishes(order)
         precision = choose_extraction_precision(order.precision, order.device)
         num_streams = 1
         if order.device.kind == CPU:
             num_streams = choose_streams(order, precision.value)
-            # Each thread that computes a batch takes so many, whichever has said so.
+            # Each thread that computes a batch uses this many threads, whichever thread has set it.
             torch.set_num_threads(max(1, order.num_threads // num_streams))
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         self._network = load_network(order.card.path, DTYPES[precision.value], self._device)
@@ -77,7 +77,7 @@ class RexEncoder(DirectEncoder):
 
 
 def refuse_wishes(order: EncoderOrder) -> None:
-    """Raise ModelError for a backend, attention or switch that is asked for by name and does not exist here."""
+    """Raise ModelError for a backend, attention or switch that was requested by name and does not exist here."""
     if order.backend not in (AUTO, BACKEND):
         raise ModelError(f"Extraction runs with {BACKEND} alone, not with {order.backend}; use auto.")
     if order.attention == PACKED:

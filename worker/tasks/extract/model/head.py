@@ -1,9 +1,10 @@
-"""Find the cells that spans are made of among a batch's logits. The matrices of L² logits stay on the device.
+"""Find the cells that form spans among a batch's logits. The matrices of L² logits stay on the device.
 
-What comes back is a row a sequence of `1 + CELL_WIDTH * cells` numbers of 4 bytes, as `decode.read_cells` reads them:
-16 bytes a cell. Cells (head, type) and (type, tail) come back where they are positive, cells (head, tail) where besides
-both ends are positive for one type: without that nothing is made of them. Of a sequence with more than `max_cells` only
-their number comes back, and its text fails; of one with a logit that is not finite a sign of that.
+The result is one row per sequence of `1 + CELL_WIDTH * cells` numbers of 4 bytes, as `records.read_cells`
+reads them: 16 bytes per cell. Cells (head, type) and (type, tail) are returned if they are positive, cells
+(head, tail) if they are positive and both ends are positive for one type: others form no span. For a sequence
+with more than `max_cells` cells only their number is returned, and its text fails; a sequence with a logit
+that is not finite gets a marker instead.
 """
 
 from collections.abc import Mapping
@@ -24,13 +25,14 @@ from worker.tasks.extract.prompts import IS_BLANK
 from worker.tasks.extract.records import CELL_WIDTH, NON_FINITE_ROW
 from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
-# A row of 1 MiB. Two tokens of three positive for every type would have fewer in a window of 512.
+# A row of 1 MiB. A window of 512 tokens has fewer cells even if two of three tokens are positive for every
+# type.
 MAX_CELLS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedInputs:
-    """Inputs on the device: `tokens` by name and `is_token` are [n, length], `is_blank` is [n]."""
+    """Padded inputs on the device: `tokens` by name and `is_token` are [n, length], `is_blank` is [n]."""
 
     tokens: Mapping[str, Tensor]
     is_token: Tensor
@@ -40,7 +42,7 @@ class PaddedInputs:
 def compute_cells(
     network: RexNetwork, batch: Batch, device: torch.device, *, max_cells: int = MAX_CELLS
 ) -> Ragged:
-    """Run one forward pass, padded, and return float32 rows. No number of a sequence depends on another one."""
+    """Run one padded forward pass and return its cells as float32 rows. Sequences do not affect one another."""
     inputs = pad_inputs(batch, device)
     with torch.inference_mode():
         logits = network(**inputs.tokens, is_token=inputs.is_token)
@@ -48,7 +50,7 @@ def compute_cells(
 
 
 def pad_inputs(batch: Batch, device: torch.device) -> PaddedInputs:
-    """Copy a batch to the device, without waiting for what the device computes."""
+    """Copy a batch to the device without waiting for computations that are queued there."""
     padded = pad_batch(batch, pad_token_id=0)
     is_blank = np.zeros(len(batch), dtype=np.int64)
     if IS_BLANK in batch.inputs:
@@ -58,7 +60,7 @@ def pad_inputs(batch: Batch, device: torch.device) -> PaddedInputs:
 
 
 def find_cells(logits: Tensor, inputs: PaddedInputs, max_cells: int = MAX_CELLS) -> Ragged:
-    """Return the rows of logits [n, length, length]."""
+    """Return the rows of cells for logits [n, length, length]."""
     tokens, is_token = inputs.tokens, inputs.is_token
     is_text, is_type = find_places(tokens[TOKEN_TYPE_IDS], tokens[TYPE_SEGMENTS], is_token)
     wanted = find_wanted(logits, is_text, is_type, inputs.is_blank)
@@ -66,9 +68,9 @@ def find_cells(logits: Tensor, inputs: PaddedInputs, max_cells: int = MAX_CELLS)
 
 
 def find_places(token_type_ids: Tensor, type_segments: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which tokens are the text's, and which are a [TYPE] of the hint. bool [n, length] each, from [n, length].
+    """Return which tokens belong to the text, and which are a [TYPE] of the hint: bool [n, length] each.
 
-    A hint has as many tokens as there are type ids 0, wherever these stand.
+    The hint has as many tokens as there are type ids 0, wherever these are.
     """
     num_hint_tokens = ((token_type_ids == 0) & is_token).sum(dim=1, keepdim=True)
     is_hint = torch.arange(is_token.shape[1], device=is_token.device) < num_hint_tokens
@@ -78,28 +80,30 @@ def find_places(token_type_ids: Tensor, type_segments: Tensor, is_token: Tensor)
 
 
 def find_wanted(logits: Tensor, is_text: Tensor, is_type: Tensor, is_blank: Tensor) -> Tensor:
-    """Return which cells come back, bool [n, length, length].
+    """Return which cells are returned, bool [n, length, length].
 
-    In a sequence that is_blank [n], those of the text's first token with itself and with each type, whatever the signs.
+    For sequences with `is_blank` [n] these are the cells of the text's first token with itself and with each
+    type, whatever their signs.
     """
     is_first = is_text & (is_text.cumsum(dim=1) == 1)
     positive = logits > 0
     blank = is_blank[:, None, None]
-    # [n, length]: the tokens that may be head or tail.
+    # [n, length]: the tokens that may be a head or a tail.
     ends = torch.where(is_blank[:, None], is_first, is_text)
     positive |= blank
     heads = positive & ends[:, :, None] & is_type[:, None, :]
     tails = positive & is_type[:, :, None] & ends[:, None, :]
     spans = (positive & ends[:, :, None] & ends[:, None, :]).triu()
-    # How many types both ends are positive for: at most the 256 tokens of a hint, which all floats count exactly.
+    # The number of types for which both ends are positive: at most the 256 tokens of a hint, which any float
+    # type counts exactly.
     spans &= (heads.to(logits.dtype) @ tails.to(logits.dtype)) > 0
     return spans | heads | tails
 
 
 def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: int) -> Ragged:
-    """Return the wanted cells of each sequence, by row and then by column, on the host.
+    """Return the wanted cells of each sequence on the host, ordered by row and then by column.
 
-    The host waits for the device twice: for the number of all cells, and for all numbers in one copy.
+    The host waits for the device twice: for the total number of cells, and for all numbers in one copy.
     """
     counts = wanted.flatten(1).sum(dim=1)
     is_inside = is_token[:, :, None] & is_token[:, None, :]
@@ -111,7 +115,7 @@ def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: in
         dim=1,
     )
     signs = torch.where(is_finite, counts.float(), NON_FINITE_ROW)
-    # A number of cells that are sent is at most `max_cells`, which float32 counts exactly.
+    # At most `max_cells` cells are sent, a number that float32 holds exactly.
     numbers = torch.cat((signs, torch.where(is_sent, counts, 0).float(), cells.flatten())).cpu().numpy()
     num_sequences = len(counts)
     return _lay_rows(
@@ -122,7 +126,7 @@ def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: in
 
 
 def _lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) -> Ragged:
-    """Lay out signs [n] and cells [all cells * CELL_WIDTH] as rows, with `counts` [n] cells each."""
+    """Arrange signs [n] and cells [all cells * CELL_WIDTH] as rows with `counts` [n] cells each."""
     lengths = 1 + CELL_WIDTH * counts
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])

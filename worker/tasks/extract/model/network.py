@@ -1,11 +1,12 @@
-"""RexUniNLU's DeBERTa-v2 with its rotary head, from its published layout. Knows no texts and no cells.
+"""RexUniNLU's DeBERTa-v2 with its rotary head, loaded from the published weights.
 
-The published model changes DeBERTa in its positions: they come with the tokens and restart in every path and every type
-of a hint, and so relative positions differ from sequence to sequence. Modules are named as the weights are.
+The published model changes DeBERTa's positions: position ids are an input and restart in every path and every
+type of a hint, so relative positions differ from sequence to sequence. Modules are named as the weights are.
 
-A token of a text of L tokens takes 4 L bytes for a matrix of bias or scores, for each attention head at work; as many
-heads are at work as `BIAS_BYTES` holds, and at least one. For all heads and layers together it takes 9 L bytes: the
-number of a relative embedding and one truth value for each token of its sequence.
+For each attention head that is computed at a time, a token of a text of L tokens takes 4 L bytes for each
+matrix of bias or scores; as many heads are computed at a time as `BIAS_BYTES` allows, and at least one. For
+all heads and layers together a token takes 9 L bytes: for each token of its sequence the number of a relative
+embedding (int64) and a bool.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +52,7 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Embed inputs [n, length] each as [n, length, hidden]."""
+        """Return the embeddings [n, length, hidden] of inputs [n, length]."""
         states = self.word_embeddings(input_ids)
         if self.position_embeddings is not None:
             states = states + self.position_embeddings(position_ids)
@@ -64,9 +65,10 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Disentangled attention: scores of contents, of contents to positions and of positions to contents.
+    """Disentangled attention: content to content, content to position and position to content scores.
 
-    Source: He et al., DeBERTa (2021)."""
+    Source: He et al., DeBERTa (2021).
+    """
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
@@ -79,12 +81,16 @@ class SelfAttention(nn.Module):
                 self.pos_key_proj = nn.Linear(size, size)
             if "p2c" in self.terms:
                 self.pos_query_proj = nn.Linear(size, size)
-        # [heads, 2 * span, head size] of the relative embeddings, times the scale; the same for every batch.
+        # [heads, 2 * span, head size]: the scaled projections of the relative embeddings, shared by all
+        # batches.
         self.position_keys: Tensor | None = None
         self.position_queries: Tensor | None = None
 
     def project_positions(self, relative: Tensor, whole: Callable[[Tensor], Tensor]) -> None:
-        """Project the relative embeddings [2 * span, hidden] once for all batches. `whole` is that of Encoder."""
+        """Project the relative embeddings [2 * span, hidden] once for all batches.
+
+        `whole` is that of DebertaEncoder.project_positions.
+        """
 
         def project(proj: nn.Linear) -> Tensor:
             projected = linear(relative, whole(proj.weight), whole(proj.bias))
@@ -98,10 +104,13 @@ class SelfAttention(nn.Module):
             )
 
     def forward(self, states: Tensor, index: Tensor, columns: slice, is_hidden: Tensor) -> Tensor:
-        """Attend over [n, length, hidden]. `index` and `is_hidden` are those of Encoder.forward."""
+        """Attend over states [n, length, hidden]. `index`, `columns` and `is_hidden` are those of
+        Encoder.forward.
+        """
         query, key, value = (self._split(proj(states)) for proj in self._projections())
         num_sequences, length = states.shape[:2]
-        # Three matrices of a head: the bias, what is added to it, and what both are gathered from, twice as wide.
+        # Three matrices per head are alive: the bias, what is added to it, and the matrix of twice the width
+        # that both are gathered from.
         bytes_a_head = BIAS_MATRICES * num_sequences * length * length * states.element_size()
         at_once = max(1, min(self.num_heads, BIAS_BYTES // bytes_a_head))
         parts = []
@@ -117,7 +126,7 @@ class SelfAttention(nn.Module):
         return torch.cat(parts, dim=1).transpose(1, 2).flatten(2)
 
     def _find_bias(self, query: Tensor, key: Tensor, index: Tensor, columns: slice, heads: slice) -> Tensor:
-        """Return the bias [n, heads, length, length]: Q_i · PK[c_ij] + K_j · PQ[c_ij], scaled."""
+        """Return the scaled bias [n, heads, length, length]: Q_i · PK[c_ij] + K_j · PQ[c_ij]."""
         shape = (query.shape[1], -1, -1, -1)
         bias: Tensor | None = None
         if self.position_keys is not None:
@@ -125,7 +134,7 @@ class SelfAttention(nn.Module):
             bias = scores.gather(-1, index[None].expand(shape))
         if self.position_queries is not None:
             scores = _score_positions(key, self.position_queries[heads, columns])
-            # Row j of what is gathered is the key's, so that the index is turned on its side, and so is the result.
+            # Row j of the gathered matrix belongs to key j, so the index is transposed, and so is the result.
             found = scores.gather(-1, index.transpose(-1, -2)[None].expand(shape)).transpose(-1, -2)
             bias = found if bias is None else bias.add_(found)
         if bias is None:
@@ -136,14 +145,14 @@ class SelfAttention(nn.Module):
         return self.query_proj, self.key_proj, self.value_proj
 
     def _split(self, states: Tensor) -> Tensor:
-        """Return [n, length, hidden] as [n, heads, length, head size]."""
+        """Reshape [n, length, hidden] to [n, heads, length, head size]."""
         return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 def _score_positions(states: Tensor, positions: Tensor) -> Tensor:
-    """Multiply [n, heads, length, size] and [heads, columns, size] into [heads, n, length, columns].
+    """Multiply [n, heads, length, size] by [heads, columns, size] into [heads, n, length, columns].
 
-    One product a head, of all sequences: the positions are the same for each, and are not copied for it.
+    One product per head covers all sequences: they share the positions, which are therefore not copied.
     """
     heads, columns, size = positions.shape
     rows = states.transpose(0, 1).reshape(heads, -1, size)
@@ -151,7 +160,7 @@ def _score_positions(states: Tensor, positions: Tensor) -> Tensor:
 
 
 class Residual(nn.Module):
-    """A linear layer whose result is added to what came in, and normed."""
+    """A linear layer with a residual connection and layer normalization."""
 
     def __init__(self, in_features: int, config: DebertaConfig) -> None:
         super().__init__()
@@ -194,8 +203,9 @@ class Convolution(nn.Module):
     def forward(self, embedded: Tensor, states: Tensor, is_token: Tensor) -> Tensor:
         """Convolve [n, length, hidden]; `is_token` is [n, length, 1].
 
-        Padding goes in as zeros, as beyond the ends of a sequence: the reference lets the last token see it, so that
-        its numbers depend on the batch; these are its numbers for batches of one.
+        Padding is read as zeros, like the positions beyond a sequence's ends. In the reference the last token
+        sees the padding, so its results depend on the batch; these equal the reference's results for batches
+        of one.
         """
         found = self.conv((embedded * is_token).transpose(1, 2)).transpose(1, 2) * is_token
         normed: Tensor = self.LayerNorm(states + self.activation(found))
@@ -212,7 +222,10 @@ class DebertaEncoder(nn.Module):
         self.conv = Convolution(config) if config.conv_kernel_size > 0 else None
 
     def project_positions(self, whole: Callable[[Tensor], Tensor]) -> None:
-        """Project the positions of every layer. `whole` makes a parameter of the part that is here."""
+        """Project the relative embeddings for every layer.
+
+        `whole` returns the full parameter where this process holds only a part of it.
+        """
         relative = whole(self.rel_embeddings.weight)
         if hasattr(self, "LayerNorm"):
             norm = self.LayerNorm
@@ -225,9 +238,11 @@ class DebertaEncoder(nn.Module):
     def forward(
         self, embedded: Tensor, index: Tensor, columns: slice, is_hidden: Tensor, is_token: Tensor
     ) -> Tensor:
-        """Return hidden states [n, length, hidden]. `index` [n, length, length] numbers the relative embedding of each
-        two tokens among `columns`, `is_hidden` [n, length, length] says which do not see which, `is_token` is [n,
-        length, 1].
+        """Return hidden states [n, length, hidden].
+
+        `index` [n, length, length] holds for each pair of tokens the number of its relative embedding within
+        `columns`; `is_hidden` [n, length, length] is True for pairs that do not attend to each other;
+        `is_token` is [n, length, 1].
         """
         states = embedded
         for number, layer in enumerate(self.layer):
@@ -237,12 +252,12 @@ class DebertaEncoder(nn.Module):
         return states
 
 
-# Written by older versions of transformers: the numbers 0, 1, 2, …, which nothing reads.
+# Older versions of transformers wrote this buffer (0, 1, 2, …), which nothing reads.
 IGNORED_KEYS: Final = frozenset({"plm.embeddings.position_ids"})
 
 
 class RotaryFrequencies(nn.Module):
-    """The rotation angles of one position, [hidden / 2], as the weights hold them."""
+    """The rotation angles per position, [hidden / 2], as stored in the weights."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -252,7 +267,7 @@ class RotaryFrequencies(nn.Module):
 class RexNetwork(nn.Module):
     """The whole network: padded inputs [n, length] to logits [n, length, length] in fp32.
 
-    Logits of padding mean nothing.
+    The logits of padding are meaningless.
     """
 
     def __init__(self, config: DebertaConfig) -> None:
@@ -262,13 +277,13 @@ class RexNetwork(nn.Module):
         self.ffnq, self.ffnk = nn.Linear(size, size), nn.Linear(size, size)
         self.rotary_emb = RotaryFrequencies(size)
         self._numbers = tabulate_distances(config, MAX_WINDOW_TOKENS)
-        self._table: Tensor | None = None  # the same, on the device
+        self._table: Tensor | None = None  # the same table, on the device
         self.eval()
 
     def prepare(self, device: torch.device, whole: Callable[[Tensor], Tensor] = lambda part: part) -> None:
         """Compute what all batches share. Call once, after the weights are on their device.
 
-        `whole` makes a parameter of what is here of it, where several devices share them.
+        `whole` returns the full parameter where several devices share the parameters.
         """
         with torch.no_grad():
             self.plm["encoder"].project_positions(whole)
@@ -284,10 +299,10 @@ class RexNetwork(nn.Module):
         is_token: Tensor,
         received: Tensor | None = None,
     ) -> Tensor:
-        """Return logits (head, tail), (head, type) and (type, tail); `is_token` is bool.
+        """Return the logits of (head, tail), (head, type) and (type, tail) cells; `is_token` is bool.
 
-        `received` are hidden states [n, length, hidden] in place of embeddings, where the layers before these are
-        elsewhere; and hidden states are the answer where the head is.
+        `received` are hidden states [n, length, hidden] that replace the embeddings if an earlier pipeline
+        stage has the first layers. A stage without the head returns hidden states instead of logits.
         """
         hidden_states = self.encode(
             input_ids, token_type_ids, position_ids, prefix_blocks, type_segments, is_token, received
@@ -307,7 +322,7 @@ class RexNetwork(nn.Module):
         is_token: Tensor,
         received: Tensor | None = None,
     ) -> Tensor:
-        """Return the last hidden states [n, length, hidden]; `received` as of forward."""
+        """Return the last hidden states [n, length, hidden]; `received` as in `forward`."""
         embedded = received
         if embedded is None:
             embedded = self.plm["embeddings"](input_ids, token_type_ids, position_ids)
@@ -317,20 +332,22 @@ class RexNetwork(nn.Module):
         return states
 
     def _index_distances(self, position_ids: Tensor) -> tuple[Tensor, slice]:
-        """Return the numbers of the relative embeddings for all distances that occur at this length."""
+        """Return the relative embedding numbers of all token pairs, and the slice of embeddings they fall
+        into.
+        """
         assert self._table is not None, "prepare() comes first"
         middle = len(self._numbers) // 2
         farthest = min(_find_farthest(position_ids), middle)
-        # The numbers ascend, so that those of the farthest distances are the first and the last.
+        # The numbers ascend with distance, so the two farthest distances have the first and the last.
         first, last = (int(self._numbers[middle + side * farthest]) for side in (-1, 1))
         distances = position_ids[:, :, None] - position_ids[:, None, :]
         distances = distances.clamp_(-farthest, farthest).add_(
             middle
-        )  # 8 bytes each: no copy more than it takes
+        )  # int64, 8 bytes per pair: make no copy that can be avoided
         return self._table[distances].sub_(first), slice(first, last + 1)
 
     def _rotate(self, states: Tensor, position_ids: Tensor) -> Tensor:
-        """Turn each two neighbouring numbers of [n, length, hidden] by the angle of their position, in fp32."""
+        """Rotate each pair of neighbouring values of [n, length, hidden] by its position's angle, in fp32."""
         angles = position_ids[:, :, None].float() * self.rotary_emb.freqs.float()
         cosines, sines = angles.cos(), angles.sin()
         even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
@@ -338,10 +355,10 @@ class RexNetwork(nn.Module):
 
 
 def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> RexNetwork:
-    """Load the network from a safetensors file, or else from `pytorch_model.bin`, of which only tensors are read.
+    """Load the network from a safetensors file, or else from the tensors in `pytorch_model.bin`.
 
-    Raises ModelError when the configuration has a switch that is not known, or when tensors are missing, left over or
-    of another shape.
+    Raises ModelError if the configuration has an unknown setting, or if tensors are missing, left over or of
+    another shape.
     """
     network = outline_network(directory, read_config(directory), dtype)
     with open_weights(_find_file(directory)) as file:
@@ -358,7 +375,7 @@ def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> R
 
 
 def outline_network(directory: Path, config: DebertaConfig, dtype: torch.dtype) -> RexNetwork:
-    """Return the network without weights, to compare names and shapes with the files. Raises ModelError."""
+    """Return the network without weights, for comparing names and shapes with the files. Raises ModelError."""
     with torch.device("meta"):
         network = RexNetwork(config)
     network.to(dtype)
@@ -371,15 +388,17 @@ def outline_network(directory: Path, config: DebertaConfig, dtype: torch.dtype) 
 
 
 def _find_farthest(position_ids: Tensor) -> int:
-    """Return a bound on all distances. On a GPU it is the number of tokens, so that nothing waits. On a processor it is
-    looked up, since positions restart in every type and a prompt of many types has a few dozen.
+    """Return an upper bound on the distances between positions.
+
+    On a GPU this is the number of tokens, because a look-up would make the host wait. On a CPU the positions
+    are read: they restart in every type, so a prompt of many types has only a few dozen.
     """
     length: int = position_ids.shape[1]
     return length if position_ids.device.type != "cpu" else int(position_ids.max())
 
 
 def _see(groups: Tensor) -> Tensor:
-    """Return [n, length, length], True for tokens of one group, and for tokens of none with all."""
+    """Return bool [n, length, length]: True for tokens of the same group, and between group 0 and all others."""
     rows, columns = groups[:, :, None], groups[:, None, :]
     return (rows == columns) | (rows == 0) | (columns == 0)
 

@@ -1,7 +1,7 @@
-"""Run one rank's part of a RexUniNLU that several devices share, in padded batches.
+"""Run one rank's part of a RexUniNLU model that several devices share, in padded batches.
 
-Every rank is given the whole batch, so that none has to be told positions, masks or types: what stages pass on are
-hidden states alone, as those of any model. The last stage has the head, and sends the cells.
+Every rank receives the whole batch, so positions, masks and types need not be sent: pipeline stages pass on
+hidden states alone, as for any model. The last stage has the head and returns the cells.
 """
 
 import time
@@ -30,7 +30,7 @@ from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, refuse_wishes
 from worker.tasks.extract.model.head import find_cells, pad_inputs
 from worker.tasks.extract.model.network import outline_network
 
-# As any DeBERTa's, below another name, and with a head behind the layers.
+# The layout of any DeBERTa with another name prefix and a head after the layers.
 LAYOUT: Final = Layout(
     layers="plm.encoder.layer",
     embeddings="plm.embeddings",
@@ -43,10 +43,10 @@ LAYOUT: Final = Layout(
 
 
 class RexShardEncoder(DirectEncoder):
-    """The encoder of one rank. Its constructor returns when all ranks are ready."""
+    """The encoder of one rank. The constructor returns when all ranks are ready."""
 
     def __init__(self, order: EncoderOrder, rank: Rank) -> None:
-        """Load this rank's part. Raises ModelError for a model or a wish that is not supported."""
+        """Load this rank's part. Raises ModelError for a model or an option that is not supported."""
         start = time.perf_counter()
         refuse_wishes(order)
         if rank.strategy == TENSOR:
@@ -75,7 +75,7 @@ class RexShardEncoder(DirectEncoder):
         return self._shard.num_bytes_read
 
     def encode(self, batch: Batch) -> Ragged:
-        # Not inference_mode: what fully_shard gathers into was made outside of it.
+        # Not inference_mode: the buffers that fully_shard gathers into were made outside of it.
         is_cuda = self._shard.device.type == CUDA
         with losing_device() if is_cuda else nullcontext(), torch.no_grad():
             return self._compute(batch)
@@ -97,7 +97,9 @@ class RexShardEncoder(DirectEncoder):
 
 
 def _gather(parameter: Tensor) -> Tensor:
-    """Return the whole of what each rank has a slice of. All ranks ask in one order."""
+    """Return the whole of a parameter that is sliced over the ranks. All ranks must call this in the same
+    order.
+    """
     if isinstance(parameter, DTensor):
         whole: Tensor = parameter.full_tensor()
         return whole
