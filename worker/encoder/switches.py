@@ -1,8 +1,9 @@
-"""Switches turn on faster ways through a network, a row each. Choose which an encoder takes. Imports no framework.
+"""Switches turn on faster ways to run a network. This module lists them and chooses which an encoder uses.
 
-Whether one pays depends on the card, so none is on unless a measurement says so (switch_defaults.json, written by
-`python -m benchmarks gpu --write`) or somebody asks for it by name. What is on is compared with the network without it
-when a model is loaded, and what differs is off again (worker/model/switching.py).
+Whether a switch pays depends on the card, so none is on unless it was measured to pay (switch_defaults.json,
+written by `python -m benchmarks gpu --write`) or is asked for by name. When a model is loaded, the network
+with a switch is compared with the network without it, and a switch that changes results is turned off again
+(worker/model/switching.py). Imports no framework.
 """
 
 import difflib
@@ -25,12 +26,13 @@ DEFAULTS_PATH: Final = Path(__file__).with_name("switch_defaults.json")
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One switch. `does` is a sentence about it; the other fields are what it needs.
+    """One switch. `does` describes it in a sentence; the other fields are its requirements.
 
-    `smallest_capability` and `largest_capability` are a card's, 90 for 9.0; one without either runs on a processor too.
-    `package` is what it imports beside torch. `needs_packed` says that it is of the packed network, `is_of_ranks` that
-    it is of models that several devices share, and of no others. It is meant to pay from `pays_from_hidden_size`.
-    One that `changes_vectors`, by more than 16 bits round, is never among a card's defaults: it is asked for by name.
+    `smallest_capability` and `largest_capability` are compute capabilities, 90 for 9.0; a switch without
+    either also works on a CPU. `package` is what it imports beside torch. `needs_packed` limits it to packed
+    networks, `is_of_ranks` to models that several devices share. It is expected to pay from
+    `pays_from_hidden_size`. A switch that `changes_vectors` by more than the rounding of 16 bits is never
+    among a card's defaults: it must be asked for by name.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Switch:
 
     @property
     def needs(self) -> str:
-        """Return what the switch needs, in words; empty if nothing."""
+        """Return the requirements of the switch in words; empty if it has none."""
         parts = []
         if self.smallest_capability is not None:
             more = "" if self.largest_capability == self.smallest_capability else " or more"
@@ -61,7 +63,7 @@ class Switch:
         return ", ".join(parts)
 
 
-# In the order in which they are tried, and in which benchmarks list them.
+# The order in which they are tried and in which benchmarks list them.
 SWITCHES: Final[Mapping[str, Switch]] = {
     switch.name: switch
     for switch in (
@@ -117,25 +119,25 @@ class SwitchDefaults:
 
 @dataclass(frozen=True, slots=True)
 class SwitchFacts:
-    """The facts about a model where it is loaded. `padded_because` is empty if it is packed."""
+    """The facts about a loaded model that switches depend on. `padded_because` is empty if it is packed."""
 
     device: Device
     hidden_size: int
     padded_because: str = ""
-    is_shared: bool = False  # between devices
+    is_shared: bool = False  # by several devices
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchChoice:
-    """A switch that was wanted. `reason` says why it is on, or is the rest of a sentence behind "because"."""
+    """A requested switch, on or off. `reason` says why it is on, or completes "off, because"."""
 
     name: str
     is_on: bool
     reason: str
-    is_asked: bool  # by name
+    is_asked: bool  # asked for by name
 
     def refuse(self, reason: str) -> "SwitchChoice":
-        """Return this choice turned off. Raises ModelError when it was asked for by name."""
+        """Return this choice turned off. Raises ModelError if the switch was asked for by name."""
         if self.is_asked:
             raise ModelError(
                 f"The switch {self.name} cannot be used, because {reason}; "
@@ -145,7 +147,7 @@ class SwitchChoice:
 
     @property
     def note(self) -> str:
-        """Return the note for the worker's report about a switch that is off."""
+        """Return the sentence of the worker's report about a switch that is off."""
         return f"The switch {self.name} is off, because {self.reason}."
 
 
@@ -155,10 +157,11 @@ def choose_switches(
     is_installed: Callable[[str], bool],
     defaults: Mapping[str, SwitchDefaults] | None = None,
 ) -> tuple[SwitchChoice, ...]:
-    """Return each switch that is wanted, on or off, in the table's order. `wanted` is auto, none, or names with commas.
+    """Return every requested switch, on or off, in the table's order.
 
-    Raises ModelError for one that was asked for by name and cannot be used. A switch of ranks in a model that is on one
-    device, and the other way round, is off and no error: the setting is for all models of a worker.
+    `wanted` is "auto", "none" or names with commas. Raises ModelError if a switch that was asked for by name
+    cannot be used. A switch for ranks in a model on one device, and the other way round, is off without an
+    error, because the setting applies to all models of a worker.
     """
     names = parse_switches(wanted)
     if names is not None:
@@ -174,7 +177,7 @@ def choose_switches(
 
 
 def describe_switches(wanted: str, device: Device) -> str:
-    """Return a sentence on the switches that a device will be asked to turn on; empty if there are none."""
+    """Return a sentence about the switches that will be tried on a device; empty if there are none."""
     names = parse_switches(wanted)
     found = find_defaults(device, load_defaults())
     listed, why = (
@@ -184,13 +187,16 @@ def describe_switches(wanted: str, device: Device) -> str:
 
 
 def list_wanted(wanted: str, device: Device) -> tuple[str, ...]:
-    """Return the names that are asked for or measured to pay, whether they can be used or not."""
+    """Return the switches that are asked for by name or measured to pay, whether they can be used or not."""
     names = parse_switches(wanted)
     return find_defaults(device, load_defaults()).switches if names is None else names
 
 
 def parse_switches(wanted: str) -> tuple[str, ...] | None:
-    """Return the names, each once, in the table's order; None for auto. Raises ConfigurationError."""
+    """Return the named switches, without repeats, in the table's order; None for "auto".
+
+    Raises ConfigurationError for unknown names.
+    """
     if wanted.strip() == AUTO:
         return None
     if wanted.strip() == NONE:
@@ -207,7 +213,7 @@ def parse_switches(wanted: str) -> tuple[str, ...] | None:
 
 
 def find_defaults(device: Device, defaults: Mapping[str, SwitchDefaults]) -> SwitchDefaults:
-    """Return the measured defaults of the card; empty if nothing was measured."""
+    """Return the card's measured defaults; without any switch if nothing was measured."""
     measured = (defaults[feature] for feature in sorted(device.features) if feature in defaults)
     return next(measured, SwitchDefaults((), "nothing"))
 

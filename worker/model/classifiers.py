@@ -1,12 +1,12 @@
-"""Load models with a head that judges: the head, and models whose files transformers cannot read by itself.
+"""Load the heads of classifiers, and models whose files transformers cannot read by itself.
 
-A classifier is a transformer, a pooling that gives one vector a sequence, and a head on that vector: so it is
-packed, padded, converted and shared like any encoder. tests/contract/test_classifiers_agree.py compares each row of
-HEADS with the whole model of transformers.
+A classifier is a transformer, a pooling that gives one vector per sequence, and a head on that vector: so it
+is packed, padded, converted and shared like any encoder. tests/contract/test_classifiers_agree.py compares
+each row of HEADS with the whole model of transformers.
 
-StructBERT's config.json says neither `model_type` nor architecture, and its tensors are called `encoder.…`. Left to
-itself transformers would find none of them, and begin with a random encoder in silence: so each name is given
-outright, and each has to be there.
+StructBERT's config.json names neither a `model_type` nor an architecture, and its tensors are called
+`encoder.…`. transformers would find none of them and silently start from random weights: so each name is
+mapped explicitly, and each tensor must be there.
 """
 
 import json
@@ -23,10 +23,10 @@ from vectormill.models.weights import find_weights, read_header
 from worker.model.runtime import transformers
 from worker.model.weights import open_weights
 
-# StructBERT: how its names begin, and how a BERT names these weights.
+# StructBERT: the prefix of its tensor names, and BERT's names of the same weights.
 _STRUCTBERT_PREFIX, _BERT_PREFIX = "encoder.", "bert."
 _STRUCTBERT_ONLY = frozenset({"base_model_prefix"})
-# A table 0, 1, 2, …, which later versions make anew.
+# A table 0, 1, 2, …, which newer versions compute.
 _BUFFERS = frozenset({"bert.embeddings.position_ids"})
 
 
@@ -36,7 +36,7 @@ def is_published(card: ModelCard) -> bool:
 
 
 def load_config(card: ModelCard, **more: Any) -> Any:
-    """Return the transformers configuration. Raises what transformers does."""
+    """Return the transformers configuration. Raises whatever transformers raises."""
     if not is_published(card):
         return transformers.AutoConfig.from_pretrained(
             card.path, local_files_only=True, trust_remote_code=False, **more
@@ -48,14 +48,14 @@ def load_config(card: ModelCard, **more: Any) -> Any:
 
 
 def list_published_names(card: ModelCard) -> Callable[[str], str]:
-    """Return what transformers calls a tensor of the model's files."""
+    """Return the function that maps a tensor name in the model's files to transformers' name."""
     if not is_published(card):
         return lambda stored: stored
     return lambda stored: _rename(stored, _STRUCTBERT_PREFIX, _BERT_PREFIX)
 
 
 def outline_classifier(card: ModelCard) -> Any:
-    """Return the whole model of transformers with its head, without weights."""
+    """Return transformers' whole model with its head, without weights."""
     with torch.device("meta"):
         return transformers.AutoModelForSequenceClassification.from_config(
             load_config(card, num_labels=card.dimension)
@@ -67,14 +67,14 @@ def load_published(card: ModelCard, dtype: torch.dtype) -> nn.Module:
     check_published(card)
     outline = outline_classifier(card)
     tensors = read_tensors(card, outline.state_dict())
-    # transformers itself would let a name that does not fit pass, with a warning.
+    # transformers itself would only warn about a name that does not fit.
     whole = type(outline).from_pretrained(None, config=outline.config, state_dict=tensors, dtype=dtype)
     transformer: nn.Module = whole.base_model
     return transformer
 
 
 def check_published(card: ModelCard) -> None:
-    """Compare names and shapes of the tensors without reading weights. Raises ModelError for any difference."""
+    """Compare the tensors' names and shapes without reading weights. Raises ModelError for any difference."""
     rename = list_published_names(card)
     wanted = {name: tuple(tensor.shape) for name, tensor in outline_classifier(card).state_dict().items()}
     found = {
@@ -98,7 +98,7 @@ def check_published(card: ModelCard) -> None:
 
 
 def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return those of the model's tensors that exist, by their names in transformers."""
+    """Return those of the named tensors that exist, by their names in transformers."""
     rename, wanted = list_published_names(card), set(names)
     found: dict[str, Tensor] = {}
     for path in find_weights(card.path, card.name):
@@ -148,7 +148,8 @@ def _alone(model: Any) -> nn.Module:
     return nn.Sequential(model.score)
 
 
-# One for each family with `head_pooling` (vectormill/models/families.py), which says which state it reads.
+# One per family with `head_pooling` (vectormill/models/families.py), which says which hidden state the head
+# reads.
 HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
     "albert": _with_albert_pooler,
     "bert": _with_bert_pooler,
@@ -168,10 +169,10 @@ HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
 
 
 def load_head(card: ModelCard) -> nn.Module:
-    """Load the head: [n, hidden] -> [n, labels], in fp32. No other weights are read. Raises ModelError if one is
-    missing.
+    """Load the classifier's head [n, hidden] -> [n, labels] in fp32. No other weights are read.
 
-    The work is one product a sequence: fp32 costs nothing here, and a score's error would be seen.
+    Raises ModelError if one of its weights is missing. The head is one product per sequence: fp32 costs
+    nothing here, and an error in a score would be noticed.
     """
     head, names = outline_head(card)
     values = read_tensors(card, names.values())
@@ -191,7 +192,7 @@ def load_head(card: ModelCard) -> nn.Module:
 
 
 def outline_head(card: ModelCard) -> tuple[nn.Module, dict[str, str]]:
-    """Return the head without weights, and transformers' name of each parameter in the whole model."""
+    """Return the head without weights, and each parameter's name in transformers' whole model."""
     model = outline_classifier(card)
     head = HEADS[model.config.model_type](model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

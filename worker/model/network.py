@@ -1,4 +1,6 @@
-"""The network of an encoder: a transformer, its pooling and its Dense modules as one torch module, and its loading."""
+"""The network of an encoder: a transformer, its pooling and its Dense modules as one torch module; and its
+loading.
+"""
 
 import inspect
 import json
@@ -25,12 +27,14 @@ from worker.model.weights import open_weights
 from worker.tokens.reference import Reference
 from worker.tokens.tokenizer import SAMPLE
 
-# Heads that some files leave out and that vectors do not pass through.
+# Heads that some files leave out and that vectors do not depend on.
 UNUSED_WEIGHTS = ("pooler.",)
 
 
 class Dense(nn.Module):
-    """A sentence-transformers Dense module: a linear layer, an activation and perhaps a residual connection."""
+    """A sentence-transformers Dense module: a linear layer, an activation and optionally a residual
+    connection.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -51,15 +55,18 @@ class Dense(nn.Module):
 
 
 class EncoderNetwork(nn.Module):
-    """The whole network: token ids and masks [n, length] to vectors [n, card.dimension] in fp32, or to label scores.
+    """The whole network: token ids and masks [n, length] to vectors [n, card.dimension] or label scores, in
+    fp32.
 
-    No attention mask says that there is no padding; whether one hides any is never read here.
+    Without an attention mask the batch has no padding; the values of a mask are never read back from the
+    device.
     """
 
     def __init__(self, card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> None:
         super().__init__()
         self.transformer = load_transformer(card, dtype, on_read)
-        # Dense modules work on one vector a sequence: their cost in fp32 is nothing, their error in bf16 is not.
+        # Dense modules process one vector per sequence: fp32 costs nothing there, while bf16 would add a
+        # noticeable error.
         self.dense = load_dense(card)
         self.modes = card.pooling
         self.pad_token_id = find_pad_token_id(self.transformer.config.to_dict())  # once, not in every batch
@@ -70,7 +77,7 @@ class EncoderNetwork(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None,
         pool_mask: Tensor,
-        **tokens: Tensor,  # [n, length], further inputs that the transformer takes
+        **tokens: Tensor,  # [n, length], further inputs of the transformer
     ) -> Tensor:
         hidden_states = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **tokens)[0]
         vectors: Tensor = self.dense(pool_hidden_states(hidden_states, pool_mask, self.modes))
@@ -89,26 +96,28 @@ def load_dense(card: ModelCard) -> nn.Module:
 
 
 def list_token_inputs(transformer: nn.Module) -> tuple[str, ...]:
-    """Return the TOKEN_INPUTS that the transformer reads; it is given no others."""
+    """Return those of TOKEN_INPUTS that the transformer reads; it is given no others."""
     named = inspect.signature(transformer.forward).parameters
     return tuple(name for name in TOKEN_INPUTS if name in named)
 
 
 def find_pad_token_id(config: dict[str, object]) -> int:
-    """Return the id for padding. Any id will do if the model has none, since padding is masked out everywhere."""
+    """Return the token id used for padding; if the model has none any id will do, since padding is masked
+    out.
+    """
     pad_token_id = config.get("pad_token_id")
     return pad_token_id if isinstance(pad_token_id, int) and pad_token_id >= 0 else 0
 
 
 def count_weight_bytes(card: ModelCard) -> int:
-    """Return the size of the transformer's files. Raises ModelError when there are none."""
+    """Return the total size of the transformer's weight files. Raises ModelError if there are none."""
     return sum(path.stat().st_size for path in find_weights(card.path, card.name))
 
 
 def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> nn.Module:
-    """Return the bare transformer, from local files. Raises ModelError when weights are missing or do not fit."""
+    """Load the bare transformer from local files. Raises ModelError if weights are missing or do not fit."""
     num_bytes = count_weight_bytes(card)
-    transformers.utils.logging.disable_progress_bar()  # a worker's log is read later, not watched
+    transformers.utils.logging.disable_progress_bar()  # a worker's log is not watched live
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = load_config(card)
@@ -124,7 +133,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
                 config=config,
                 dtype=dtype,
                 use_safetensors=find_weights(card.path, card.name)[0].suffix == SAFETENSORS,
-                weights_only=True,  # of a pickle tensors alone are read, and nothing in it is run
+                weights_only=True,  # only tensors are read from a pickle; it runs no code
                 output_loading_info=True,
                 **options,
             )
@@ -140,20 +149,21 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
 
 
 def prepare_transformer(model: nn.Module) -> nn.Module:
-    """Return the transformer without the parts that no vector passes through."""
+    """Return the transformer without the parts that do not affect vectors."""
     tell_masks(model)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # a head for next-sentence prediction, computed by every forward pass for nothing
     if hasattr(model.config, "use_cache"):
-        model.config.use_cache = (
-            False  # keys and values of earlier tokens, which only text generation reads again
-        )
+        model.config.use_cache = False  # keys and values of earlier tokens are reused only in text generation
     return model
 
 
 @contextmanager
 def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
-    """Count the tensors that transformers loads in the block, as shares of the files, since it reports no bytes."""
+    """Report progress while transformers loads tensors in the block, as shares of the files' bytes.
+
+    The shares are counted in tensors, because transformers reports no bytes.
+    """
     if on_read is None:
         yield
         return
@@ -178,7 +188,7 @@ def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
 
 
 def _find_activation(path: str) -> nn.Module:
-    """Return the torch class of this import path. Nothing else is imported, since the path comes with the model."""
+    """Return the torch class of this import path. No other module is imported: the path comes with the model."""
     name = path.rsplit(".", 1)[-1]
     activation = getattr(nn, name, None)
     if not path.startswith("torch.") or not (
@@ -192,9 +202,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_tokenizer(card: ModelCard) -> None:
-    """Compare `tokenizer.json` with AutoTokenizer on texts of many scripts. Raises UnsupportedModel where they differ.
+    """Compare `tokenizer.json` with AutoTokenizer on texts in many scripts.
 
-    A tokenizer by code of its own is not compared: its code is not run, and a table says what it adds.
+    Raises UnsupportedModel if they differ. A tokenizer with custom code is not compared: its code is not run,
+    and a table lists the tokens it adds.
     """
     if is_published(card) or has_code(card.path):
         return
@@ -212,7 +223,7 @@ def check_tokenizer(card: ModelCard) -> None:
         return
     texts = [line for line in SAMPLE.read_text(encoding="utf-8").splitlines() if line]
     ours = Reference(card.path, lowercase=card.lowercase).encode(texts)
-    # sentence-transformers lowers the case of a text before it is tokenized.
+    # sentence-transformers lowercases a text before it is tokenized.
     given = [text.lower() for text in texts] if card.lowercase else texts
     for number, expected in enumerate(theirs(given, verbose=False)["input_ids"]):
         found = ours.row(number).tolist()

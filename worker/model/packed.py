@@ -1,15 +1,16 @@
-"""Run a network over sequences one behind the other ("packed"), without padding.
+"""Run a network over packed sequences: one after another in a single row of tokens, without padding.
 
-PackedBatch is a batch in that layout. VARLEN is torch's varlen_attn on CUDA, and DIRECT what that wraps; EXACT runs
-torch's scaled_dot_product_attention sequence by sequence, anywhere and in any precision, and OPAQUE hides that from
-a compiler. All read what transformers hands to every attention function: `cu_seq_lens_q` and `max_length_q`, given
-to the model's forward and passed down by it, and the layer's own scaling, direction and window.
+PackedBatch is a batch in that layout. VARLEN is torch's varlen_attn on CUDA, and DIRECT the operator it
+wraps; EXACT runs torch's scaled_dot_product_attention sequence by sequence on any device and in any
+precision, and OPAQUE hides that loop from a compiler. All of them read what transformers passes to every
+attention function: `cu_seq_lens_q` and `max_length_q`, given to the model's forward and passed down by it,
+and the layer's own scaling, direction and window.
 
-No mask function is registered with AttentionMaskInterface, on purpose: for a name without one, transformers builds no
-mask at all, and a mask over all tokens of a batch would be quadratic in them.
+No mask function is registered with AttentionMaskInterface, on purpose: for a name without one, transformers
+builds no mask at all, and a mask over all tokens of a batch would have their number squared.
 
-Packing is compared with padding before it is used: a kernel is only as good as its build, and a wrong mask or
-position does not fail, it gives wrong vectors.
+Packing is compared with padding before it is used, because a kernel with a wrong mask or wrong positions does
+not fail: it returns wrong vectors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,9 +40,8 @@ from worker.tokens.tokenized import INPUT_IDS
 class PackedBatch:
     """A batch as one row of tokens, with each token's position and each sequence's bounds.
 
-    `cu_seqlens[i]` and `cu_seqlens[i + 1]` bound sequence i; its first `prompt_lengths[i]` tokens are not pooled.
-
-    `tokens` are the inputs with a value a token, by name.
+    `cu_seqlens[i]` and `cu_seqlens[i + 1]` bound sequence i; its first `prompt_lengths[i]` tokens are not
+    pooled. `tokens` are, by name, the inputs that have one value per token.
     """
 
     tokens: Mapping[str, NDArray[np.int64]]  # each [tokens]
@@ -89,10 +89,10 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, tuple[int,
 
 
 def find_window(module: nn.Module, is_causal: bool | None, sliding_window: int | None) -> tuple[int, int]:
-    """Return how many tokens to the left and to the right a token sees besides itself; -1 is all of them.
+    """Return how many tokens to the left and to the right of itself a token attends to; -1 means all.
 
-    A causal layer counts the token itself in its `sliding_window`. A bidirectional one looks `config.sliding_window`
-    tokens either way, as transformers' own masks have it.
+    `sliding_window` of a causal layer includes the token itself. A bidirectional layer attends to
+    `config.sliding_window` tokens on either side, as in transformers' own masks.
     """
     if is_causal is None:
         is_causal = bool(module.is_causal)
@@ -113,8 +113,10 @@ def varlen_kernel(
     scale: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """Attend with torch's kernel. query [tokens, heads, head_dim], key, value [tokens, key heads, head_dim]."""
-    from torch.nn.attention.varlen import varlen_attn  # brings torch's compiler, and only CUDA comes here
+    """Attend with torch's varlen_attn. `query` is [tokens, heads, head_dim], `key` and `value` have key
+    heads.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler; only CUDA gets here
 
     output: Tensor = varlen_attn(
         query,
@@ -141,10 +143,10 @@ def direct_kernel(
     scale: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """Attend as varlen_kernel does, without the overhead of a custom operator and its zeros on the device for a state
-    of random numbers. Source: torch/nn/attention/varlen.py, `_varlen_attn`.
+    """Attend as varlen_kernel does, but without the overhead of a custom operator.
 
-    Where no flash kernel is, on a processor, it is the exact one.
+    The operator also fills a random state with zeros on the device. Source: torch/nn/attention/varlen.py,
+    `_varlen_attn`. On a CPU, which has no flash kernel, this is exact_kernel.
     """
     if not query.is_cuda:
         return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, window)
@@ -168,8 +170,10 @@ def direct_kernel(
 
 
 def _choose_num_splits() -> int | None:
-    """Return 1 where a kernel could split a sequence, so that its result does not depend on its company. FlashAttention
-    2, which torch carries, does not split without a paged cache, and refuses the argument.
+    """Return 1 if a kernel could split a sequence, so that no result depends on the rest of the batch.
+
+    Return None for FlashAttention 2, which torch ships: it does not split without a paged cache, and refuses
+    the argument.
     """
     return None if current_flash_attention_impl() is None else 1
 
@@ -183,7 +187,7 @@ def exact_kernel(
     scale: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """Attend sequence by sequence, on any device and in any precision. Other kernels are compared with this one."""
+    """Attend sequence by sequence, on any device and in any precision. The reference for other kernels."""
     mask = make_window_mask(max_seqlen, window, query.device)
     outputs = [
         scaled_dot_product_attention(
@@ -210,7 +214,10 @@ def exact_operator(
     left: int,
     right: int,
 ) -> Tensor:
-    """Attend as exact_kernel does, as one call in a compiled graph, which cannot follow a loop over bounds."""
+    """Attend as exact_kernel does, as a single operator of a compiled graph.
+
+    A compiler cannot follow a loop whose bounds are values in a tensor.
+    """
     return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, (left, right)).contiguous()
 
 
@@ -241,7 +248,7 @@ KERNELS: Final[dict[str, Kernel]] = {
 
 
 def make_window_mask(max_seqlen: int, window: tuple[int, int], device: torch.device) -> Tensor | None:
-    """Return [length, length], True where a token sees another; None if it sees all."""
+    """Return bool [length, length], True where a token attends to another; None if it attends to all."""
     if window == NO_WINDOW:
         return None
     positions = torch.arange(max_seqlen, device=device)
@@ -251,7 +258,7 @@ def make_window_mask(max_seqlen: int, window: tuple[int, int], device: torch.dev
 
 
 def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
-    """Return the kernel as the function that transformers calls in every layer."""
+    """Return the kernel as an attention function that transformers calls in every layer."""
 
     def attend(
         module: nn.Module,
@@ -276,30 +283,33 @@ def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
 
 
 def register_packed_attention() -> None:
-    """Register the kernels with transformers. May be called again."""
+    """Register the kernels with transformers. May be called more than once."""
     for name, kernel in KERNELS.items():
         transformers.AttentionInterface.register(name, make_attention(kernel))
 
 
-# The probe: one token alone, one behind another's end, and one that is long.
+# Lengths of the probe: a single token first, a single token after another sequence, and a long sequence.
 PROBE_LENGTHS: Final = (1, 5, 37, 150)
-# Another probe exceeds the window of local layers by so many tokens, where the model reads that many: the last ones may
-# not see the first ones.
+# Another probe exceeds the window of local layers by this many tokens, if the model reads that many: its last
+# tokens may not attend to its first ones.
 BEYOND_WINDOW: Final = 22
-# The least cosine of a token's hidden states with packing and with padding. Two kernels in 16 bit differ by their
-# rounding.
+# The lowest accepted cosine between a token's hidden states with packing and with padding. Two kernels in 16
+# bit differ by their rounding.
 SMALLEST_COSINES: Final = {torch.float32: 0.9999}
 SMALLEST_COSINE_16_BIT: Final = 0.999
 
 
 class PackingFailed(Exception):
-    """Packed attention does not give what padding gives. The message is the rest of a sentence behind "because"."""
+    """Packed attention does not give the results of padding. The message completes a sentence after
+    "because".
+    """
 
 
 class PackedNetwork(nn.Module):
-    """The whole network over packed tokens: [tokens] with bounds [n + 1] to vectors [n, card.dimension] in fp32.
+    """The whole network over packed tokens: [tokens] with bounds [n + 1] to vectors [n, card.dimension] in
+    fp32.
 
-    Takes the network over: its transformer attends by the packed kernel from now on.
+    It changes the given network, whose transformer attends with the packed kernel from now on.
     """
 
     def __init__(self, network: EncoderNetwork, kernel: str) -> None:
@@ -321,7 +331,7 @@ class PackedNetwork(nn.Module):
         max_seqlen: int,
         **tokens: Tensor,
     ) -> Tensor:
-        """Return hidden states [tokens, dim]; there is no padding to compute or pool over."""
+        """Return hidden states [tokens, dim], without any padding."""
         states: Tensor = self.transformer(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
@@ -335,7 +345,7 @@ class PackedNetwork(nn.Module):
 def pack_network(
     network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
 ) -> PackedNetwork:
-    """Return the network, packed. Raises PackingFailed if it is left unchanged, ModelError if it cannot be."""
+    """Return the packed network. Raises PackingFailed if the network was restored, else ModelError."""
     probes = make_probes(network.transformer.config, max_tokens)
     padded_attention = network.attention
     try:
@@ -353,13 +363,13 @@ def pack_network(
         network.transformer.set_attn_implementation(padded_attention)
         if isinstance(error, PackingFailed):
             raise
-        # A kernel that is missing or refuses a shape raises anything; the padded one still runs.
+        # A kernel that is missing or refuses a shape may raise any exception; the padded network still works.
         raise PackingFailed(f"packed attention failed: {first_line(error)}") from error
     return packed
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error, with the second if the first only announces it."""
+    """Return the first line of an error, and the second line if the first only introduces it."""
     first, *others = (str(error).strip() or type(error).__name__).splitlines()
     return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
@@ -367,10 +377,10 @@ def first_line(error: Exception) -> str:
 def find_deviation(
     expected: Sequence[Tensor], found: Sequence[Tensor], smallest_cosine: float | None = None
 ) -> str:
-    """Compare the states [tokens, dim] of each probe. Return by how much they deviate; empty if they agree.
+    """Return by how much the states [tokens, dim] of the probes deviate; empty if they agree.
 
-    `smallest_cosine` is the least that a token's states may have; None stands for that of two kernels in this
-    arithmetic.
+    `smallest_cosine` is the lowest accepted cosine of a token's states; None stands for the one that two
+    kernels of this precision reach.
     """
     bound = smallest_cosine or SMALLEST_COSINES.get(expected[0].dtype, SMALLEST_COSINE_16_BIT)
     cosines = [
@@ -378,12 +388,12 @@ def find_deviation(
         for one, other in zip(expected, found, strict=True)
     ]
     smallest = float(torch.stack(cosines).min())
-    # Written so that NaN fails too.
+    # The comparison is written so that NaN fails too.
     return "" if smallest >= bound else f"the smallest cosine is {smallest:.4f}"
 
 
 def make_probes(config: Any, max_tokens: int) -> list[Batch]:
-    """Return the same test batches on every machine. The longest sequence is alone, without padding others."""
+    """Return test batches, which are the same on every machine. The longest sequence has a batch of its own."""
     tokens = np.random.default_rng(0)
 
     def make(lengths: Iterable[int]) -> Batch:
@@ -398,7 +408,7 @@ def make_probes(config: Any, max_tokens: int) -> list[Batch]:
 
 
 def find_largest_window(config: Any) -> int:
-    """Return the largest window of the layers, in tokens; 0 if every layer sees all."""
+    """Return the largest attention window of the layers, in tokens; 0 if every layer attends to all tokens."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and "sliding_attention" not in kinds:
         return 0
@@ -407,7 +417,7 @@ def find_largest_window(config: Any) -> int:
 
 
 def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) -> Tensor:
-    """Return [tokens, dim] of the padded forward pass, without the padding."""
+    """Return hidden states [tokens, dim] of a padded forward pass, without those of the padding."""
     padded = pad_batch(probe, network.pad_token_id)
     attention_mask = torch.from_numpy(padded.attention_mask).to(device)
     states: Tensor = network.transformer(
@@ -420,7 +430,7 @@ def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) 
 def compute_probes(
     network: PackedNetwork, shape: AttentionShape, max_tokens: int, device: torch.device
 ) -> list[Tensor]:
-    """Return the packed hidden states [tokens, dim] of each probe."""
+    """Return the packed network's hidden states [tokens, dim] of each probe."""
     probes = make_probes(network.transformer.config, max_tokens)
     return [packed_states(network, pack_batch(probe, shape), device) for probe in probes]
 

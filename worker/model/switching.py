@@ -1,7 +1,8 @@
-"""Turn switches on in a packed network, one after another, each compared with the network without it.
+"""Turn switches on in a packed network one by one, each compared with the network without it.
 
-Two of them replace modules. Fused projections: query, key and value of a layer by one product instead of three.
-Scaled products: large linear layers in numbers of 8 bits (float8_e4m3fn), twice as many a second as of 16.
+Two of them replace modules. Fused projections compute query, key and value of a layer in one product instead
+of three. Scaled products compute large linear layers in 8-bit floats (float8_e4m3fn), at twice the rate of 16
+bits.
 """
 
 import logging
@@ -21,9 +22,9 @@ from worker.model.weights import RoundedLinear
 
 
 def find_layers(transformer: nn.Module) -> list[nn.Module]:
-    """Return the list that holds most of the model's weights; of lists in lists the outer one.
+    """Return the module list that holds most of the model's weights; of nested lists the outer one.
 
-    Raises ValueError where there is none.
+    Raises ValueError if the model has no such list.
     """
     lists = [module for module in transformer.modules() if isinstance(module, nn.ModuleList) and len(module)]
     if not lists:
@@ -35,7 +36,7 @@ def _count_weights(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# As transformers names them; the order is that in which a layer asks.
+# Names as in transformers, in the order in which a layer calls the projections.
 SIBLINGS: Final = (
     ("query", "key", "value"),
     ("q_proj", "k_proj", "v_proj"),
@@ -47,7 +48,7 @@ Projection: TypeAlias = nn.Linear | RoundedLinear
 
 
 class FusedProjections(nn.Module):
-    """One product in place of three projections, which holds the parts of a forward pass until each is asked for."""
+    """One product in place of three projections. It keeps the parts until the layer has taken them."""
 
     def __init__(self, projections: tuple[Projection, ...]) -> None:
         super().__init__()
@@ -57,7 +58,10 @@ class FusedProjections(nn.Module):
         self._parts: dict[int, Tensor] = {}
 
     def ask(self, states: Tensor, number: int) -> Tensor:
-        """Return part `number` of the product with states [..., in]."""
+        """Return part `number` of the product with states [..., in]. Part 0 computes all parts.
+
+        Raises RuntimeError if another part is asked for with other states.
+        """
         if number == 0:
             parts = self.joined(states).split(self.sizes, dim=-1)
             self._states, self._parts = states, dict(enumerate(parts))
@@ -70,13 +74,13 @@ class FusedProjections(nn.Module):
 
 
 class ProjectionPart(nn.Module):
-    """A module that stands in a layer for one of its projections."""
+    """The module that replaces one projection of a layer and returns its part of the fused product."""
 
     def __init__(self, fused: FusedProjections, number: int) -> None:
         super().__init__()
         self.number = number
         if number == 0:
-            self.fused = fused  # registered once, so that its parameters are found and moved
+            self.fused = fused  # registered in one part only, so that parameters are found and moved once
         object.__setattr__(self, "_fused", fused)
 
     _fused: FusedProjections
@@ -86,9 +90,9 @@ class ProjectionPart(nn.Module):
 
 
 def fuse_projections(network: PackedNetwork) -> None:
-    """Fuse layer by layer, freeing each layer's weights before the next are joined.
+    """Fuse the projections layer by layer, freeing each layer's weights before the next are joined.
 
-    Raises ValueError where the model has nothing to fuse.
+    Raises ValueError if no layer has separate projections.
     """
     num_fused = 0
     for parent, names in find_siblings(network.transformer):
@@ -101,7 +105,7 @@ def fuse_projections(network: PackedNetwork) -> None:
 
 
 def split_projections(network: PackedNetwork) -> None:
-    """Undo fuse_projections: make modules with views of the joined weights."""
+    """Undo fuse_projections: put back separate projections, whose weights are views of the joined ones."""
     for module in list(network.transformer.modules()):
         for names in SIBLINGS:
             parts = [getattr(module, name, None) for name in names]
@@ -112,7 +116,7 @@ def split_projections(network: PackedNetwork) -> None:
 
 
 def find_siblings(transformer: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, str, str]]]:
-    """Yield each module with the names of three projections of one kind that read equally many inputs."""
+    """Yield each module that has three projections of one type and input size, with their names."""
     for module in list(transformer.modules()):
         for names in SIBLINGS:
             found = [getattr(module, name, None) for name in names]
@@ -122,7 +126,7 @@ def find_siblings(transformer: nn.Module) -> Iterator[tuple[nn.Module, tuple[str
 
 
 def _describe(projection: nn.Module | None) -> tuple[object, ...]:
-    """Return what has to be the same of projections that are joined: all but the number of their outputs."""
+    """Return what joined projections must have in common: everything but the number of outputs."""
     assert projection is not None
     return tuple(
         (name, parameter.shape[1:], parameter.dtype) for name, parameter in projection.named_parameters()
@@ -130,7 +134,7 @@ def _describe(projection: nn.Module | None) -> tuple[object, ...]:
 
 
 def join_projections(projections: tuple[Projection, ...]) -> Projection:
-    """Return one projection with the outputs of all, one behind the other. The joined ones lose their weights."""
+    """Return one projection that concatenates the outputs of all. The given projections lose their weights."""
     return _remake(
         projections[0],
         {
@@ -141,7 +145,7 @@ def join_projections(projections: tuple[Projection, ...]) -> Projection:
 
 
 def take_parameter(projection: nn.Module, name: str) -> Tensor:
-    """Take a parameter out of the module, so that it is freed when nobody else holds it."""
+    """Remove a parameter from the module and return it, so that it is freed once it is no longer used."""
     parameter: Tensor = getattr(projection, name).detach()
     setattr(projection, name, None)
     return parameter
@@ -157,7 +161,7 @@ def cut_projection(joined: Projection, sizes: list[int]) -> Iterator[Projection]
 
 
 def _remake(like: Projection, parameters: dict[str, Tensor]) -> Projection:
-    """Return a projection of the same kind with other parameters, allocating nothing else."""
+    """Return a projection of the same kind with these parameters, allocating nothing else."""
     rows = len(next(iter(parameters.values())))
     if isinstance(like, RoundedLinear):
         made: Projection = RoundedLinear(torch.Size((rows, like.num_inputs)), like.dtype, None)
@@ -169,14 +173,15 @@ def _remake(like: Projection, parameters: dict[str, Tensor]) -> Projection:
 
 
 LARGEST: Final = torch.finfo(torch.float8_e4m3fn).max
-SMALLEST_SCALE: Final = 1e-12  # a row of zeros has any scale but zero
+SMALLEST_SCALE: Final = 1e-12  # keeps the scale of a row of zeros above zero
 SIZE_STEP: Final = 16
-# The least sizes of a weight [out, in]: less is bound by reading tokens, which finding their scales does once more.
+# The smallest sizes of a weight [out, in]: for smaller ones, reading tokens dominates, and computing their
+# scales reads them once more.
 SMALLEST_SIZE: Final = 1024
 
 
 class ScaledLinear(nn.Module):
-    """nn.Linear with a weight of 8 bits, and a product in 8 bits."""
+    """nn.Linear with an 8-bit weight, multiplied in 8 bits."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -196,17 +201,19 @@ class ScaledLinear(nn.Module):
 
 
 def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers [n, in] in float8_e4m3fn and scales [n, 1] in fp32, whose product is nearly the rows [n, in]."""
+    """Return values [n, in] in float8_e4m3fn and scales [n, 1] in fp32, whose product approximates the rows."""
     wide = rows.float()
     scales = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
-    # A value beyond the largest number becomes NaN and not the largest.
+    # A value beyond the largest float8 would become NaN, so values are clamped.
     return (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
 
 
 def multiply_scaled(
     numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return [tokens, in] times [out, in], on a GPU that computes it -> [tokens, out]."""
+    """Multiply scaled [tokens, in] by a scaled weight [out, in] into [tokens, out], on a GPU with 8-bit
+    products.
+    """
     product: Tensor = torch._scaled_mm(
         numbers, weight.t(), scale_a=scales, scale_b=weight_scales.t(), out_dtype=torch.bfloat16
     )
@@ -216,14 +223,15 @@ def multiply_scaled(
 def multiply_restored(
     numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Multiply the same numbers in plain torch on any device, for comparison."""
+    """Compute what multiply_scaled does in plain torch on any device, for comparison."""
     return (numbers.float() @ weight.float().t() * scales * weight_scales.t()).to(dtype)
 
 
 def scale_layers(network: PackedNetwork) -> None:
-    """Replace large linear layers one after another, freeing each weight before the next.
+    """Replace large linear layers by ScaledLinear one by one, freeing each weight before the next.
 
-    It cannot be undone: what a weight was before is not kept. Raises ValueError where no layer is large enough.
+    It cannot be undone, because the original weights are not kept. Raises ValueError if no layer is large
+    enough.
     """
     found = [
         (parent, name, child)
@@ -241,7 +249,7 @@ def scale_layers(network: PackedNetwork) -> None:
 
 
 def is_scalable(module: nn.Module) -> bool:
-    """Return True if it is a plain linear layer of a size that pays, and that the product takes."""
+    """Return True for a plain linear layer whose sizes pay off and are multiples of SIZE_STEP."""
     return (
         type(module) is nn.Linear
         and min(module.weight.shape) >= SMALLEST_SIZE
@@ -251,14 +259,14 @@ def is_scalable(module: nn.Module) -> bool:
 
 logger = logging.getLogger(__name__)
 
-# For each probe the hidden states of its tokens [tokens, dim].
+# Computes the hidden states [tokens, dim] of each probe.
 ComputeProbes = Callable[[], list[Tensor]]
-# Makes the network as it was before; None where that is lost.
+# Restores the network as it was before the switch; None if that is impossible.
 Undo = Callable[[], object] | None
 
 
 class NotUndone(Exception):
-    """A switch failed behind which the network is not what it was: it has to be loaded again, without the switch."""
+    """A switch failed and could not be undone: the network must be loaded again without that switch."""
 
     def __init__(self, choice: SwitchChoice) -> None:
         super().__init__(choice.note)
@@ -267,15 +275,15 @@ class NotUndone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How one switch is turned on. The network is unchanged if `turn_on` raises.
+    """The way to turn one switch on. The network is unchanged if `turn_on` raises.
 
-    `smallest_cosine` is that of a token's hidden state with and without it; None stands for that of two kernels in the
-    arithmetic of the network.
+    `smallest_cosine` is the lowest accepted cosine between a token's hidden states with and without the
+    switch; None stands for the one that two kernels in the network's precision reach.
     """
 
     turn_on: Callable[[PackedNetwork, ComputeProbes], Undo]
     smallest_cosine: float | None = None
-    is_final: bool = False  # cannot be undone
+    is_final: bool = False  # cannot be undone once it has succeeded
 
 
 def attend_directly(network: PackedNetwork, _: ComputeProbes) -> Undo:
@@ -296,7 +304,7 @@ def fuse(network: PackedNetwork, _: ComputeProbes) -> Undo:
 
 
 def compile_graphs(network: PackedNetwork, compute_probes: ComputeProbes) -> Undo:
-    from worker.model.compilation import (  # only now: it brings the compiler
+    from worker.model.compilation import (  # imported late, because it loads the compiler
         compile_layers,
         forget_graphs,
     )
@@ -315,7 +323,7 @@ def multiply_in_8_bits(network: PackedNetwork, _: ComputeProbes) -> Undo:
     return None
 
 
-# In the order in which they are turned on.
+# The order in which switches are turned on.
 STEPS: Final[Mapping[str, Step]] = {
     "direct_flash": Step(attend_directly),
     "flash3": Step(attend_by_flash3),
@@ -332,9 +340,10 @@ def apply_switches(
     compute_probes: ComputeProbes,
     steps: Mapping[str, Step] = STEPS,
 ) -> tuple[SwitchChoice, ...]:
-    """Return the choices, with those off that fail or differ, which leave the network as it was.
+    """Turn the chosen switches on. Return the choices; those that fail or change results are turned off
+    again.
 
-    Raises ModelError for one of them that was asked for by name, and when the device is lost; NotUndone.
+    Raises ModelError if a switch that was asked for by name fails or if the device is lost, and NotUndone.
     """
     settled = {choice.name: choice for choice in choices}
     wanted = [name for name in steps if name in settled and settled[name].is_on]
@@ -354,14 +363,16 @@ def apply_switches(
 def _try_step(
     network: PackedNetwork, step: Step, compute_probes: ComputeProbes, expected: list[Tensor]
 ) -> tuple[list[Tensor], str | None]:
-    """Return the probes with the switch, and what is wrong with it, to stand behind "because"."""
+    """Turn one switch on. Return the probes with it, and what is wrong, to complete a "because"; None if
+    nothing.
+    """
     undo: Undo = None
     try:
         undo = step.turn_on(network, compute_probes)
         found = compute_probes()
         deviation = find_deviation(expected, found, step.smallest_cosine)
         flaw = f"with it the network deviates: {deviation}" if deviation else None
-    except Exception as error:  # of a kernel, a compiler or a package, which raise anything
+    except Exception as error:  # a kernel, a compiler or a package may raise anything
         if expected[0].is_cuda and is_device_lost():
             raise ModelError(
                 f"A switch broke {expected[0].device} for this process ({first_line(error)}); "

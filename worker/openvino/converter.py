@@ -1,9 +1,10 @@
-"""Convert a model to openvino's form, and compare it with torch. For a process that then ends: torch begins here.
+"""Convert a model to openvino's format and compare it with torch. Runs in a short-lived process: it imports
+torch.
 
-The converted network is given the embeddings of its words: the table of them lies in a file of its own, of which
-the rows of a batch are read (word_table.py). A compressed weight becomes constants of 8 bits and the operations
-that restore it, in the pattern that openvino documents for compressed weights: the CPU plugin joins them with the
-product that follows and never holds the restored weight.
+The converted network takes word embeddings as an input; their table is in a file of its own, from which the
+rows of a batch are read (word_table.py). A compressed weight becomes 8-bit constants and the operations that
+restore it, in the pattern that openvino documents for compressed weights: the CPU plugin fuses them with the
+following product and never holds the restored weight.
 """
 
 import json
@@ -29,25 +30,27 @@ from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
 INPUTS: Final = (INPUT_IDS, "attention_mask", "pool_mask", WORD_EMBEDDINGS)
 LARGEST_DEVIATION: Final = 1e-3
-# The least cosine of vectors by compressed weights. Far below what real models keep (0.999 and 0.95): it
-# tells a graph that is wrong (0) from one that is rounded.
+# The lowest accepted cosine of vectors from compressed weights. Far below what real models reach (0.999 and
+# 0.95), it tells a wrong graph (0) from a rounded one.
 SMALLEST_COSINES: Final = {INT8: 0.98}
 ROWS_AT_ONCE: Final = 4096
-# Dense modules behind the pooling work on one vector a sequence: nothing to gain, and no sum averages their error.
+# Dense modules after the pooling process one vector per sequence: there is nothing to gain, and no sum
+# averages their error.
 COMPRESSED_PART: Final = "__module.network.transformer"
-WEIGHT_PLACES: Final = {"MatMul": 1, "Gather": 0}  # which input of the operation holds a weight
+WEIGHT_PLACES: Final = {"MatMul": 1, "Gather": 0}  # the number of the operation's input that is a weight
 
 
 def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
-    """Write network.xml, network.bin, words.bin and, last, network.json, after comparing the result with torch."""
-    check_tokenizer(order.card)  # a conversion that is kept was compared
+    """Write network.xml, network.bin, words.bin and finally network.json, if the result agrees with torch."""
+    check_tokenizer(order.card)  # a cached conversion has been compared
     whole = EncoderNetwork(order.card, torch.float32)
-    # Another shape than the one that is traced, with padding: a shape or mask frozen by tracing shows here.
+    # The example has another shape than the one that is traced, and padding: this reveals a shape or mask
+    # frozen by tracing.
     probe = _make_input(num_sequences=3, length=13)
     example = _make_input(num_sequences=2, length=8)
     try:
         with torch.inference_mode(), warnings.catch_warnings():
-            # Each branch on a shape that tracing would freeze is reported. What matters is checked below.
+            # The tracer warns of each branch on a shape that it would freeze. What matters is checked below.
             warnings.simplefilter("ignore")
             reads_types = _tells_types_apart(whole.transformer)
             names = (*INPUTS, TOKEN_TYPE_IDS) if reads_types else INPUTS
@@ -56,12 +59,12 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
             network = EmbeddedNetwork(whole)
             examples = [*example, network.embed(example[0])]
             examples += [] if types is None else [_make_types(example[1])]
-            # torch would trace it once more to compare, which takes a third of the time; it is compared below.
+            # torch would trace once more to compare, which takes a third of the time; we compare below
             once = {"check_trace": False}
             traced = TorchScriptPythonDecoder(network, example_input=tuple(examples), trace_kwargs=once)
             converted = convert_model(traced, example_input=tuple(examples))
             for port, name in zip(converted.inputs, names, strict=True):
-                port.get_tensor().set_names({name})  # the tracer has numbers for some
+                port.get_tensor().set_names({name})  # the tracer gives some of them numbers as names
             inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
             inputs += [] if types is None else [types.numpy()]
             _check_exact(_run(converted, inputs), expected)
@@ -75,7 +78,7 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
         raise
     except (
         Exception
-    ) as error:  # torch's tracer and openvino raise anything; torch itself still runs the model
+    ) as error:  # torch's tracer and openvino may raise anything; torch itself can still run the model
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise ConversionFailed(reason) from error
     facts = {"pad_token_id": whole.pad_token_id, "word_embedding_dim": dim, "inputs": names}
@@ -83,7 +86,7 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
 
 
 def _tells_types_apart(transformer: Any) -> bool:
-    """Return True if token_type_ids make a difference. RoBERTa takes them but has one type."""
+    """Return True if token_type_ids change the result. RoBERTa accepts them but has only one type."""
     has_types = int(getattr(transformer.config, "type_vocab_size", 0) or 0) > 1
     return has_types and TOKEN_TYPE_IDS in list_token_inputs(transformer)
 
@@ -111,14 +114,14 @@ def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], pr
 
 
 def _make_input(num_sequences: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, attention mask and pool mask of sequences of several lengths, the first without padding."""
+    """Return ids, attention mask and pooling mask of sequences of several lengths, the first without padding."""
     lengths = torch.arange(length, length - num_sequences, -1).unsqueeze(1)
     mask = (torch.arange(length) < lengths).long()
     return torch.arange(5, 5 + length) * mask, mask, mask.clone()
 
 
 def _make_types(mask: Tensor) -> Tensor:
-    """Return types as of pairs: the second half of each row is a second text."""
+    """Return token types as for pairs: the second half of each row is type 1."""
     is_second = mask.cumsum(dim=1) > mask.sum(dim=1, keepdim=True) // 2
     return is_second.long() * mask
 
@@ -153,22 +156,22 @@ def _is_weight(node: Any) -> bool:
 
 
 def _restore(rounded: RoundedWeight, shape: tuple[int, ...]) -> Any:
-    """Return the operations that restore a weight of that shape."""
+    """Return openvino operations that restore a weight of this shape."""
     whole = ov.opset13.convert(ov.opset13.constant(rounded.numbers), "f32")
     restored = ov.opset13.multiply(whole, ov.opset13.constant(rounded.scales))
     return ov.opset13.reshape(restored, np.array(shape, np.int64), special_zero=False)
 
 
 class EmbeddedNetwork(nn.Module):
-    """A network with one more input: the embeddings [n, length, dim] of the ids.
+    """A network with one more input: the word embeddings [n, length, dim] of the ids.
 
-    The ids are still an input, because some architectures make positions of them. The network itself can be used only
-    through this one from now on.
+    The ids remain an input, because some architectures compute positions from them. From now on the wrapped
+    network can be used only through this one.
     """
 
     def __init__(self, network: EncoderNetwork) -> None:
         super().__init__()
-        # Not a module of this one, so that whoever walks through it finds no table.
+        # Not registered as a submodule, so that a walk over the modules does not find the table.
         self._lookup = (network.transformer.get_input_embeddings(),)
         self._given = GivenEmbeddings()
         network.transformer.set_input_embeddings(self._given)
@@ -188,12 +191,14 @@ class EmbeddedNetwork(nn.Module):
         return vectors
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the rows [n, length, dim] of ids [n, length], scaled where the architecture does so."""
+        """Return the word embeddings [n, length, dim] of ids [n, length], scaled where the architecture does
+        so.
+        """
         embeddings: Tensor = self._lookup[0](input_ids)
         return embeddings
 
     def write_table(self, path: Path, precision: str) -> int:
-        """Write what `embed` answers for each id, in fp32, with weights in `precision`. Return the dim."""
+        """Write the embedding of each id in fp32, from weights in `precision`. Return the dimension."""
         (lookup,) = self._lookup
         num_rows, dim = lookup.weight.shape
         if precision in COMPRESSED and is_compressible_table(lookup):
@@ -207,7 +212,7 @@ class EmbeddedNetwork(nn.Module):
 
 
 class GivenEmbeddings(nn.Module):
-    """A module in place of the word embeddings, which returns what it was given."""
+    """A module that replaces the word embeddings and returns the embeddings it was given."""
 
     embeddings: Tensor
 

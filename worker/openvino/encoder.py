@@ -1,4 +1,4 @@
-"""Run a converted network on some cores of a CPU. Pads; imports no torch."""
+"""Run a converted network on some cores of a CPU, in padded batches. Imports no torch."""
 
 import math
 import threading
@@ -25,7 +25,7 @@ RELEASE_SECONDS: Final = 10.0
 
 
 class Buffers:
-    """A pool of fp32 arrays that are lent to batches. May be used by any thread."""
+    """A pool of reusable fp32 arrays for batches. Safe for threads."""
 
     def __init__(self, num_kept: int) -> None:
         self._num_kept = num_kept
@@ -33,19 +33,21 @@ class Buffers:
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Lend an array [*shape] of unknown content, part of a flat array that may be larger: its `base`."""
+        """Take an uninitialized array of this shape from the pool; it may be a part of a larger one, its
+        `base`.
+        """
         size = math.prod(shape)
         with self._lock:
             found = next((place for place, spare in enumerate(self._spare) if spare.size >= size), None)
             if found is not None:
                 buffer = self._spare.pop(found)
             else:
-                del self._spare[:1]  # one that is too small makes room for it
+                del self._spare[:1]  # a buffer that is too small is dropped for a new one
                 buffer = np.empty(size, dtype=np.float32)
         return buffer[:size].reshape(shape)
 
     def give_back(self, taken: NDArray[np.float32]) -> None:
-        """Take back a lent array that nobody reads any more."""
+        """Put an array that is no longer read back into the pool."""
         base = taken
         while isinstance(base.base, np.ndarray):
             base = base.base
@@ -54,24 +56,26 @@ class Buffers:
                 self._spare.append(base)
 
     def release(self) -> None:
-        """Give everything that is not lent back to the system."""
+        """Free all buffers that are not in use."""
         with self._lock:
             self._spare.clear()
 
 
 class BufferWatch:
-    """A watch that tells when buffers are much larger than recent batches need.
+    """A monitor that reports when buffers are much larger than recent batches need.
 
-    Sizes of batches are in tokens. Used by several threads: what one of them misses is a batch among many.
+    Batch sizes are in tokens. It has no lock: if threads race, at most one batch of many is missed.
     """
 
     def __init__(self) -> None:
-        self._kept_tokens = 0  # that the buffers are made for
-        self._recent_tokens = 0  # of the largest batch since the last look
+        self._kept_tokens = 0  # the size that the buffers were made for
+        self._recent_tokens = 0  # the largest batch since the last check
         self._look_at = 0.0
 
     def note(self, num_tokens: int, now: float) -> bool:
-        """Return True now and then, if no recent batch has needed half of the buffers."""
+        """Note a batch. Return True at most every RELEASE_SECONDS, if recent batches needed at most half of
+        the buffers.
+        """
         self._recent_tokens = max(self._recent_tokens, num_tokens)
         self._kept_tokens = max(self._kept_tokens, num_tokens)
         if now < self._look_at:
@@ -84,12 +88,15 @@ class BufferWatch:
         return is_too_large
 
 
-# Making a batch's buffers anew takes about 10 ms, and reading what is still in use of the weights less than 1.
+# Allocating a batch's buffers anew takes about 10 ms; reading the weights that are still in use again takes
+# less than 1 ms.
 FORGET_SECONDS: Final = 1.0
 
 
 class OpenVINOEncoder(Encoder):
-    """The encoder of a converted network on some cores of a CPU: padded batches, one a stream at a time."""
+    """The encoder of a converted network on some cores of a CPU; each stream computes one padded batch at a
+    time.
+    """
 
     def __init__(
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
@@ -99,13 +106,13 @@ class OpenVINOEncoder(Encoder):
         keep_large_blocks_apart()
         folder = find_or_convert(order, precision.value)
         self.network = OpenVINONetwork(folder, order, precision.value, self._num_streams)
-        # For every shape that openvino has seen it keeps kernels of its own, some 0.4 MiB.
+        # openvino caches kernels for each input shape, some 0.4 MiB per shape.
         self._length_buckets = LengthBuckets(order.card.max_tokens)
         self._watch = BufferWatch()
-        # Buffers of batches at work, and of the next one.
+        # Buffers for the batches in progress and for the next one.
         self._buffers = Buffers(self._num_streams + 1)
         self._taking_all = threading.Lock()
-        self._requests: SimpleQueue[Any] = SimpleQueue()  # one a stream
+        self._requests: SimpleQueue[Any] = SimpleQueue()  # one per stream
         self._put_requests()
         self._forget_at = time.monotonic() + FORGET_SECONDS
         seconds = time.perf_counter() - start
@@ -126,7 +133,7 @@ class OpenVINOEncoder(Encoder):
         return self._report
 
     def prepare(self, batch: Batch) -> "OpenVINOPass":
-        """Pad the batch and look its words up, in memory that openvino then reads."""
+        """Pad the batch and look up its word embeddings, in memory that openvino reads directly."""
         if TOKEN_TYPE_IDS in batch.inputs and not self.network.reads_types:
             self._read_types()
         padded = pad_batch(batch, self.network.pad_token_id, self._length_buckets)
@@ -135,14 +142,14 @@ class OpenVINOEncoder(Encoder):
         return OpenVINOPass(self, padded, words)
 
     def take_request(self) -> Any:
-        """Wait for a free inference request; there is one for each stream."""
+        """Wait for a free inference request; each stream has one."""
         return self._requests.get()
 
     def put_request(self, request: Any) -> None:
         self._requests.put(request)
 
     def finish(self, request: Any, words: NDArray[np.float32], num_tokens: int) -> None:
-        """Note that a batch of so many tokens, padding included, is done and its memory is free."""
+        """Take back request and word embeddings of a finished batch of `num_tokens`, padding included."""
         self.put_request(request)
         self._buffers.give_back(words)
         now = time.monotonic()
@@ -157,7 +164,7 @@ class OpenVINOEncoder(Encoder):
             self._requests.put(self.network.make_request())
 
     def _take_all(self) -> list[Any]:
-        """Wait until all streams are idle."""
+        """Wait until all streams are idle. Return their requests."""
         return [self._requests.get() for _ in range(self._num_streams)]
 
     def _release_buffers(self) -> None:
@@ -171,7 +178,9 @@ class OpenVINOEncoder(Encoder):
                     self._requests.put(request)
 
     def _read_types(self) -> None:
-        """Compile the network with token types, in place of the one without, so that weights are not held twice."""
+        """Compile the network with token types in place of the one without, so that weights are not held
+        twice.
+        """
         with self._taking_all:
             if self.network.reads_types:
                 return
@@ -185,7 +194,7 @@ class OpenVINOEncoder(Encoder):
 
 
 class OpenVINOPass:
-    """One batch whose inputs are ready, and which openvino's own threads compute once it is started.
+    """One batch whose inputs are ready; once started, openvino's own threads compute it.
 
     Implements ForwardPass.
     """
@@ -206,8 +215,9 @@ class OpenVINOPass:
         self._request = request = self._encoder.take_request()
         try:
             for place, name in enumerate(self._encoder.network.input_names):
-                # All share our memory, or none: a batch that copied its inputs would do so into the memory of one that
-                # shared them, which may be gone (openvino 2026.4.1 then corrupts the heap).
+                # Either all batches share our memory with openvino or none does: a batch that copies its
+                # inputs would copy them into the memory of an earlier one that shared its own, which may be
+                # freed (openvino 2026.4.1 then corrupts the heap).
                 request.set_input_tensor(place, ov.Tensor(self._input(name), shared_memory=True))
             request.start_async()
         except BaseException:
@@ -222,7 +232,7 @@ class OpenVINOPass:
     def results(self) -> Ragged:
         try:
             self._request.wait()
-            # A copy: the output lies in memory of the request, which the next batch overwrites.
+            # Copied, because the output is in the request's memory, which the next batch overwrites.
             vectors = np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
         finally:
             self._finish()
