@@ -1,1 +1,1 @@
-"""The contract of encoders, and the choice of one for a device. Imports no framework."""
+"""The interface of encoders, and the choice of one for a device. Imports no framework."""

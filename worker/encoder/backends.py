@@ -1,7 +1,7 @@
-"""The backends that can run a model, a row each; the choice of one for a device, and its loading.
+"""The backends that can run a model, the choice of one for a device, and its loading.
 
-Which one is faster on a processor was measured once (docs/decisions/0053) and is not measured again at each start. A
-backend is imported when it is loaded, in the runner's process.
+Which one is faster on a CPU was measured once (docs/decisions/0053) and is not measured again at each start.
+A backend is imported only when it is loaded, in the runner's process.
 """
 
 import importlib
@@ -22,9 +22,8 @@ from worker.encoder.switches import SwitchFacts, choose_switches, is_package_ins
 class Backend:
     """One backend.
 
-    `package` is what it imports. `loader`, written "module:function", makes an Encoder of an order and the choices.
-
-    `only_kind` is the kind of device that it runs on, None where it runs on all of them.
+    `package` is the package that it needs. `loader`, written "module:function", makes an Encoder from an
+    order and the choices. `only_kind` is the kind of device that it runs on; None means any.
     """
 
     name: str
@@ -37,8 +36,8 @@ class Backend:
         return self.only_kind in (None, device.kind)
 
 
-# In order of preference: the first that is installed and runs on the device. openvino needs two thirds of torch's time
-# on a processor, and less than half of its memory.
+# In order of preference: the first backend that is installed and runs on the device is used. On a CPU
+# openvino needs two thirds of torch's time and less than half of its memory.
 BACKENDS: Final[Mapping[str, Backend]] = {
     backend.name: backend
     for backend in (
@@ -49,16 +48,16 @@ BACKENDS: Final[Mapping[str, Backend]] = {
 
 
 class CannotRun(Exception):
-    """The backend cannot run this model; another one may."""
+    """The backend cannot run this model, but another one might."""
 
 
 def list_backends(
     wanted: str, device: Device, is_installed: Callable[[Backend], bool], *, must_pack: bool = False
 ) -> list[tuple[Backend, str]]:
-    """Return the backends that may run on the device, preferred first, with reasons. `must_pack` means that packed
-    attention was asked for.
+    """Return the backends that may run on the device, preferred first, with reasons.
 
-    Raises ModelError for a wish that cannot be met, with what can be.
+    `must_pack` means that packed attention was asked for. Raises ModelError if the request cannot be met,
+    naming what can be.
     """
     if wanted != AUTO:
         if flaw := _find_flaw(BACKENDS[wanted], device, is_installed, must_pack=must_pack):
@@ -94,12 +93,12 @@ def _find_flaw(
 
 logger = logging.getLogger(__name__)
 
-# What a model runs with whose answers are no vectors and that no backend of the table knows.
+# The encoder of extractors, whose results are not vectors: it runs without any backend of the table.
 EXTRACTOR: Final = "worker.tasks.extract.model.encoder:RexEncoder"
 
 
 def load_encoder(order: EncoderOrder) -> Encoder:
-    """Load the encoder that is asked for. Raises ModelError when the model, backend or precision cannot be had."""
+    """Load the requested encoder. Raises ModelError if the model, backend or precision is unavailable."""
     if order.card.is_extractor:
         return _find(EXTRACTOR)(order)
     precision = choose_precision(order.precision, order.device)
@@ -121,7 +120,7 @@ def load_encoder(order: EncoderOrder) -> Encoder:
             raise
         except CannotRun as error:
             flaw = str(error)
-        except Exception as error:  # whatever a framework raises, another one may run the model
+        except Exception as error:  # a framework may raise anything; another one may work
             logger.exception("%s cannot load %s.", backend.name, order.card.name)
             flaw = f"{type(error).__name__}: {error}"
         notes = (*notes, f"{backend.name} cannot run this model: {flaw}")
@@ -136,7 +135,7 @@ def _is_installed(backend: Backend) -> bool:
 def _load(
     backend: Backend, order: EncoderOrder, choice: Choice, precision: Choice, notes: tuple[str, ...]
 ) -> Encoder:
-    """Import and load one backend. Imported late, so that openvino run from its cache never loads torch."""
+    """Import and load one backend. Imports late, so that openvino with a cached conversion never loads torch."""
     if not backend.has_packed_attention:
         padded_because = f"{backend.name} has no packed attention"
         choose_switches(order.switches, SwitchFacts(order.device, 0, padded_because), is_package_installed)
@@ -144,7 +143,7 @@ def _load(
 
 
 def _find(loader: str) -> Callable[..., Encoder]:
-    """Return the function that is written as "module:function"."""
+    """Import and return the function given as "module:function"."""
     module, _, name = loader.partition(":")
     found: Callable[..., Encoder] = getattr(importlib.import_module(module), name)
     return found

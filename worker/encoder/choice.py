@@ -1,4 +1,4 @@
-"""Choose the precision and the attention of a model on a device, with a reason. Imports no framework."""
+"""Choose a model's precision and attention on a device, with a reason. Imports no framework."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,11 +13,11 @@ FP16: Final = "fp16"
 BF16: Final = "bf16"
 INT8: Final = "int8"
 PRECISIONS: Final = (FP32, BF16, FP16, INT8)
-COMPRESSED: Final = frozenset({INT8})  # weights alone; products are computed in find_arithmetic's
+COMPRESSED: Final = frozenset({INT8})  # of the weights only; products are computed in find_arithmetic's type
 
 
 def choose_precision(wanted: str, device: Device) -> Choice:
-    """Choose fp32, bf16, fp16 or int8. Raises ModelError for one that is known to be slow, with a better choice."""
+    """Choose fp32, bf16, fp16 or int8. Raises ModelError for one known to be slow, naming a better choice."""
     if wanted == AUTO:
         if device.kind == CUDA and device.has_bf16:
             return Choice(BF16, "the device computes bf16 natively")
@@ -41,7 +41,7 @@ def choose_precision(wanted: str, device: Device) -> Choice:
 
 
 def find_arithmetic(precision: str, device: Device) -> str:
-    """Return the number type of the products for a precision: compressed weights are restored to it."""
+    """Return the number type of the products for a precision; compressed weights are restored to it."""
     if precision not in COMPRESSED:
         return precision
     if device.has_bf16:
@@ -53,7 +53,7 @@ EXTRACTION_PRECISIONS: Final = (FP32, BF16)
 
 
 def choose_extraction_precision(wanted: str, device: Device) -> Choice:
-    """Choose fp32 unless bf16 is asked for. Raises ModelError for others."""
+    """Choose fp32 for an extractor, or bf16 if it is asked for. Raises ModelError for others."""
     if wanted == AUTO:
         return Choice(FP32, "the sign of a number decides whether a span is found")
     chosen = choose_precision(wanted, device)
@@ -68,12 +68,12 @@ PACKED: Final = "packed"
 PADDED: Final = "padded"
 LARGEST_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
-SMALLEST_CAPABILITY: Final = 80  # Ampere; the kernel is FlashAttention
+SMALLEST_CAPABILITY: Final = 80  # Ampere, which FlashAttention needs
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The sizes in a transformer's configuration that matter to kernels."""
+    """The sizes in a transformer's configuration that matter to attention kernels."""
 
     model_type: str
     head_dim: int
@@ -86,7 +86,7 @@ class AttentionShape:
 
 
 def read_attention_shape(config: Any) -> AttentionShape:
-    """Read the shape from a transformers configuration, whose attribute names all architectures share."""
+    """Read the sizes from a transformers configuration, whose attribute names all architectures share."""
     num_heads = getattr(config, "num_attention_heads", None) or 1
     head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
     padding_id = getattr(config, "pad_token_id", None)
@@ -95,7 +95,10 @@ def read_attention_shape(config: Any) -> AttentionShape:
 
 
 def choose_attention(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:
-    """Choose packed or padded attention. Raises ModelError when packed is asked for and is not exact or cannot run."""
+    """Choose packed or padded attention.
+
+    Raises ModelError if packed is asked for and is not exact or cannot run.
+    """
     if wanted == PADDED:
         return Choice(PADDED, "asked for")
     obstacle = find_obstacle(shape, device, precision)
@@ -112,14 +115,14 @@ def choose_attention(wanted: str, shape: AttentionShape, device: Device, precisi
 
 
 def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
-    """Return why a model cannot be packed there, as the rest of a sentence behind "because"; empty when it can."""
+    """Return why a model cannot be packed on the device, to complete a "because"; empty if it can."""
     family = find_family(shape.model_type)
     if family.packing_obstacle:
         return family.packing_obstacle
     if not family.positions:
         return f"the architecture {shape.model_type!r} is not one that was compared with padding"
     if device.kind == CPU:
-        return ""  # computed one sequence at a time, in any precision and head size
+        return ""  # computed sequence by sequence, in any precision and head size
     if device.kind != CUDA:
         return f"{device.kind} has no packed kernel"
     if precision == FP32:

@@ -1,4 +1,4 @@
-"""The contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
+"""The interface between the engine and the encoders that compute vectors. Imports no framework, so not torch."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -15,27 +15,31 @@ from worker.placement.placement import Rank
 
 
 class DeviceLost(Exception):
-    """The device can compute nothing more in this process, which has to end; the batch may be to blame or not."""
+    """The device can compute nothing more in this process, which must exit. The batch may or may not be the
+    cause.
+    """
 
 
 class ForwardPass(Protocol):
-    """One batch on its way through an encoder: prepared, started, computed.
+    """One batch on its way through an encoder: prepared, then started, then computed.
 
-    Each step raises what the framework raises.
+    Each step may raise whatever the framework raises.
     """
 
     def start(self) -> None:
-        """Queue the batch on a device that computes by itself, without waiting. Elsewhere do nothing."""
+        """Queue the batch on a device that computes asynchronously, without waiting. On other devices do
+        nothing.
+        """
         ...
 
     def results(self) -> Ragged:
-        """Return the results as Encoder.encode does. Waits for the device, or computes them here."""
+        """Return the results as Encoder.encode does. Waits for the device, or computes them now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A forward pass that is computed when its results are asked for, as on a processor."""
+    """A forward pass that is computed when its results are requested, as on a CPU."""
 
     compute: Callable[[], Ragged]
 
@@ -48,7 +52,7 @@ class Deferred:
 
 AUTO: Final = "auto"
 
-# Called while weights are read, with the bytes read so far and those to be read.
+# Called while weights are read, with the number of bytes read so far and in total.
 OnRead = Callable[[int, int], None]
 # Called with the name of each backend before it loads the model.
 OnBackend = Callable[[str], None]
@@ -56,10 +60,10 @@ OnBackend = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EncoderOrder:
-    """The model to load, and where. `backend`, `precision`, `attention` and `switches` may be "auto".
+    """The model to load, and how. `backend`, `precision`, `attention` and `switches` may be "auto".
 
-    `on_read` and `on_backend` are of the process that loads; an order that goes to another process has neither. `left`
-    names the backends that are not to be tried again, each with its reason.
+    `on_read` and `on_backend` are callbacks in the process that loads; an order sent to another process has
+    neither. `left` lists the backends that are not to be tried again, each with its reason.
     """
 
     card: ModelCard
@@ -69,29 +73,29 @@ class EncoderOrder:
     num_threads: int
     cache_dir: Path
     attention: str = "auto"
-    rank: Rank | None = None  # when several devices share the model
+    rank: Rank | None = None  # set if several devices share the model
     on_read: OnRead | None = None
-    switches: str = "auto"  # of worker.encoder.switches
+    switches: str = "auto"  # names from worker.encoder.switches
     on_backend: OnBackend | None = None
     left: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice and its reason, in a sentence for people."""
+    """A choice and its reason, as a sentence for people."""
 
     value: str
     reason: str
 
 
 def device_choice(order: EncoderOrder) -> Choice:
-    """Return the device with the reason it was chosen and what it is."""
+    """Return the device's name; its reason says why it was chosen and what it is."""
     return Choice(order.device.name, f"{order.device.reason}; {order.device.description}")
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The bytes of a model's files that one process has read for its device, and the seconds that loading took."""
+    """The number of bytes that one process has read from a model's files, and the seconds that loading took."""
 
     device: str
     num_bytes: int
@@ -100,15 +104,16 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class EncoderReport:
-    """A report on the encoder that was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
+    """A report on the loaded encoder. `attention` is the kernel; each of `notes` is a sentence on a fallback.
 
-    `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
-    `num_streams` batches are encoded side by side, each by its share of the device. `is_queued` says that a batch which
-    was started waits on the device for the one before it, so that the device does not wait for us between the two.
-    Where each new shape of a batch costs memory, `longest_bucket` ends the LengthBuckets to which sequences are padded.
-    `switches` are those in use. `gives_vectors` says that each result is card.dimension values of float32, which are
-    normalized and cut as jobs ask; else rows are handed on as they come, of any length and type. A new field goes to
-    the end: in an upgrade it is told to workers that do not know it.
+    `is_packed` means that the cost of a batch is its number of tokens, not its longest sequence times its
+    number of sequences. `num_streams` batches are encoded in parallel, each with its share of the device.
+    `is_queued` means that a started batch waits on the device for the one before it, so that the device is
+    never idle between the two. If each new batch shape costs memory, sequences are padded to LengthBuckets up
+    to `longest_bucket`. `switches` are those in use. `gives_vectors` means that each result is card.dimension
+    float32 values, which are normalized and cut as jobs ask; otherwise rows of any length and type are passed
+    on unchanged. Add new fields at the end: during an upgrade, workers of the previous version receive them
+    too.
     """
 
     device: Choice
@@ -122,18 +127,20 @@ class EncoderReport:
     num_streams: int = 1
     is_queued: bool = False
     longest_bucket: int | None = None
-    loadings: tuple[Loading, ...] = ()  # one of each process
-    switches: tuple[str, ...] = ()  # of worker.encoder.switches
+    loadings: tuple[Loading, ...] = ()  # one per process
+    switches: tuple[str, ...] = ()  # names from worker.encoder.switches
     gives_vectors: bool = True
 
     @property
     def num_started(self) -> int:
-        """Return how many batches a process works at: one for each stream, and one queued on the device."""
+        """Return the number of in-flight batches of a process: one per stream, and one queued on the device."""
         return self.num_streams + self.is_queued
 
 
 def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
-    """Return a sentence for each difference that matters to batches, leaving out how long loading took."""
+    """Return a sentence for each difference between two reports that matters to batches; load times are
+    ignored.
+    """
     names = (
         "attention",
         "switches",
@@ -153,24 +160,26 @@ def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
 
 
 class Encoder(Protocol):
-    """One loaded model on one device. As many threads encode as it has streams, each one batch at a time; another
-    may prepare the next.
+    """One loaded model on one device. Up to `num_streams` threads encode, each one batch at a time.
+
+    Another thread may prepare the next batch meanwhile.
     """
 
     @abstractmethod
     def prepare(self, batch: Batch) -> ForwardPass:
-        """Do what can be done before the batch's turn. Raises as `encode` does."""
+        """Do the part of the work that needs no device. Raises as `encode` does."""
 
     @abstractmethod
     def describe(self) -> EncoderReport:
-        """Return what was loaded, and the reason for every choice."""
+        """Return a report on what was loaded, with the reason for every choice."""
 
     def encode(self, batch: Batch) -> Ragged:
-        """Return the results, a row a sequence. Vectors are float32 rows of card.dimension: pooled and passed through
-        Dense modules, not normalized and not cut.
+        """Return the results, one row per sequence.
 
-        Raises whatever the framework raises: worker.encoder.memory tells which of it means too little memory, and
-        of all else the caller finds the sequence that is to blame. Raises DeviceLost.
+        Vectors are float32 rows of card.dimension values: pooled and passed through Dense modules, but
+        neither normalized nor cut. Raises DeviceLost and whatever the framework raises: worker.encoder.memory
+        recognizes out-of-memory errors; for any other error the caller searches for the sequence that causes
+        it.
         """
         forward_pass = self.prepare(batch)
         forward_pass.start()
@@ -178,11 +187,11 @@ class Encoder(Protocol):
 
 
 class DirectEncoder(Encoder, Protocol):
-    """An encoder whose forward pass has no steps: all is computed when its results are asked for."""
+    """An encoder without separate steps: everything is computed when the results are requested."""
 
     @abstractmethod
     def encode(self, batch: Batch) -> Ragged:
-        """Encode as Encoder.encode does."""
+        """Return the results as Encoder.encode does."""
 
     def prepare(self, batch: Batch) -> ForwardPass:
         return Deferred(partial(self.encode, batch))

@@ -1,4 +1,4 @@
-"""Pad a batch to the rectangular arrays that most kernels want. Imports no framework."""
+"""Pad a batch to the rectangular arrays that most kernels need. Imports no framework."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from worker.tokens.tokenized import INPUT_IDS
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """A padded batch. All arrays are [n, length] int64, as long as the longest sequence or its bucket.
+    """A padded batch. All arrays are int64 [n, length], as long as the longest sequence or its bucket.
 
-    `tokens` are the inputs with a value a token, by name. `pool_mask` leaves out padding and prompts that are not
-    pooled over; where there are no such prompts it is `attention_mask` itself.
+    `tokens` are, by name, the inputs that have one value per token. `pool_mask` excludes padding and prompts
+    that are not pooled; without such prompts it is `attention_mask` itself.
     """
 
     tokens: Mapping[str, NDArray[np.int64]]
@@ -29,7 +29,7 @@ class PaddedBatch:
 
 
 def pad_batch(batch: Batch, pad_token_id: int, buckets: LengthBuckets | None = None) -> PaddedBatch:
-    """Pad on the right, to the longest sequence of the batch or its bucket."""
+    """Pad sequences on the right, to the longest of the batch or to its bucket."""
     longest = batch.max_length
     positions = np.arange(longest if buckets is None else buckets.find(longest))
     is_token = positions < batch.lengths[:, None]

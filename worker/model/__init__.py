@@ -1,1 +1,1 @@
-"""Models in torch: networks, attention, pooling, and the encoder that runs them. torch begins here."""
+"""Models in torch: networks, attention, pooling, and the encoder that runs them. Importing it loads torch."""

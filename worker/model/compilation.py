@@ -1,10 +1,10 @@
-"""Compile the layers of a packed network by torch.compile, at load and never again.
+"""Compile the layers of a packed network with torch.compile, when it is loaded and never again.
 
-A layer is compiled and not the network: alike layers share a graph, so that a model of 32 compiles as fast as one of
-two, and what lies around them is little. Attention stays one call in the graph. Lengths and counts are symbols, and
-once the probes have run nothing is compiled any more: what no graph fits, a batch of one token say, is computed as
-without the switch. So no batch's time has a compiler's in it. Source: docs.pytorch.org, "Dynamic shapes" and
-torch.compiler.set_stance.
+Layers are compiled rather than the network: equal layers share a graph, so that a model of 32 layers compiles
+as fast as one of two, and the work outside the layers is small. Attention stays a single call in the graph.
+Lengths and counts are symbolic, and once the probes have run nothing is compiled any more: a shape that no
+graph fits, for example a batch of one token, runs uncompiled. So no batch waits for a compiler. Source:
+docs.pytorch.org, "Dynamic shapes" and torch.compiler.set_stance.
 """
 
 from collections.abc import Callable
@@ -18,29 +18,30 @@ from torch.compiler import set_stance
 from worker.model.packed import OPAQUE, PackedNetwork
 from worker.model.switching import find_layers
 
-# The most kinds of layers: ModernBERT has three kinds. More are computed without.
+# The largest number of graphs, one per kind of layer: ModernBERT has three kinds. Further kinds run
+# uncompiled.
 MOST_GRAPHS: Final = 16
-# torch assumes that what is 1 stays 1, and would make another graph for a batch of a single token.
+# torch treats a size of 1 as a constant, and would make another graph for a batch of a single token.
 FEWEST_TOKENS: Final = 2
 
 
 def compile_layers(
     network: PackedNetwork, run: Callable[[], object], backend: str | Callable[..., Any] = "inductor"
 ) -> None:
-    """Compile the layers, and make their graphs by running the probes. `backend` is that of torch.compile.
+    """Compile the layers, and run the probes to build their graphs. `backend` is that of torch.compile.
 
-    Raises whatever a compiler raises.
+    Raises whatever the compiler raises.
     """
     transformer = network.transformer
     if next(transformer.parameters()).device.type == "cpu":
         transformer.set_attn_implementation(OPAQUE)
     torch._dynamo.config.recompile_limit = MOST_GRAPHS
-    # Numbers that happen to be equal in the probes are not taken for the same.
+    # Sizes that happen to be equal in the probes must not be treated as the same symbol.
     torch.fx.experimental._config.use_duck_shape = False
-    # In this process: helpers would outlive it.
+    # Compile in this process: worker processes of the compiler would outlive it.
     torch._inductor.config.compile_threads = 1
     for layer in find_layers(transformer):
-        layer._compiled_call_impl = _choose_by_size(  # what nn.Module.compile sets
+        layer._compiled_call_impl = _choose_by_size(  # the attribute that nn.Module.compile sets
             torch.compile(layer._call_impl, dynamic=True, fullgraph=True, backend=backend), layer._call_impl
         )
     run()
@@ -48,7 +49,7 @@ def compile_layers(
 
 
 def forget_graphs(network: PackedNetwork, attention: str) -> None:
-    """Undo compile_layers. `attention` is the one that the network had before."""
+    """Undo compile_layers. `attention` is the network's attention from before."""
     set_stance("default")
     for layer in find_layers(network.transformer):
         layer._compiled_call_impl = None
@@ -57,7 +58,7 @@ def forget_graphs(network: PackedNetwork, attention: str) -> None:
 
 
 def count_graphs() -> int:
-    """Return how many this process has made since it began, or since the counters were cleared."""
+    """Return the number of graphs compiled since this process began or the counters were cleared."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 

@@ -1,7 +1,7 @@
-"""Take one batch to a GPU, through the network and back, without waiting in between. Knows no models.
+"""Run one batch on a GPU: copy it there, compute it and copy the results back, without waiting in between.
 
-Pinned memory comes from torch's allocator, which keeps blocks that were freed and gives them out again once the copies
-that used them have ended: only the first batches of a size pay for pinning.
+Pinned memory comes from torch's allocator, which keeps freed blocks and reuses them once the copies that used
+them have ended: so only the first batches of a size pay for pinning.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,15 @@ from vectormill.ragged import Ragged
 from worker.encoder.encoder import DeviceLost
 from worker.encoder.memory import is_out_of_memory
 
-# Inputs on the device -> vectors [n, dim] on the device.
+# From inputs on the device to vectors [n, dim] on the device.
 Compute = Callable[..., Tensor]
 
 
 class CudaPass:
-    """A batch that is copied to the device when it is made, and computed when it is started. Implements ForwardPass."""
+    """A batch that is copied to the GPU when it is created and computed when it is started.
+
+    Implements ForwardPass.
+    """
 
     def __init__(
         self,
@@ -31,13 +34,16 @@ class CudaPass:
         stream: torch.cuda.Stream,
         without_gradients: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
     ) -> None:
-        """Prepare a pass. `stream` is for copies to the device; `without_gradients` may replace inference mode."""
+        """Copy the inputs to the device.
+
+        `stream` is the CUDA stream for this copy; `without_gradients` may replace inference mode.
+        """
         self._compute = compute
         self._without_gradients = without_gradients
         self._vectors: Tensor | None = None
         with losing_device(), without_gradients(), torch.cuda.stream(stream):
             host = join_inputs(inputs, pin_memory=True)
-            self._inputs = host.to(device, non_blocking=True)  # one copy for all inputs
+            self._inputs = host.to(device, non_blocking=True)  # a single copy for all inputs
             self._arrived = stream.record_event()
         self._shapes = [array.shape for array in inputs]
 
@@ -47,11 +53,11 @@ class CudaPass:
             stream.wait_event(self._arrived)
             self._inputs.record_stream(
                 stream
-            )  # its memory may not be given out again before this stream read it
+            )  # keeps the memory from being reused before this stream has read it
             vectors = self._compute(*split_inputs(self._inputs, self._shapes)).float()
             self._vectors = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
             self._vectors.copy_(vectors, non_blocking=True)
-            # The thread that waits for it sleeps meanwhile; by default CUDA lets it spin, on a core that the
+            # A thread that waits for this event sleeps; by default CUDA would busy-wait on a core that the
             # tokenizer needs.
             self._done = torch.cuda.Event(blocking=True)
             self._done.record(stream)
@@ -62,12 +68,12 @@ class CudaPass:
             self._done.synchronize()
         return Ragged.from_matrix(
             self._vectors.numpy()
-        )  # keeps its block of pinned memory until it is dropped
+        )  # keeps the pinned block allocated as long as it is referenced
 
 
 @contextmanager
 def losing_device() -> Iterator[None]:
-    """Turn an error into DeviceLost if CUDA refuses everything after it. Too little memory is no such error."""
+    """Raise DeviceLost in place of an error after which CUDA fails every call. Out-of-memory is not one."""
     try:
         yield
     except RuntimeError as error:
@@ -77,7 +83,7 @@ def losing_device() -> Iterator[None]:
 
 
 def is_device_lost() -> bool:
-    """Return True if CUDA answers every call with this error from now on."""
+    """Return True if CUDA fails every call from now on."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -86,19 +92,19 @@ def is_device_lost() -> bool:
 
 
 def join_inputs(inputs: Sequence[NDArray[np.int64]], *, pin_memory: bool) -> Tensor:
-    """Return all arrays as one, one behind the other."""
+    """Return all arrays concatenated in one tensor."""
     host = torch.empty(sum(array.size for array in inputs), dtype=torch.int64, pin_memory=pin_memory)
     np.concatenate([array.ravel() for array in inputs], out=host.numpy())
     return host
 
 
 def copy_inputs(inputs: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
-    """Copy all arrays to the device at once, without waiting. What is launched afterwards finds them there."""
+    """Copy all arrays to the device at once, without waiting. Work launched later sees them there."""
     host = join_inputs(inputs, pin_memory=device.type == "cuda")
     return split_inputs(host.to(device, non_blocking=True), [array.shape for array in inputs])
 
 
 def split_inputs(joined: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Return views of the arrays that were joined."""
+    """Return the joined arrays as views with these shapes."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     return [part.view(shape) for part, shape in zip(joined.split(sizes), shapes, strict=True)]

@@ -1,6 +1,7 @@
-"""The two forms in which a transformer computes a batch, padded and packed.
+"""The two layouts ("forms") in which a transformer computes a batch: padded and packed.
 
-A transformer is whole, or the part that a rank of a shared model has: a strategy decides what of a batch it is given.
+The transformer may be whole, or the part of it that one rank of a shared model holds; the strategy decides
+which sequences of a batch it gets.
 """
 
 from abc import abstractmethod
@@ -20,16 +21,16 @@ from worker.model.network import find_pad_token_id
 from worker.model.packed import pack_batch
 from worker.model.pooling import pool_hidden_states, pool_packed_states
 
-# Arrays of a part on the device, by name.
+# A part's arrays on the device, by name.
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some sequences of a batch as one forward pass takes them, still on the host.
+    """Some sequences of a batch in the layout of one forward pass, still on the host.
 
-    `shape` is that of the token ids, and, with the hidden size behind it, of the hidden states that stages pass on:
-    every rank knows it without being told.
+    `shape` is that of the token ids and, with the hidden size appended, of the hidden states that pipeline
+    stages exchange: so every rank knows it without communication.
     """
 
     arrays: Mapping[str, NDArray[np.int64]]
@@ -38,23 +39,26 @@ class Part:
 
 
 class Form(Protocol):
-    """One form of batches for a rank's transformer, whole or a part of it.
+    """A batch layout for one rank's transformer, which may be whole or a part of the model.
 
-    A transformer that is cut is called by all ranks
-    at once."""
+    If the transformer is sharded, all ranks must call it at once.
+    """
 
     @property
     @abstractmethod
     def attention(self) -> str:
-        """Return the kernel as an EncoderReport names it."""
+        """Return the attention kernel by its name in an EncoderReport."""
 
     @abstractmethod
     def lay_out(self, batch: Batch) -> Part:
-        """Return the sequences as arrays. Asks no device and no other rank."""
+        """Return the sequences as host arrays. Communicates with no device and no other rank."""
 
     @abstractmethod
     def run(self, part: Part, tensors: Tensors, received: Tensor | None) -> Tensor:
-        """Return hidden states [*part.shape, hidden size] of this rank's layers, given those of the stage before."""
+        """Return hidden states [*part.shape, hidden size] after this rank's layers.
+
+        `received` are the hidden states from the previous stage, if there is one.
+        """
 
     @abstractmethod
     def pool(self, states: Tensor, tensors: Tensors) -> Tensor:
@@ -62,7 +66,7 @@ class Form(Protocol):
 
     @abstractmethod
     def of_tokens(self, states: Tensor, tensors: Tensors) -> Tensor:
-        """Return [tokens, hidden size]: without padding, one sequence behind the other."""
+        """Return hidden states [tokens, hidden size] without padding, sequence after sequence."""
 
 
 ATTENTION_MASK = "attention_mask"
@@ -70,9 +74,10 @@ POOL_MASK = "pool_mask"
 
 
 class PaddedForm(Form):
-    """Sequences as rows, as long as the longest of them.
+    """The layout with one row per sequence, padded to the longest.
 
-    `token_inputs` are those that this rank's part of the transformer reads; a later stage reads none."""
+    `token_inputs` are the inputs that this rank's part of the transformer reads; later stages read none.
+    """
 
     def __init__(self, transformer: nn.Module, token_inputs: Sequence[str], modes: Sequence[str]) -> None:
         self._transformer = transformer
@@ -106,12 +111,12 @@ class PaddedForm(Form):
         return pool_hidden_states(states, _find_pool_mask(tensors), self._modes)
 
     def of_tokens(self, states: Tensor, tensors: Tensors) -> Tensor:
-        """Return the states of the pooled tokens: without prompts, of all."""
+        """Return the hidden states of all pooled tokens; without prompts these are all tokens."""
         return states[_find_pool_mask(tensors).bool()]
 
 
 def _find_pool_mask(tensors: Tensors) -> Tensor:
-    """Return the pool mask, which is the attention mask if there is none."""
+    """Return the pooling mask, or the attention mask if there is none."""
     return tensors[POOL_MASK] if POOL_MASK in tensors else tensors[ATTENTION_MASK]
 
 
@@ -121,11 +126,11 @@ PROMPT_LENGTHS = "prompt_lengths"
 
 
 class PackedForm(Form):
-    """Sequences one behind the other, told apart by their bounds; no padding is computed or passed on.
+    """The layout with sequences one after another, separated by bounds, so that no padding is computed or
+    sent.
 
-    Every rank that computes a sequence has the same bounds for it, whichever heads or layers are its own.
-
-    `token_inputs` as of PaddedForm. To be run while the transformer attends by `kernel`.
+    Every rank that computes a sequence uses the same bounds for it, whatever heads or layers it holds.
+    `token_inputs` are those of PaddedForm. The transformer must attend with `kernel` while this form runs.
     """
 
     def __init__(
@@ -155,7 +160,7 @@ class PackedForm(Form):
         return Part(arrays, packed.input_ids.shape, packed.max_seqlen)
 
     def run(self, part: Part, tensors: Tensors, received: Tensor | None) -> Tensor:
-        """Return [tokens, hidden size]; transformers have a batch of one row."""
+        """Return hidden states [tokens, hidden size]; transformers itself sees a batch with one row."""
         inputs: dict[str, Any] = {
             name: tensors[name].unsqueeze(0) for name in (*TOKEN_INPUTS, POSITION_IDS) if name in tensors
         }

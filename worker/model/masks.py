@@ -1,8 +1,8 @@
-"""Attention masks that are made from what the host knows of padding, so that no forward pass asks the device.
+"""Attention masks made from the host's knowledge of padding, so that no forward pass reads from the device.
 
-transformers reads a padding mask to leave it out when it hides nothing, and such a question to a GPU waits until all
-that was queued before it is done. The host, which padded the batch, knows the answer: a mask is left out here where
-nothing is hidden, and a mask that is handed in is not read.
+transformers reads a padding mask to omit it if it hides nothing, and on a GPU such a read waits for all
+queued work. The host padded the batch and knows the answer: here a mask is omitted if nothing is hidden, and
+a mask that is passed in is not read.
 """
 
 from typing import Any, Final
@@ -30,7 +30,7 @@ def find_attention_mask(padded: PaddedBatch, config: Any) -> NDArray[np.int64] |
 
 
 def tell_masks(transformer: nn.Module) -> None:
-    """Tell the transformer that batches are padded behind the texts and that no mask has to be read."""
+    """Mark in the transformer's configuration that padding follows the texts and that no mask has to be read."""
     transformers.AttentionMaskInterface.register("sdpa", make_sdpa_mask)
     transformers.AttentionMaskInterface.register("eager", make_eager_mask)
     config: Any = transformer.config
@@ -40,9 +40,9 @@ def tell_masks(transformer: nn.Module) -> None:
 def make_sdpa_mask(
     *, attention_mask: Tensor | None = None, config: Any = None, **options: Any
 ) -> Tensor | None:
-    """Return transformers' sdpa_mask, [n or 1, 1, length or 1, length], without reading a mask that is given.
+    """Return transformers' sdpa_mask, [n or 1, 1, length or 1, length], without reading the given mask.
 
-    It is no larger than it has to be: torch makes numbers of all that it is given.
+    It is as small as possible, because torch converts every value of a bool mask to a number.
     """
     if _is_recorded(attention_mask):
         recorded: Tensor | None = masking.sdpa_mask(attention_mask=attention_mask, config=config, **options)
@@ -61,20 +61,20 @@ def make_sdpa_mask(
 
 
 def make_eager_mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """Return transformers' eager_mask, without reading a mask that is given."""
+    """Return transformers' eager_mask, without reading the given mask."""
     told = {} if attention_mask is None or _is_recorded(attention_mask) else _SKIP_NOTHING
     mask: Tensor | None = masking.eager_mask(attention_mask=attention_mask, **{**options, **told})
     return mask
 
 
 def _sees_nothing_behind(config: Any) -> bool:
-    """Return True if no token that counts looks at padding."""
+    """Return True if no token attends to the padding after it: the model is causal and pads on the right."""
     is_told = bool(getattr(config, _PADDED_BEHIND, False))
     return is_told and find_family(config.model_type).is_causal and getattr(config, "is_causal", True)
 
 
 def _is_recorded(mask: Tensor | None) -> bool:
-    """Return True if the pass is being traced for another framework, for batches with and without padding."""
+    """Return True if the pass is being traced for export; the graph must then serve batches with padding too."""
     asked = transformers.utils.import_utils
     return (
         asked.is_torchdynamo_exporting()

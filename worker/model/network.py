@@ -69,7 +69,7 @@ class EncoderNetwork(nn.Module):
         # noticeable error.
         self.dense = load_dense(card)
         self.modes = card.pooling
-        self.pad_token_id = find_pad_token_id(self.transformer.config.to_dict())  # once, not in every batch
+        self.pad_token_id = find_pad_token_id(self.transformer.config.to_dict())  # read once, not per batch
         self.eval()
 
     def forward(
@@ -152,7 +152,7 @@ def prepare_transformer(model: nn.Module) -> nn.Module:
     """Return the transformer without the parts that do not affect vectors."""
     tell_masks(model)
     if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # a head for next-sentence prediction, computed by every forward pass for nothing
+        model.pooler = None  # for next-sentence prediction, which each pass would compute for nothing
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # keys and values of earlier tokens are reused only in text generation
     return model

@@ -1,6 +1,6 @@
 """Pool the hidden states of a sequence's tokens to one vector, as sentence-transformers defines each mode.
 
-Each mode is written twice: for sequences padded on the right, in operations that openvino can convert, and for packed
+Each mode is implemented twice: for padded sequences, in operations that openvino can convert, and for packed
 ones. Source of the definitions: sentence_transformers/sentence_transformer/modules/pooling.py of version 6.
 """
 
@@ -13,20 +13,20 @@ from torch import Tensor
 
 from vectormill.models.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 
-# Modes that take the state of one token as it is.
+# Modes that return the hidden state of a single token.
 SINGLE_TOKENS: Final = frozenset({CLS, LAST_TOKEN})
-SMALLEST_WEIGHT: Final = 1e-9  # what a sequence without any token to pool over is divided by
+SMALLEST_WEIGHT: Final = 1e-9  # avoids division by zero for a sequence without a token to pool
 
 
 def pool_hidden_states(hidden_states: Tensor, pool_mask: Tensor, modes: Sequence[str]) -> Tensor:
-    """Pool states [n, length, dim] by a mask [n, length] into [n, dim * number of modes], in fp32."""
-    states = hidden_states.float()  # sums over hundreds of tokens lose digits in 16 bit
+    """Pool states [n, length, dim] by a mask [n, length] to [n, dim * number of modes] in fp32."""
+    states = hidden_states.float()  # sums over hundreds of tokens lose digits in 16 bits
     mask = pool_mask.to(torch.float32)
     return torch.cat([POOLINGS[mode](states, mask) for mode in modes], dim=-1)
 
 
 def _pool_first(states: Tensor, mask: Tensor) -> Tensor:
-    """Return the first token that counts: the first of all, or the first behind a prompt that is left out."""
+    """Return the state of the first pooled token: the first of all, or the first after an excluded prompt."""
     is_first = (mask.cumsum(dim=1) == 1) & (mask > 0)
     return (states * is_first.unsqueeze(-1)).sum(dim=1)
 
@@ -52,7 +52,7 @@ def _pool_mean_sqrt_len(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def _pool_weighted_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """Return weights 1, 2, 3, …; tokens behind a prompt that is left out keep theirs."""
+    """Return the mean with weights 1, 2, 3, …; tokens after an excluded prompt keep their weights."""
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)
     return (states * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True).clamp(
         min=SMALLEST_WEIGHT
@@ -72,14 +72,15 @@ POOLINGS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
 def pool_packed_states(
     hidden_states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None, modes: Sequence[str]
 ) -> Tensor:
-    """Return [tokens, dim] with bounds [n + 1] -> [n, dim * number of modes] in fp32, equal to pooling padded
-    sequences.
+    """Pool states [tokens, dim] with bounds [n + 1] to [n, dim * number of modes] in fp32.
 
-    `prompt_lengths` [n] are leading tokens that do not count; None when all count. Each sequence is summed on its
-    own and in order, so that no vector depends on its company: an index_add on CUDA adds in any order, and a running
-    sum over the batch carries the rounding of one sequence into the next.
+    The result equals that for padded sequences. `prompt_lengths` [n] are the leading tokens that are not
+    pooled; None means none. Each sequence is summed on its own and in order, so that no vector depends on the
+    rest of the batch: an index_add on CUDA adds in any order, and a running sum over the batch carries the
+    rounding of one sequence into the next.
     """
-    # One token of each is widened when it is found; all of them would be half a gigabyte of a large model's batch.
+    # Only the selected tokens are converted to fp32; converting all would take half a gigabyte for a large
+    # model's batch.
     states = hidden_states if SINGLE_TOKENS.issuperset(modes) else hidden_states.float()
     packed = _pack(states, cu_seqlens, prompt_lengths)
     return torch.cat([PACKED_POOLINGS[mode](packed) for mode in modes], dim=-1)
@@ -87,22 +88,22 @@ def pool_packed_states(
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Packed states and their bounds. `counts` [n, 1] are the tokens of each sequence that count."""
+    """Packed states and their bounds. `counts` [n, 1] are the numbers of pooled tokens per sequence."""
 
-    states: Tensor  # [tokens, dim], in fp32 unless each mode takes single tokens
+    states: Tensor  # [tokens, dim], in fp32 unless every mode takes single tokens
     cu_seqlens: Tensor  # [n + 1]
-    first: Tensor  # [n], where the first token that counts would be
+    first: Tensor  # [n], the index of the first pooled token, if there is any
     counts: Tensor  # [n, 1]
-    positions: Tensor  # [tokens, 1], from 1 in every sequence
-    mask: Tensor | None  # [tokens, 1], 1 for a token that counts; None when all count
+    positions: Tensor  # [tokens, 1], from 1 in each sequence
+    mask: Tensor | None  # [tokens, 1], 1 for a pooled token; None if all are pooled
 
     def sum(self, weights: Tensor | None) -> Tensor:
-        """Return the sums [n, dim] of states times weights [tokens, 1]."""
+        """Return for each sequence the sum [n, dim] of its states times `weights` [tokens, 1]."""
         weighted = self.states if weights is None else self.states * weights
         return _reduce(weighted, "sum", self.cu_seqlens)
 
     def at(self, tokens: Tensor) -> Tensor:
-        """Return the states of one token a sequence [n]; zero for a sequence of which none counts."""
+        """Return the state of one token per sequence; zero for a sequence without pooled tokens."""
         return self.states[tokens.clamp(max=len(self.states) - 1)].float() * (self.counts > 0)
 
 
@@ -110,7 +111,7 @@ def _pack(states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None) -> 
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     lengths = ends - starts
     num_tokens = len(states)
-    # The output's size is said because the device would have to be asked for it, and waited for.
+    # The output size is given, because torch would otherwise wait for the device to learn it.
     before = torch.repeat_interleave(starts, lengths, output_size=num_tokens)
     positions = torch.arange(1, num_tokens + 1, device=states.device) - before
     if prompt_lengths is None:
@@ -124,7 +125,7 @@ def _pack(states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None) -> 
 
 
 def _reduce(rows: Tensor, how: str, cu_seqlens: Tensor) -> Tensor:
-    # unsafe: the check of the bounds would wait for the device; they come from our own lengths.
+    # unsafe=True skips a check of the bounds that would wait for the device; they come from our own lengths.
     return torch.segment_reduce(rows, how, offsets=cu_seqlens, axis=0, unsafe=True)
 
 

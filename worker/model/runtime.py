@@ -1,9 +1,9 @@
-"""Import transformers without torch's compiler and without what training needs, which a model process does not use.
+"""Import transformers without torch's compiler and without training code, which a model process does not use.
 
-Saves 2.7 of 8.2 seconds of processor time at the start of each model process, and 70 MB of its memory.
-transformers wants it for marks on functions of generation, and for one context that masks of another form enter.
-Nothing that runs here wears such a mark; who compiles (`worker/model/compilation.py`) imports the real one,
-later. scipy is wanted by the losses of object detection.
+This saves 2.7 of 8.2 seconds of CPU time at the start of each model process, and 70 MB of its memory.
+transformers needs the compiler for decorators on generation functions, and for one context used with masks of
+another form. Nothing that runs here is decorated so; `worker/model/compilation.py` imports the real compiler
+later. scipy is needed by losses of object detection.
 """
 
 import sys
@@ -24,13 +24,13 @@ class StubCompiler(ModuleType):
     """A stub of torch's compiler, whose decorators return what they decorate."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):  # asked by Python itself, which wants no mark
+        if name.startswith("__"):  # Python's own look-ups, which expect no decorator
             raise AttributeError(name)
         return mark
 
 
 def mark(function: Callable[..., Any] | None = None, *options: object, **more: object) -> Any:
-    """Return a decorator, with or without options."""
+    """Return the function unchanged, as a decorator with or without options."""
     return function if function is not None else mark
 
 
@@ -45,7 +45,7 @@ class LazyModule(ModuleType):
 
 @contextmanager
 def stub_modules(*modules: ModuleType) -> Iterator[None]:
-    """Let imports of these names find the given modules during the block. Modules that are loaded already stay."""
+    """Make imports of these names find the given modules during the block. Loaded modules are not replaced."""
     ours = [module for module in modules if module.__name__ not in sys.modules]
     sys.modules.update({module.__name__: module for module in ours})
     try:
@@ -53,7 +53,7 @@ def stub_modules(*modules: ModuleType) -> Iterator[None]:
     finally:
         for module in ours:
             del sys.modules[module.__name__]
-        # An import leaves the module at its parent too, where it would be found before the real one.
+        # An import also sets the module as an attribute of its parent, which would hide the real one.
         if isinstance(torch.__dict__.get("_dynamo"), StubCompiler):
             del torch._dynamo
 

@@ -1,4 +1,4 @@
-"""Run a network with torch on a CPU, on CUDA or on Apple's GPU, packed or padded. Knows no chunks."""
+"""Run a network with torch on a CPU, with CUDA or on an Apple GPU, packed or padded."""
 
 import logging
 import time
@@ -57,7 +57,7 @@ DTYPES: Final = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
 
 
 class TorchEncoder(Encoder):
-    """The encoder of one torch device: packed where that is exact and asked for or faster, else padded."""
+    """The encoder of one torch device: packed if that is exact and either requested or faster, else padded."""
 
     def __init__(
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class TorchEncoder(Encoder):
         start = time.perf_counter()
         if order.device.kind == CPU:
             torch.set_num_threads(order.num_threads)
-        # The environment shows a process only its own GPU, which is therefore always the first.
+        # The process sees only its own GPU, because of its environment, so it is always the first.
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         self._network, attention, packed, switches = self._load(order, precision)
         transformer = self._network.transformer
@@ -73,7 +73,8 @@ class TorchEncoder(Encoder):
         self._form: Form = (
             PaddedForm(*taken) if packed is None else PackedForm(*taken, self._shape, packed.attention)
         )
-        # Copies to the device have a stream of their own, so that they do not queue behind the current forward pass.
+        # Copies to the device use a stream of their own, so that they do not wait for the current forward
+        # pass.
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
         logger.info("%s attends %s: %s", order.card.name, attention.value, attention.reason)
         if order.device.kind == CUDA and packed is None and order.attention == AUTO:
@@ -103,7 +104,7 @@ class TorchEncoder(Encoder):
         return Deferred(partial(_compute_here, compute, tensors))
 
     def _compute(self, part: Part, *arrays: Tensor) -> Tensor:
-        """Return vectors [n, dim] of a part whose arrays are on the device."""
+        """Return vectors [n, dim] of a part; `arrays` are its arrays on the device."""
         tensors = dict(zip(part.arrays, arrays, strict=True))
         vectors: Tensor = self._network.dense(self._form.pool(self._form.run(part, tensors, None), tensors))
         return vectors
@@ -114,7 +115,10 @@ class TorchEncoder(Encoder):
     def _load(
         self, order: EncoderOrder, precision: Choice
     ) -> tuple[EncoderNetwork, Choice, PackedNetwork | None, tuple[SwitchChoice, ...]]:
-        """Load the network with the wanted switches. One that fails and cannot be undone costs another load."""
+        """Load the network with the requested switches.
+
+        If a switch fails and cannot be undone, the network is loaded again without it.
+        """
         refused: dict[str, SwitchChoice] = {}
         while True:
             network = load_network(order, precision.value, self._device)
@@ -124,12 +128,15 @@ class TorchEncoder(Encoder):
                 return network, attention, packed, self._switch(order, attention, packed, refused)
             except NotUndone as error:
                 refused[error.choice.name] = error.choice
-                del network, packed  # before the next one is loaded
+                del network, packed  # frees their memory before the next load
 
     def _load_attention(
         self, network: EncoderNetwork, order: EncoderOrder, precision: Choice
     ) -> tuple[Choice, PackedNetwork | None]:
-        """Return the packed network, compared with padding. Raises ModelError when it was asked for in vain."""
+        """Return the attention and, if it is packed, the packed network, which was compared with padding.
+
+        Raises ModelError if packing was asked for and fails.
+        """
         attention = choose_attention(order.attention, self._shape, order.device, precision.value)
         if attention.value == PADDED:
             return attention, None
@@ -150,7 +157,9 @@ class TorchEncoder(Encoder):
         packed: PackedNetwork | None,
         refused: Mapping[str, SwitchChoice],
     ) -> tuple[SwitchChoice, ...]:
-        """Return the wanted switches, on or off. Raises ModelError for one asked for in vain; NotUndone."""
+        """Return the requested switches, on or off. Raises ModelError if one that was named fails, and
+        NotUndone.
+        """
         padded_because = "" if packed is not None else attention.reason
         place = SwitchFacts(order.device, self._shape.hidden_size, padded_because)
         choices = choose_switches(order.switches, place, is_package_installed)
@@ -164,7 +173,7 @@ class TorchEncoder(Encoder):
 
 
 def load_network(order: EncoderOrder, precision: str, device: torch.device) -> EncoderNetwork:
-    """Load the network onto the device, with weights in this precision."""
+    """Load the network onto the device, with weights of this precision."""
     check_tokenizer(order.card)
     network = EncoderNetwork(order.card, DTYPES[find_arithmetic(precision, order.device)], order.on_read)
     if precision in COMPRESSED:

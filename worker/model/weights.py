@@ -1,9 +1,9 @@
 """Read a model's tensors from its files, and hold them rounded to 8 bits in torch modules.
 
-Of a pickle tensors alone are read; nothing in it is run. A product of rounded weights first restores them, in the
-type of the arithmetic. For a batch of thousands of tokens that is little: 8,192 tokens through 7 billion weights
-are 115 TFLOP of products and about 80 GB to read and write for restoring, at the rates of an H200 190 ms and 16 ms
-(counted, not measured).
+Only tensors are read from a pickle; none of its code runs. A product with rounded weights first restores them
+to the type of the arithmetic. For a batch of thousands of tokens that is little: 8,192 tokens through 7
+billion weights are 115 TFLOP of products and about 80 GB of reads and writes for restoring, at the rates of
+an H200 190 ms and 16 ms (counted, not measured).
 """
 
 import zipfile
@@ -23,16 +23,16 @@ from vectormill.models.weights import SAFETENSORS
 
 
 class PickledWeights:
-    """A file of weights with the methods of `safe_open`. It is mapped, so only what is used is read."""
+    """A pickled weight file with the methods of `safe_open`. It is memory-mapped: only what is used is read."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file. Raises ModelError if it holds anything but tensors."""
+        """Open the file. Raises ModelError if it holds anything but tensors."""
         options = {"mmap": True} if zipfile.is_zipfile(path) else {}
         try:
             self._tensors: dict[str, Tensor] = torch.load(
                 path, map_location="cpu", weights_only=True, **options
             )
-        except Exception as error:  # whatever a pickle that holds more than tensors makes torch raise
+        except Exception as error:  # torch raises any error for a pickle that holds more than tensors
             raise ModelError(f"The tensors of {path} cannot be read: {error}") from error
 
     def keys(self) -> list[str]:
@@ -42,13 +42,13 @@ class PickledWeights:
         return self._tensors[name].detach()
 
     def get_slice(self, name: str) -> Tensor:
-        """Return a tensor of which parts are taken by indexing."""
+        """Return a tensor that can be indexed to read a part of it."""
         return self.get_tensor(name)
 
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
-    """Open the weights like safetensors' `safe_open`, which gives tensors and slices by name."""
+    """Open a weight file like safetensors' `safe_open`, for reading tensors and slices by name."""
     if path.suffix == SAFETENSORS:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -59,15 +59,16 @@ def open_weights(path: Path) -> Iterator[Any]:
 class Rounded(nn.Module):
     """A module that holds its weight rounded, in parameters whose first dimension is that of the weight.
 
-    They are on the meta device until `hold`, or until somebody else fills them with what `round` answers.
+    The parameters are on the meta device until `hold` is called or until they are filled with what `round`
+    returns.
     """
 
-    dtype: torch.dtype  # of the arithmetic
+    dtype: torch.dtype  # of the products
     numbers: nn.Parameter
     scales: nn.Parameter
 
     def round(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the rounded form of a weight, or of any of its rows, by the parameter's name."""
+        """Return the rounded form of a weight, or of any rows of it, by parameter name."""
         raise NotImplementedError
 
     def hold(self, weight: Tensor) -> None:
@@ -76,10 +77,10 @@ class Rounded(nn.Module):
 
 
 class RoundedLinear(Rounded):
-    """nn.Linear with a weight of 8 bits.
+    """nn.Linear with an 8-bit weight.
 
-    `shape` is that of the weight [out, in], and `num_inputs` that of the whole one, if this is a part of it: a part is
-    rounded as the whole is, and raises ModelError where that cannot be.
+    `shape` is that of the weight [out, in], and `num_inputs` that of the whole weight if this is a part of
+    it: a part is rounded as the whole would be. Raises ModelError where that is impossible.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class RoundedLinear(Rounded):
 
     @property
     def weight(self) -> Tensor:
-        """Return the restored weight [out, in]. Scales in bf16 would err as much as the rounding itself."""
+        """Return the restored weight [out, in]. Scales in bf16 would add as much error as the rounding
+        itself.
+        """
         return (self.numbers * self.scales).to(self.dtype).flatten(1)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -118,7 +121,7 @@ class RoundedLinear(Rounded):
 
 
 class RoundedEmbedding(Rounded):
-    """nn.Embedding with a table of 8 bits; only the rows that are read are restored."""
+    """nn.Embedding with an 8-bit table, of which only the rows that are looked up are restored."""
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
         super().__init__()
@@ -136,7 +139,7 @@ class RoundedEmbedding(Rounded):
 
 
 def apply_quantization(transformer: nn.Module) -> None:
-    """Replace linear layers and vocabularies, one after another, so that no second copy of the model is held."""
+    """Replace linear layers and vocabulary tables one by one, so that no second copy of the model is held."""
     for parent, name, child in find_compressible(transformer):
         rounded = (
             RoundedLinear(child.weight.shape, child.weight.dtype, child.bias)
@@ -146,13 +149,13 @@ def apply_quantization(transformer: nn.Module) -> None:
         rounded.hold(child.weight)
         setattr(parent, name, rounded)
     for parameter in transformer.parameters():
-        # The rest may be a view into the file of all weights, and would keep the whole of it in memory.
+        # Other tensors may be views into the file of all weights, and would keep all of it in memory.
         if parameter.is_floating_point():
             parameter.data = parameter.data.clone()
 
 
 def find_compressible(transformer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear | nn.Embedding]]:
-    """Yield each module whose weight is rounded, with its parent and its name there."""
+    """Yield each module whose weight is rounded, preceded by its parent and its name there."""
     for parent in list(transformer.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear or is_compressible_table(child):
@@ -160,7 +163,7 @@ def find_compressible(transformer: nn.Module) -> Iterator[tuple[nn.Module, str, 
 
 
 def is_compressible_table(module: nn.Module) -> bool:
-    """Return True for a vocabulary; tables of positions and types are too small to save anything."""
+    """Return True for a vocabulary table; tables of positions and types are too small to save memory."""
     return type(module) is nn.Embedding and module.num_embeddings >= SMALLEST_TABLE_ROWS
 
 

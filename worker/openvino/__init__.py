@@ -1,1 +1,1 @@
-"""Models that are converted to openvino and run on a processor."""
+"""Models that are converted to openvino and run on a CPU."""

@@ -1,6 +1,6 @@
-"""Convert a model to openvino once, in a process of its own, and keep the result on disk.
+"""Convert a model to openvino once, in a separate process, and cache the result on disk.
 
-A kept conversion is loaded without torch, which saves its memory and the seconds of its import.
+A cached conversion is loaded without torch, which saves its memory and the seconds of its import.
 """
 
 import hashlib
@@ -23,17 +23,20 @@ from worker.encoder.choice import COMPRESSED
 from worker.encoder.encoder import EncoderOrder
 
 WORD_EMBEDDINGS: Final = "word_embeddings"
-# Grows when the network or its inputs change, so that a conversion made by older code is not used.
+# Increase this when the network or its inputs change, so that conversions by older code are not used.
 CONVERSION_VERSION: Final = 4
 COMPRESSION_VERSION: Final = 1
 
 
 class ConversionFailed(CannotRun):
-    """openvino cannot run this network as torch does."""
+    """openvino cannot run this network with torch's results."""
 
 
 def find_or_convert(order: EncoderOrder, precision: str) -> Path:
-    """Return the folder of the converted network. Raises ConversionFailed; never leaves half a folder behind."""
+    """Return the folder of the converted network, converting it if needed.
+
+    Raises ConversionFailed. Never leaves a partly written folder behind.
+    """
     folder = order.cache_dir / "openvino" / fingerprint_conversion(order, precision)
     if (folder / "network.json").is_file():
         return folder
@@ -41,7 +44,7 @@ def find_or_convert(order: EncoderOrder, precision: str) -> Path:
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
     try:
         convert_in_child(order, precision, draft)
-        # Two workers may convert at the same time: the second finds the name taken, by the same content.
+        # Two workers may convert at once: the second finds the folder in place, with the same content.
         os.rename(draft, folder)  # noqa: PTH104 - Path.rename would say the same
     except OSError:
         if not (folder / "network.json").is_file():
@@ -52,25 +55,25 @@ def find_or_convert(order: EncoderOrder, precision: str) -> Path:
 
 
 def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
-    """Convert in a process that then ends: torch and the tracer would keep 500 MiB here."""
+    """Convert in a child process: torch and the tracer would keep 500 MiB of this process's memory."""
     with ProcessPoolExecutor(
         max_workers=1,
         mp_context=get_context("spawn"),
-        # It ends with us, whatever it is doing and however we end.
+        # The child is killed when this process ends, however that happens.
         initializer=die_with_parent,
         initargs=(signal.SIGKILL, os.getpid()),
     ) as pool:
         try:
-            # Not the order itself: whom it tells of its reading cannot be sent to another process.
+            # The callback for progress is removed, because it cannot be sent to another process.
             pool.submit(convert_here, replace(order, on_read=None), precision, folder).result()
         except BrokenProcessPool as error:
             raise ConversionFailed("the process that converts the model ended without a word") from error
 
 
 def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
-    """Return a digest of the model's content, of what is added to it and of what converts it.
+    """Return a digest of the model's content, of what is added to it and of the converting code's version.
 
-    fp32 and bf16 share a conversion: bf16 is a matter of arithmetic, chosen when the graph is compiled.
+    fp32 and bf16 share a conversion, because the arithmetic is chosen when the graph is compiled.
     """
     card = order.card
     values = [CONVERSION_VERSION, card.revision, str(card.path), card.pooling, card.dense]
@@ -81,7 +84,7 @@ def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
 
 
 def convert_here(order: EncoderOrder, precision: str, folder: Path) -> None:
-    """Convert in this process, which then holds torch."""
+    """Convert in this process, which then has torch loaded."""
     from worker.openvino.converter import convert_network
 
     convert_network(order, precision, folder)

@@ -138,7 +138,7 @@ def apply_compression(model: Any) -> int:
         if not _is_weight(constant):
             continue
         weight: NDArray[np.float32] = constant.data
-        if kind == "MatMul" and node.get_attributes()["transpose_b"]:  # as torch's linear layers are written
+        if kind == "MatMul" and node.get_attributes()["transpose_b"]:  # as torch exports linear layers
             rounded = round_linear(weight)
         elif kind == "Gather" and len(weight) >= SMALLEST_TABLE_ROWS:
             rounded = round_table(weight)

@@ -225,7 +225,7 @@ class OpenVINOPass:
             raise
 
     def _input(self, name: str) -> NDArray[Any]:
-        if name == TOKEN_TYPE_IDS and name not in self.inputs:  # a text alone, among batches of pairs
+        if name == TOKEN_TYPE_IDS and name not in self.inputs:  # a single text, after pairs
             self.inputs[name] = np.zeros_like(self.inputs[INPUT_IDS])
         return self.inputs[name]
 

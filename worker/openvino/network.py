@@ -1,4 +1,4 @@
-"""A converted network, compiled for some cores of a CPU. Knows no batches and no threads."""
+"""A converted network, compiled for some cores of a CPU."""
 
 import json
 import mmap
@@ -16,18 +16,19 @@ from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
 
 class MappedWeights:
-    """The bytes of a file of weights, mapped into memory. Keep the object as long as the bytes are used."""
+    """The bytes of a weight file, memory-mapped. Keep the object as long as the bytes are used."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            # Nobody writes there, but openvino takes no array that says so.
+            # The array is only read, but openvino accepts no array that is marked read-only.
             self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, dtype=np.uint8)
 
     def forget(self) -> None:
-        """Release the pages that were read so far. They return from the kernel's cache when they are touched.
+        """Drop the pages that were read so far; the kernel's page cache returns them when they are used
+        again.
 
-        Where the system cannot, nothing happens.
+        Does nothing where the system does not support it.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             self._mapping.madvise(mmap.MADV_DONTNEED)
@@ -39,7 +40,7 @@ HINTS: Final = {FP32: "f32", BF16: "bf16"}
 class OpenVINONetwork:
     """A converted network, compiled. Its inputs are `input_names`, in this order.
 
-    It reads token_type_ids only once `read_types` was called, so that batches without them need none.
+    It reads token_type_ids only after `read_types` was called, so that until then batches need none.
     """
 
     def __init__(self, folder: Path, order: EncoderOrder, precision: str, num_streams: int) -> None:
@@ -47,18 +48,20 @@ class OpenVINONetwork:
         self.pad_token_id = int(facts["pad_token_id"])
         self.words = EmbeddingRows(folder / "words.bin", int(facts["word_embedding_dim"]))
         self._text = (folder / "network.xml").read_text(encoding="utf-8")
-        # openvino keeps the whole file resident, and its matrices a second time as its kernels want them. Of the file,
-        # positions are read again, and matrices when a new shape wants them packed otherwise.
+        # openvino would keep the whole file resident, and its matrices a second time in the layout of its
+        # kernels. Of the file only positions are read again, and matrices when a new shape needs another
+        # layout.
         self._weights = MappedWeights(folder / "network.bin")
         self._options = {
-            # f32 is said explicitly: the default is whatever the processor computes fastest.
+            # f32 is set explicitly: by default openvino takes the type that the CPU computes fastest.
             "INFERENCE_PRECISION_HINT": HINTS[find_arithmetic(precision, order.device)],
-            # Nor are activations rounded to int8 behind our back, the default for compressed weights: 1.1 to 1.4
-            # times the speed where it was measured, and the smallest cosine falls from 0.9996 to 0.9983.
+            # By default openvino also rounds activations to int8 if weights are compressed: 1.1 to 1.4 times
+            # the speed where it was measured, but the smallest cosine falls from 0.9996 to 0.9983.
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
             "NUM_STREAMS": str(num_streams),
             "INFERENCE_NUM_THREADS": str(order.num_threads),
-            # The process is pinned to its cores from outside, where two workers can be told apart.
+            # The process is pinned to its cores from outside, because openvino cannot see what other workers
+            # use.
             "ENABLE_CPU_PINNING": "NO",
         }
         self.num_bytes = self._weights.bytes.nbytes + self.words.num_bytes
@@ -79,25 +82,28 @@ class OpenVINONetwork:
         return TOKEN_TYPE_IDS in self.input_names
 
     def read_types(self) -> None:
-        """Read token types from now on. Invalidates earlier requests. Raises ValueError without such an input."""
+        """Read token types from now on. Invalidates existing requests.
+
+        Raises ValueError if the model has no such input.
+        """
         if not self._has_types:
             raise ValueError("This model reads no token_type_ids.")
         self._compile(reads_types=True)
 
     def make_request(self) -> Any:
-        """Return an inference request with buffers of its own, for one batch at a time."""
+        """Return an inference request, with buffers of its own, for one batch at a time."""
         return self._compiled.create_infer_request()
 
     def forget_weights(self) -> None:
         self._weights.forget()
 
     def release_memory(self) -> None:
-        """Release the memory of all requests. None may be running, or openvino refuses."""
+        """Free the memory of all requests. openvino refuses if any of them is running."""
         self._compiled.release_memory()
 
 
 def replace_types(model: Any) -> None:
-    """Have the graph make the zeros that are the token_type_ids of a single text."""
+    """Replace the graph's token_type_ids input by zeros, the types of a single text."""
     parameter = model.input(TOKEN_TYPE_IDS).get_node()
     shape = ov.opset13.shape_of(model.input(INPUT_IDS).get_node())
     zeros = ov.opset13.broadcast(ov.opset13.constant(0, ov.Type.i64), shape)

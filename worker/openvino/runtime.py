@@ -1,4 +1,4 @@
-"""Import openvino without its converter of models, which a model process does not use."""
+"""Import openvino without its model converter, which a model process does not use."""
 
 import sys
 from typing import Final
@@ -6,8 +6,9 @@ from typing import Final
 CONVERTER: Final = "openvino.tools.ovc"
 
 if "openvino" not in sys.modules:
-    # openvino imports its converter when it is there, and with it telemetry, a client of HTTP and parsers: 14 MiB and
-    # half of the time that the import takes. Here it is not there; who converts imports it by its name.
+    # openvino imports its converter if it is installed, and with it telemetry, an HTTP client and parsers: 14
+    # MiB and half of the import's time. Here the converter is hidden; code that converts imports it by its
+    # own name.
     sys.modules[CONVERTER] = None  # type: ignore[assignment]  # an import of it raises ImportError
     try:
         import openvino

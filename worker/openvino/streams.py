@@ -1,4 +1,4 @@
-"""Choose how many batches a processor encodes side by side, by its cores, its memory and the model. Loads no model."""
+"""Choose how many batches a CPU encodes in parallel ("streams"), by its cores, its memory and the model."""
 
 from typing import Final
 
@@ -8,31 +8,32 @@ from worker.encoder.encoder import EncoderOrder
 from worker.placement.footprint import make_footprint
 from worker.placement.model_shape import ModelShape, read_model_shape
 
-# The share of a batch's time that its threads do not share. Two threads took 1/1.167 of the time that two batches
-# side by side take of one each (docs/decisions/0015: 7,330 and 8,550 tokens/s): Amdahl's law with this part gives
-# that, and says of more.
+# The serial share of a batch's time. Two threads on one batch took 1/1.167 of the time that two parallel
+# batches of one thread each take (docs/decisions/0015: 7,330 and 8,550 tokens/s); Amdahl's law with this
+# share reproduces that and extrapolates to more threads.
 SERIAL_SHARE: Final = 0.167
-# The part of a core that tokenizer, executor and commit take, for each core that computes: 4 to 6 % where it was
+# The share of a core that tokenizer, executor and commit take per computing core: 4 to 6 % where it was
 # counted.
 HOST_SHARE: Final = 0.06
-# Where a batch takes one core longer than this, several share it: whoever waits for one text waits for all of it.
+# If one core took longer than this for a batch, several cores share it, because every text waits for its
+# whole batch.
 LONGEST_ALONE_SECONDS: Final = 1.0
-# A core with AVX2 in fp32, whose rate is 70 to 95 where it was measured; others are faster.
+# The rate of a core with AVX2 in fp32. 70 to 95 GFLOP/s were measured; other cores are faster.
 CORE_FLOP_PER_SECOND: Final = 50e9
-# For such models: as many threads a stream as leave four streams, and no more than four of them, which is what openvino
-# takes by itself where it chooses. Up to four cores each has a stream, whatever the model.
+# Such models get as many threads per stream as leave four streams, and at most four threads, which is
+# openvino's own choice. With up to four cores each core has a stream, whatever the model.
 FEWEST_STREAMS: Final = 4
 MOST_THREADS_PER_STREAM: Final = 4
-# Cores that none of their streams uses: one, and of many no more than this part.
+# The largest share of cores that may stay idle because threads do not divide evenly; one core always may.
 IDLE_SHARE: Final = 1 / 16
-# The share of the memory beside the weights that streams take for their batches.
+# The share of the memory left beside the weights that batches of all streams may take.
 STREAMS_MEMORY_SHARE: Final = 0.5
-# A stream's batch, as large as tuning begins with, of texts no longer than that.
+# The batch size assumed for a stream: tuning begins with it, for texts up to this length.
 STREAM_BATCH_TOKENS: Final = 1024
 
 
 def choose_streams(order: EncoderOrder, precision: str) -> int:
-    """Choose the number of streams: as many as the threads want and the planned memory holds."""
+    """Return the number of streams: as many as the threads can use and the memory holds."""
     try:
         shape = read_model_shape(order.card)
     except ModelError:  # its files do not tell its sizes
@@ -50,7 +51,7 @@ def choose_streams(order: EncoderOrder, precision: str) -> int:
 
 
 def is_slow_alone(shape: ModelShape) -> bool:
-    """Return True if one core would take too long for a stream's batch."""
+    """Return True if a single core would take too long for a stream's batch."""
     num_multiplied = sum(
         tensor.num_values for tensor in shape.tensors if tensor.is_matrix and not tensor.is_embedding
     )
@@ -58,16 +59,16 @@ def is_slow_alone(shape: ModelShape) -> bool:
 
 
 def count_streams(num_threads: int, most: int | None = None, *, is_large: bool = False) -> int:
-    """Return how many batches share the threads, each with equally many. `most` is how many the memory holds;
-    `is_large` says that a batch is too much for one core.
+    """Return the number of batches that share the threads evenly.
 
-    Threads that share a batch wait for one another behind each of its operations, and all of them for the one whose
-    core something else has: batches side by side are encoded 1.15 times as fast (decision 0015).
+    `most` is the number that the memory holds; `is_large` means that a batch is too much for one core.
+    Threads on one batch wait for one another after each operation, and all of them wait for a thread whose
+    core is taken away: parallel batches are encoded 1.15 times as fast (decision 0015).
     """
     most = num_threads if most is None else min(most, num_threads)
     if is_large:
         return max(1, min(_count_large(num_threads), most))
-    # The fewest among equals: what they leave over is for the tokenizer.
+    # Of equally fast numbers the smallest is taken: the cores that it leaves idle serve the tokenizer.
     return max(range(1, max(1, most) + 1), key=lambda streams: (predict_rate(num_threads, streams), -streams))
 
 
@@ -81,10 +82,10 @@ def _count_large(num_threads: int) -> int:
 
 
 def predict_rate(num_threads: int, num_streams: int) -> float:
-    """Return what so many streams compute together, in cores that compute nothing but a batch of their own. A model,
-    and no measurement.
+    """Return the predicted total rate of the streams, in units of a core that computes a batch alone.
 
-    Amdahl's law for the threads of a stream; the host has what streams leave over, and beyond that their cores.
+    A model, not a measurement: Amdahl's law for the threads of a stream. The host's work runs on the cores
+    that streams leave idle, and beyond that on theirs.
     """
     threads = num_threads // num_streams
     efficiency = 1 / (1 + SERIAL_SHARE * (threads - 1))
@@ -92,5 +93,5 @@ def predict_rate(num_threads: int, num_streams: int) -> float:
 
 
 def count_streams_in(free_bytes: int, weight_bytes: int, batch_bytes: int) -> int:
-    """Return how many streams' batches the memory holds beside the weights."""
+    """Return the number of streams whose batches fit into memory beside the weights."""
     return max(1, int(STREAMS_MEMORY_SHARE * (free_bytes - weight_bytes)) // batch_bytes)
