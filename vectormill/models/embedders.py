@@ -1,7 +1,7 @@
-"""Tell which models can be encoded although no `modules.json` says how, and explain why others cannot.
+"""Decide which models can be encoded without a `modules.json`, and explain why others cannot. Reads no files.
 
-A transformer gives a vector for each token. Which of them make the vector of a text is a fact of how the model was
-trained, and guessing it gives wrong vectors without a word. Knows no files.
+A transformer gives a vector for each token. Which of them make the vector of a text depends on how the model
+was trained, and a wrong guess silently gives wrong vectors.
 """
 
 import re
@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
 
-# Authors pool one architecture in different ways: BERT's by the mean (https://huggingface.co/intfloat/e5-base-v2) and
-# by the first token (https://huggingface.co/BAAI/bge-base-en-v1.5). So of a checkpoint without modules.json only a
-# convention tells: that of sentence-transformers, which gives mean pooling, and to a …ForCausalLM the last token
+# Authors pool one architecture in different ways: BERT with the mean
+# (https://huggingface.co/intfloat/e5-base-v2) or with the first token
+# (https://huggingface.co/BAAI/bge-base-en-v1.5). So for a checkpoint without modules.json only a convention
+# decides: that of sentence-transformers, which uses mean pooling, and the last token for a …ForCausalLM
 # (`_load_default_modules` of version 6.2.0):
 # https://github.com/huggingface/sentence-transformers/blob/v6.2.0/sentence_transformers/sentence_transformer/model.py
 BARE_ENCODER: Final = "a bare encoder, which sentence-transformers gives mean pooling"
@@ -21,7 +22,7 @@ BARE_ENCODER: Final = "a bare encoder, which sentence-transformers gives mean po
 
 @dataclass(frozen=True, slots=True)
 class PlainEmbedder:
-    """An architecture whose checkpoints embed texts by convention: the pooling, and whose convention it is."""
+    """An architecture whose checkpoints embed texts by convention: its pooling, and whose convention that is."""
 
     architecture: str
     pooling: str
@@ -54,7 +55,9 @@ PLAIN_EMBEDDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PromptedFamily:
-    """Models whose authors want a prompt that no file names, told by the last part of a repository's name."""
+    """A family of models whose authors want a prompt that no file contains, recognized by the repository's
+    name.
+    """
 
     name: str
     pattern: re.Pattern[str]
@@ -62,7 +65,7 @@ class PromptedFamily:
 
 
 PROMPTED_FAMILIES: Final = (
-    # https://huggingface.co/intfloat/e5-base-v2 and those beside it: "Each input text should start with …". Not
+    # https://huggingface.co/intfloat/e5-base-v2 and its siblings: "Each input text should start with …". Not
     # …-instruct, whose queries carry an instruction.
     PromptedFamily(
         "E5",
@@ -78,7 +81,7 @@ SPARSE: Final = "a sparse encoder (SPLADE), whose vectors have a number for each
 GENERATIVE_RERANKER: Final = "a generative reranker, which answers a pair with the probability of a word"
 PAIRS_INSTEAD: Final = "pairs are read by the task score from a …ForSequenceClassification"
 
-# The end of an architecture's name, what such a model is, and which task reads it or its like.
+# The end of an architecture's name, what such a model is, and the task that uses it or similar models.
 _PURPOSES: Final = (
     ("ColBERT", LATE_INTERACTION, "no task here reads it"),
     ("ForCausalLM", "a causal language model, which was trained to guess the next token", ""),
@@ -89,7 +92,8 @@ _PURPOSES: Final = (
     ("ForQuestionAnswering", "a model that finds answers in texts", "no task here reads it"),
     ("ForMultipleChoice", "a model that chooses among answers", "no task here reads it"),
 )
-# The kind of model that modules of sentence-transformers and PyLate make, by the last part of a module's type.
+# The kind of model that sentence-transformers' and PyLate's modules make, by the last part of a module's
+# type.
 _MODULE_PURPOSES: Final = {
     "SpladePooling": SPARSE,
     "MLMTransformer": SPARSE,
@@ -98,7 +102,7 @@ _MODULE_PURPOSES: Final = {
     "WordEmbeddings": "a table of word embeddings, without a transformer",
     "CLIPModel": "a model of images and texts",
 }
-# The first part of a tensor's name -> the head that it belongs to, of which a bare transformer reads nothing.
+# The first part of a tensor's name -> the head it belongs to, which a bare transformer does not read.
 _JUDGING_HEADS: Final = {
     "classifier": "a classifier's head",
     "pre_classifier": "a classifier's head",
@@ -111,14 +115,16 @@ _WORD_HEADS: Final = ("cls", "lm_head", "vocab_projector", "vocab_transform")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head behind a transformer: what its weights are for, and whether they judge a text or a pair."""
+    """A head on a transformer: what its weights are for, and whether it judges a text or a pair."""
 
     purpose: str
     judges: bool
 
 
 def find_head(tensors: Collection[str]) -> Head | None:
-    """Return the head that is among the tensors, one that judges before one that guesses words."""
+    """Return the head that is among the tensors; a head that judges takes precedence over one that predicts
+    words.
+    """
     for name in sorted(tensors):
         purpose = _JUDGING_HEADS.get(name.partition(".")[0])
         if purpose is not None:
@@ -128,12 +134,12 @@ def find_head(tensors: Collection[str]) -> Head | None:
 
 
 def find_plain_embedder(architecture: str, head: Head | None) -> PlainEmbedder | None:
-    """Return the row of an architecture that is an embedder by convention; None with a head that would be left out."""
+    """Return the architecture's entry if it embeds by convention; None if a head would be ignored."""
     return None if head is not None else PLAIN_EMBEDDERS.get(architecture)
 
 
 def refuse_plain(name: str, path: str, config: Mapping[str, Any], head: Head | None) -> str:
-    """Return the sentence for a model that nothing says how to encode, with the task or option that reads it."""
+    """Return the error sentence for a model that does not say how to encode, with the task or option to use."""
     purpose, reader = describe_purpose(f"{name} {path}", config)
     what = f"The model {name!r} is {purpose}"
     if head is not None and find_architecture(config) in PLAIN_EMBEDDERS:
@@ -146,10 +152,10 @@ def refuse_plain(name: str, path: str, config: Mapping[str, Any], head: Head | N
 
 
 def find_adapters(config: Mapping[str, Any]) -> str:
-    """Return which adapters a model was trained with, one a task, of which none is read here; empty where none are.
+    """Return in words the task-specific adapters of a model, which are not supported; empty if it has none.
 
-    The config.json of jinaai/jina-embeddings-v3 names them. The class of transformers for its conversion (…-hf) knows
-    no adapters, so that this is told by its architecture.
+    jinaai/jina-embeddings-v3 lists them in its config.json. The transformers class for its conversion (…-hf)
+    has no adapters, so this is decided by the architecture.
     """
     named = config.get("lora_adaptations") or []
     if named or find_architecture(config) == "JinaEmbeddingsV3Model":
@@ -159,7 +165,7 @@ def find_adapters(config: Mapping[str, Any]) -> str:
 
 
 def refuse_adapters(name: str, adapters: str) -> str:
-    """Return the sentence for a model whose vectors are another's without an adapter that nobody can choose here."""
+    """Return the error sentence for a model whose vectors need an adapter, which cannot be selected here."""
     return (
         f"The model {name!r} was trained with {adapters}, and no option here chooses one: without it the vectors are "
         "others. Merge the adapter of one task into the weights of its conversion for transformers "
@@ -172,7 +178,10 @@ def refuse_adapters(name: str, adapters: str) -> str:
 def judge_adapters(
     name: str, config: Mapping[str, Any], pooling: str | None, must_encode: bool
 ) -> tuple[str, ...]:
-    """Return what is to be said of a model's adapters. Raise ModelError where the user has given no pooling."""
+    """Return notes on a model's adapters; empty if it has none.
+
+    Raise ModelError if it has some, the user gave no pooling and `must_encode` is set.
+    """
     adapters = find_adapters(config)
     if not adapters:
         return ()
@@ -184,7 +193,7 @@ def judge_adapters(
 
 
 def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
-    """Return what is to be said of texts without a prompt; empty where the authors want none, or one is the default.
+    """Return a warning about texts without a prompt; empty if the authors want none or one is the default.
 
     `called` is the model's name and directory.
     """
@@ -207,7 +216,9 @@ def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
 
 
 def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a model is and, where that can be said, which task reads it. Its name helps to choose the words."""
+    """Return what a model is and, if known, which task uses it. `called`, its name, helps to choose the
+    words.
+    """
     architecture = find_architecture(config)
     if not architecture:
         return "of no known kind, since its config.json names no architecture", ""
@@ -222,12 +233,12 @@ def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def describe_modules(kinds: Sequence[str], types: Sequence[str]) -> str:
-    """Return what unsupported modules make of a model, as the rest of "The model is"; empty where that is unknown."""
+    """Return what unsupported modules make of a model, to complete "The model is"; empty if unknown."""
     if any(each.startswith("pylate.") for each in types) or list(kinds) == ["Transformer", "Dense"]:
         return LATE_INTERACTION
     return next((_MODULE_PURPOSES[kind] for kind in kinds if kind in _MODULE_PURPOSES), "")
 
 
 def find_architecture(config: Mapping[str, Any]) -> str:
-    """Return the first of the architectures in a config.json; empty where there is none."""
+    """Return the first architecture in a config.json; empty if there is none."""
     return str((config.get("architectures") or [""])[0])

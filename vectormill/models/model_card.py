@@ -1,8 +1,8 @@
-"""Read a model's own files into a ModelCard. Imports no torch; knows nothing of hubs or settings.
+"""Read a model's own files into a ModelCard. Imports no torch, and knows neither hubs nor settings.
 
 Two layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
-write them) and plain transformers (`config.json` alone, for the architectures of `embedders` or with a pooling that
-the user gives; vectors of unit length).
+write them) and plain transformers (`config.json` alone, for the architectures in `embedders` or with a
+pooling given by the user; vectors have unit length).
 """
 
 import json
@@ -40,7 +40,8 @@ MEAN_SQRT_LEN: Final = "mean_sqrt_len"
 WEIGHTED_MEAN: Final = "weighted_mean"
 LAST_TOKEN: Final = "last_token"  # noqa: S105 - the place of a vector, not a secret
 
-# Our names in the order in which sentence-transformers concatenates them, and every name it has given them.
+# Our names, in the order in which sentence-transformers concatenates them, with every name it has used for
+# them.
 POOLING_NAMES: Final = {
     CLS: ("cls", "cls_token"),
     MAX: ("max", "max_tokens"),
@@ -53,23 +54,24 @@ TRANSFORMER_CONFIGS: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# RexUniNLU: the model whose configuration it has, and its head.
+# RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
-# A tokenizer that knows no limit says 10^30.
+# A tokenizer without a limit reports 10^30.
 LARGEST_MAX_TOKENS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What is known of a model before its weights are loaded.
+    """The facts about a model that are known before its weights are loaded.
 
-    `pooling` holds the names of POOLING_NAMES that are concatenated. `dense` names the folders of the Dense modules
-    that follow, relative to `path`. `dimension` is the length of the vectors after both. `default_prompt` is text. A
-    model with a `classifier` answers a number for each of its labels instead of a vector: `dimension` counts these, and
-    `pooling` is what its head reads. An extractor answers records, of no dimension. `unread` says which trained head is
-    left out because the user gave a pooling. `unprompted` is what is to be said of texts that are encoded without a
-    prompt, where the authors want one. `notes` are sentences for people.
+    `pooling` holds the names from POOLING_NAMES whose vectors are concatenated. `dense` names the folders of
+    the Dense modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
+    `default_prompt` is the prompt's text. A model with a `classifier` returns a number for each label instead
+    of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An extractor
+    returns records and has dimension 0. `unread` names the trained head that is ignored because the user gave
+    a pooling. `unprompted` is a warning about texts encoded without a prompt, if the authors want one.
+    `notes` are sentences for people.
     """
 
     name: str
@@ -104,10 +106,10 @@ def read_model_card(
     needs_weights: bool = True,
     must_encode: bool = True,
 ) -> ModelCard:
-    """Return the card of the model in `directory`, with a registry entry's own wishes on top.
+    """Return the card of the model in `directory`; options of its registry entry override its files.
 
-    A model that is only planned for, and has to encode nothing, needs no tokenizer and no way of pooling.
-    Raises ModelError when files are missing, or when the model needs something that is not supported.
+    A model that is only planned for, and never encodes, needs no tokenizer and no pooling. Raises ModelError
+    if files are missing or if the model needs something unsupported.
     """
     config = _read_json(directory / "config.json", name)
     modules = _read_modules(directory, name)
@@ -180,7 +182,7 @@ def read_model_card(
 
 
 def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the modes of "mean", "cls+mean" or a list of names, in our own names."""
+    """Return our names for the pooling modes of "mean", "cls+mean" or a list of names."""
     by_alias = {alias: mode for mode, aliases in POOLING_NAMES.items() for alias in aliases}
     names = text.split("+") if isinstance(text, str) else text
     for name in names:
@@ -192,15 +194,15 @@ def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _tokenizer_files(config: dict[str, Any]) -> tuple[str, ...]:
-    """Return the files of which any one is enough to make the tokenizer.
+    """Return the files of which any one suffices to make the tokenizer.
 
-    A vocabulary alone is enough only where it is known to be a BERT's.
+    A vocabulary alone suffices only if it is known to be a BERT's.
     """
     return ("tokenizer.json", "vocab.txt") if is_structbert(config) else ("tokenizer.json",)
 
 
 def _kind(module: dict[str, Any]) -> str:
-    """Return the kind of a module: the last part of its import path, which moves between versions."""
+    """Return the kind of a module: the last part of its import path, whose rest differs between versions."""
     return str(module["type"]).rsplit(".", 1)[-1]
 
 
@@ -219,14 +221,14 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
-    """Return the modules in order; empty for the plain transformers layout."""
+    """Return the entries of modules.json in order; empty for the plain transformers layout."""
     path = directory / "modules.json"
     if not path.is_file():
         return []
     modules: list[dict[str, Any]] = sorted(
         json.loads(path.read_text(encoding="utf-8")), key=lambda entry: entry["idx"]
     )
-    modules = [module for module in modules if _kind(module) != "Dropout"]  # does nothing outside training
+    modules = [module for module in modules if _kind(module) != "Dropout"]  # has no effect outside training
     kinds = [_kind(module) for module in modules]
     purpose = describe_modules(kinds, [str(module["type"]) for module in modules])
     tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
@@ -241,9 +243,9 @@ def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _require_inside(directory: Path, folder: str, name: str) -> None:
-    """Raise ModelError for a module that lies elsewhere, by its path or by symbolic links.
+    """Raise ModelError if a module lies outside the model's directory, by its path or by symbolic links.
 
-    A snapshot in the hub's cache is made of links into the blobs two folders above it, and of no others.
+    A snapshot in the hub's cache consists of links into the blobs two folders above it, which are allowed.
     """
     home = directory.resolve()
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
@@ -280,9 +282,9 @@ def _choose_pooling(
     wanted: str | None,
     must_encode: bool,
 ) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """Return the pooling of a model without modules.json, what of it is left out, and what is to be said of both.
+    """Return a model's pooling if it has no modules.json, the head that is ignored, and notes on both.
 
-    Raises ModelError where neither a convention nor the user says how it is encoded, unless it is only planned for.
+    Raises ModelError if neither a convention nor the user says how it pools, unless it is only planned for.
     """
     head = find_head(find_tensor_names(weights))
     plain = find_plain_embedder(find_architecture(config), head)
@@ -337,7 +339,7 @@ def _read_prompts(directory: Path) -> tuple[dict[str, str], str]:
 
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
-    """Return the model's positions, or less when its tokenizer says so."""
+    """Return the number of positions of the model, or less if its tokenizer has a lower limit."""
     positions = config.get("max_position_embeddings") or -1
     limit = positions if positions > 0 else LARGEST_MAX_TOKENS
     if find_family(str(config.get("model_type"))).has_offset:
@@ -351,5 +353,7 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 
 
 def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:
-    """Return True for a RexUniNLU: its config.json is any DeBERTa's, but its head's tensors have names of their own."""
+    """Return True for a RexUniNLU. Its config.json is that of any DeBERTa, but its head's tensors have their
+    own names.
+    """
     return config.get("model_type") == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS

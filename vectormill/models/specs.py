@@ -1,7 +1,7 @@
-"""Turn the options of a job into an EncodingSpec, by the kind of its model and by the task.
+"""Turn a job's options into an EncodingSpec, by the kind of its model and by the task.
 
-A kind of model has a row in MODEL_KINDS: by what a model is known to be of it, and for which tasks it is. What a worker
-does for each kind stands in worker/tasks/table.py. docs/TASKS.md adds a task.
+Each kind of model has a row in MODEL_KINDS: how to recognize it, and its tasks. The workers' side of each
+kind is in worker/tasks/table.py. docs/TASKS.md describes how to add a task.
 """
 
 import json
@@ -23,10 +23,10 @@ from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.models.model_card import ModelCard
 
-# Two special tokens and one of the text: with less, every text has the same vector.
+# Two special tokens and one token of the text: with fewer, every text has the same vector.
 SMALLEST_MAX_TOKENS: Final = 3
-# The least tokens of two texts together: RoBERTa has four special tokens. With less, every pair of long texts has the
-# same score.
+# The minimum for two texts together: RoBERTa has four special tokens. With fewer, every pair of long texts
+# has the same score.
 SMALLEST_PAIR_TOKENS: Final = 6
 CHOICES: Final = {
     option.name: option.help.choices for option in list_options(EncodingOptions) if option.help.choices
@@ -37,7 +37,7 @@ MakeSpec = Callable[[ModelCard, EncodingOptions], EncodingSpec]
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task that a kind of model is for: the options that decide something of it, and how they do."""
+    """A task that a kind of model supports: the options that affect it, and the function that makes its spec."""
 
     options: tuple[str, ...]
     make: MakeSpec
@@ -45,7 +45,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """One kind of model. The first of `tasks` is the default of a job that names none."""
+    """One kind of model. A job that names no task gets the first of `tasks`."""
 
     name: str
     recognizes: Callable[[ModelCard], bool]
@@ -53,7 +53,9 @@ class ModelKind:
 
 
 def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec, which holds all that decides the results of a job. Raise InvalidOption with the limits."""
+    """Return the spec, which holds everything that determines a job's results. Raise InvalidOption with the
+    limits.
+    """
     for name, choices in CHOICES.items():
         chosen = getattr(options, name)
         if chosen not in (None, *choices):
@@ -76,18 +78,18 @@ def find_kind(card: ModelCard) -> ModelKind:
 
 
 def list_own_options(card: ModelCard, task: str) -> tuple[str, ...]:
-    """Return the options that decide something of this task by a model; others are refused, and are not to be named."""
+    """Return the options that affect this task of a model; any other option is refused."""
     row = find_kind(card).tasks.get(task)
     return ("task", *(() if row is None else row.options))
 
 
 def find_own_task(card: ModelCard) -> str:
-    """Return the task that a model is made for."""
+    """Return the default task of a model."""
     return next(iter(find_kind(card).tasks))
 
 
 def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec of vectors by an embedding model. Raise InvalidOption."""
+    """Return the spec for vectors of an embedding model. Raise InvalidOption."""
     max_tokens = choose_max_tokens(card, options, SMALLEST_MAX_TOKENS)
     dimensions = card.dimension if options.dimensions is None else options.dimensions
     if not 1 <= dimensions <= card.dimension:
@@ -110,7 +112,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
 
 
 def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec of an extraction; a text is read in windows, whatever its length. Raise InvalidOption."""
+    """Return the spec of an extraction, which reads texts of any length in windows. Raise InvalidOption."""
     if options.extract_schema is None:
         raise InvalidOption(
             f'The task {EXTRACT} needs a schema, such as {{"person": null, "organization": {{"founder": null}}}}.'
@@ -131,7 +133,7 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
 
 
 def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec of scores by a classifier, or by comparing two vectors. Raise InvalidOption."""
+    """Return the spec for scores of a classifier, or of comparing two vectors. Raise InvalidOption."""
     classifier = card.classifier
     if card.unread:
         raise InvalidOption(
@@ -159,7 +161,7 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
 
 
 def choose_max_tokens(card: ModelCard, options: EncodingOptions, least: int) -> int:
-    """Return how many tokens are read: as many as the model takes, unless fewer are asked for. Raise InvalidOption."""
+    """Return how many tokens are read: the model's maximum, or fewer if requested. Raise InvalidOption."""
     max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
     if not least <= max_tokens <= card.max_tokens:
         raise InvalidOption(
@@ -175,7 +177,7 @@ def _find_prompt(card: ModelCard, options: EncodingOptions) -> str:
 
 
 def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
-    """Return tokens that neighbouring passages share; 0 without passages."""
+    """Return how many tokens neighbouring passages share; 0 without passages."""
     if long_texts != PASSAGES:
         if asked is not None:
             raise InvalidOption(
@@ -190,7 +192,7 @@ def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
     return overlap
 
 
-# The first that recognizes a model has it.
+# The first kind that recognizes a model applies.
 MODEL_KINDS: list[ModelKind] = [
     ModelKind(
         "extractor",

@@ -1,4 +1,4 @@
-"""Ask the machine which devices it has. The only file that does, for GPUs through NVML and KFD. Knows no models."""
+"""Detect the devices of this machine, GPUs through NVML and KFD. The only module that queries hardware."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ CPU_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 
 USED_STEP_BYTES: Final = 256 << 20
 
-# By which libraries choose their kernels, and we the precision.
+# The CPU flags by which libraries choose kernels and we choose the precision.
 PROCESSOR_FEATURES: Final = frozenset(
     {
         "avx2",
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of main memory at one moment."""
+    """The total and free bytes of main memory at one moment."""
 
     total_bytes: int
     available_bytes: int
@@ -58,11 +58,13 @@ class Memory:
 
 
 def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
-    """Return the devices that this process may use. `environment` is this process's own unless another is given: a
-    batch system such as Slurm says there which GPUs are ours.
+    """Return the devices that this process may use.
+
+    `environment` defaults to this process's own; a batch system such as Slurm says there which GPUs are ours.
     """
     if environment is None:
-        # Imported here: settings bring pydantic, 15 MiB of the model process, which asks for memory only.
+        # Imported here, because settings import pydantic: 15 MiB that the model process, which only needs
+        # memory, is spared.
         from vectormill.settings import process_environment
 
         environment = process_environment()
@@ -89,7 +91,7 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
 
 
 def detect_links(gpus: Sequence[Device], nvml: Nvml | None = None) -> Links:
-    """Return how the GPUs reach each other, by their names."""
+    """Return the kinds of links between the GPUs, by their names."""
     nvml = nvml or open_nvml()
     if nvml is None or len(gpus) < 2:
         return Links(PCIE)
@@ -99,13 +101,13 @@ def detect_links(gpus: Sequence[Device], nvml: Nvml | None = None) -> Links:
 
 
 def detect_memory() -> Memory:
-    """Return the main memory, bounded by the container's limit, beyond which processes are killed."""
+    """Return the main memory, capped by the container's limit, beyond which processes are killed."""
     machine = psutil.virtual_memory()
     limit = _read_number(CGROUP / "memory.max")
     used = _read_number(CGROUP / "memory.current")
     if limit is None or used is None or limit >= machine.total:
         return Memory(total_bytes=machine.total, available_bytes=machine.available)
-    # Pages of files that were read, and that the kernel drops when memory is asked for.
+    # Cached pages of files, which the kernel drops when memory is needed.
     cached = next(
         (
             int(line.split()[1])
@@ -119,15 +121,15 @@ def detect_memory() -> Memory:
 
 
 def _read_number(path: Path) -> int | None:
-    """Read a number from a file; return None if it is missing or says "max"."""
+    """Return the number in a file; None if the file is missing or says "max"."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.isdigit() else None
 
 
 def detect_physical_cores() -> tuple[tuple[int, ...], ...]:
-    """Return the logical processors this process may run on, grouped by the physical core they share.
+    """Return the logical processors that this process may use, grouped by physical core.
 
-    A container's CPU quota is obeyed: with more threads than the quota, every thread is stopped part of the time.
+    A container's CPU quota is respected: with more threads than the quota every thread would be throttled.
     """
     if hasattr(os, "sched_getaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
@@ -138,7 +140,8 @@ def detect_physical_cores() -> tuple[tuple[int, ...], ...]:
         siblings = CPU_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list"
         groups.setdefault(siblings.read_text().strip() if siblings.is_file() else str(core), []).append(core)
     limit = _read_cpu_quota()
-    # Those of one processor together, so that a share of the cores has its memory near; some machines number across.
+    # Cores of one NUMA node come together, so that a share of them is near its memory; some machines
+    # interleave the numbers.
     ordered = sorted(
         (tuple(group) for group in groups.values()),
         key=lambda group: (_find_socket(group[0]), _find_node(group[0]), group),
@@ -151,13 +154,13 @@ def _find_socket(core: int) -> int:
 
 
 def _find_node(core: int) -> int:
-    """Return the NUMA node of a logical processor: a link in its folder; 0 where the kernel tells none."""
+    """Return the NUMA node of a logical processor, from a link in its folder; 0 if the kernel reports none."""
     nodes = sorted((CPU_TOPOLOGY / f"cpu{core}").glob("node[0-9]*"))
     return int(nodes[0].name.removeprefix("node")) if nodes else 0
 
 
 def _read_cpu_quota() -> float | None:
-    """Return the cores' worth of time that the control group grants; None without a limit."""
+    """Return the control group's CPU quota in cores; None without a limit."""
     if not CGROUP_CPU_LIMIT.is_file():
         return None
     quota, period = CGROUP_CPU_LIMIT.read_text().split()
@@ -165,7 +168,7 @@ def _read_cpu_quota() -> float | None:
 
 
 def detect_processor() -> tuple[frozenset[str], str]:
-    """Return the processor's feature flags that matter to us, and its name."""
+    """Return the CPU feature flags that matter here, and the CPU's name."""
     flags: frozenset[str] = frozenset()
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -180,10 +183,11 @@ def detect_processor() -> tuple[frozenset[str], str]:
 
 
 def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None = None) -> list[Device]:
-    """Return the NVIDIA devices, as the driver lists them: asking torch would create a CUDA context in this process.
+    """Return the NVIDIA devices from the driver; asking torch would create a CUDA context in this process.
 
-    Numbered as CUDA numbers them for this process: cuda:0 is the first that CUDA_VISIBLE_DEVICES, handed in as
-    `visible`, leaves. They are pinned by UUID, so that a model's process means the same one by whatever order.
+    They are numbered as CUDA numbers them for this process: cuda:0 is the first that CUDA_VISIBLE_DEVICES,
+    passed as `visible`, leaves. Processes are pinned to them by UUID, so that the order of numbering does not
+    matter.
     """
     nvml = nvml or open_nvml()
     if nvml is None:
@@ -198,12 +202,12 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
             name=f"cuda:{index}",
             kind=CUDA,
             index=index,
-            cores=(),  # the feeding process is light; pinning it would only get in the way of its neighbours
+            cores=(),  # the feeding process is light; pinning it would only hinder its neighbours
             num_threads=max(1, min(4, num_threads)),
             memory_bytes=gpu.memory_bytes,
             features=frozenset({"sm_{}{}".format(*gpu.capability)}),
             description=gpu.name,
-            num_tokenizer_threads=max(1, num_threads // len(gpus)),  # GPUs share the cores evenly
+            num_tokenizer_threads=max(1, num_threads // len(gpus)),  # the GPUs share the cores evenly
             uuid=gpu.uuid,
             free_bytes=round_free_bytes(gpu.memory_bytes, gpu.free_bytes),
             card=gpu.card,
@@ -213,14 +217,14 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
 
 
 def round_free_bytes(memory_bytes: int, free_bytes: int) -> int:
-    """Round the used memory, so that identical cards look identical whatever few megabytes are in use on one."""
+    """Return the free bytes with the used memory rounded, so that equal cards compare as equal."""
     return memory_bytes - -(-(memory_bytes - free_bytes) // USED_STEP_BYTES) * USED_STEP_BYTES
 
 
 def detect_rocm_devices(
     environment: Mapping[str, str], num_threads: int, topology: Path = TOPOLOGY
 ) -> tuple[list[Device], Links]:
-    """Return AMD's devices and their links, as the kernel lists them. To torch they are cuda:0, cuda:1, …"""
+    """Return AMD's devices and their links from the kernel. In torch they are cuda:0, cuda:1, …"""
     gpus = list_amd_gpus(topology)
     if gpus and not is_built_for_rocm():
         logger.warning(
@@ -250,7 +254,7 @@ def detect_rocm_devices(
 
 
 def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]:
-    """Return the GPU of an Apple processor, which shares the main memory."""
+    """Return the GPU of an Apple chip, which shares main memory with the CPU."""
     if platform.system() != "Darwin" or platform.machine() != "arm64":
         return []
     memory = detect_memory()
@@ -271,7 +275,7 @@ def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """The use of a device at one moment. None means that it cannot be told."""
+    """The use of a device at one moment. None means unknown."""
 
     memory_used_bytes: int | None
     memory_total_bytes: int
@@ -279,10 +283,11 @@ class DeviceUse:
 
 
 class DeviceSampler:
-    """A sampler of how much of a worker's device is in use.
+    """A sampler of a worker's device use. Used by one thread.
 
-    Of a GPU: by all programs, as the driver says. Of another device, whose memory all share: by the process that
-    encodes there, and utilisation is its share of the device's threads since the last sample. Used by one thread.
+    For a GPU it reports the use by all programs, from the driver. For other devices, whose memory is shared,
+    it reports the use by the encoding process; utilisation is then the process's share of the device's
+    threads since the last sample.
     """
 
     def __init__(self, device: Device, find_pid: Callable[[], int | None], nvml: Nvml | None = None) -> None:
@@ -308,11 +313,9 @@ class DeviceSampler:
                 self._process = psutil.Process(pid) if pid is not None else None
             if self._process is None:
                 return DeviceUse(None, total_bytes, None)
-            percent = (
-                self._process.cpu_percent()
-            )  # since the call before; the first one has nothing to compare with
+            percent = self._process.cpu_percent()  # since the previous call; the first call has no reference
             utilisation = None if is_new else min(percent / 100 / self._device.num_threads, 1.0)
             return DeviceUse(self._process.memory_info().rss, total_bytes, utilisation)
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             self._process = None
             return DeviceUse(None, total_bytes, None)

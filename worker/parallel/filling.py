@@ -1,12 +1,12 @@
-"""Fill a transformer without weights with this rank's parts of them only, read from the model's files.
+"""Fill a transformer without weights with this rank's parts of them, read from the model's files.
 
-Parameters are on torch's meta device until a strategy has divided them; buffers (tables of positions and rotary
-frequencies) are real, since no file holds them. A rank reads the bytes of its own part and no others, so that k
+Parameters stay on torch's meta device until a strategy has divided them; buffers (tables of positions and
+rotary frequencies) are real, since no file holds them. A rank reads the bytes of its own part only, so that k
 ranks together read the model once.
 
-Parts of compressed weights are rounded as the whole ones are. Cut by rows, as columns of tensor parallelism and
-full sharding do, a weight keeps every group of numbers that share a scale; cut by inputs, only where no cut goes
-through a group.
+Parts of compressed weights are rounded as the whole weights would be. A cut by rows, as for columns of tensor
+parallelism and for full sharding, keeps every group of values that share a scale; a cut by inputs does so
+only if it does not go through a group.
 """
 
 import re
@@ -33,10 +33,11 @@ from worker.model.weights import Rounded, RoundedEmbedding, RoundedLinear, find_
 
 
 class WeightFiles:
-    """The weight files of a model, open for reading while this is a context.
+    """The open weight files of a model. Use as a context manager.
 
-    Tensors are named as in the bare transformer of transformers; some files put a `prefix` before these names, and
-    published ones have names of their own."""
+    Tensors are named as in transformers' bare transformer; some files add a `prefix` to these names, and
+    published files have names of their own.
+    """
 
     def __init__(self, card: ModelCard, prefix: str) -> None:
         self._card = card
@@ -44,7 +45,7 @@ class WeightFiles:
         self._open = ExitStack()
         self._places: dict[
             str, tuple[Any, str, TensorHeader]
-        ] = {}  # the file, the name there and what it says
+        ] = {}  # the file, the stored name and the tensor's header
         self.num_bytes = 0
 
     def __enter__(self) -> Self:
@@ -62,7 +63,7 @@ class WeightFiles:
         self._open.close()
 
     def read(self, name: str, dim: int, ranges: list[tuple[int, int]], dtype: torch.dtype) -> Tensor:
-        """Return ranges of the tensor's dimension, one behind the other. Raises ModelError if it is missing."""
+        """Return ranges of the tensor along `dim`, concatenated. Raises ModelError if the tensor is missing."""
         file, stored, _ = self._find(name)
         view = file.get_slice(stored)
         before = (slice(None),) * dim
@@ -72,7 +73,7 @@ class WeightFiles:
         return tensor.to(dtype)
 
     def count_bytes(self, name: str, num_values: int) -> int:
-        """Return how many bytes so many values of the tensor take in its file."""
+        """Return the number of bytes that `num_values` values of the tensor take in its file."""
         return num_values * self._find(name)[2].value_bytes
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -89,7 +90,7 @@ class WeightFiles:
 
 
 class SummedLinear(RoundedLinear):
-    """A linear layer that is cut by inputs: the products of all ranks are summed, and the bias is added once."""
+    """A linear layer cut by inputs: the products of all ranks are summed, and the bias is added once."""
 
     def forward(self, states: Tensor) -> Tensor:
         output = linear(states, self.weight)
@@ -98,10 +99,10 @@ class SummedLinear(RoundedLinear):
 
 
 def hold_rounded(skeleton: nn.Module) -> dict[str, Tensor]:
-    """Replace the modules that a single device would compress by compressed ones, still to be filled.
+    """Replace the modules that a single device would compress by empty compressed ones.
 
-    Before full sharding, which then cuts what they hold; behind tensor parallelism, whose cuts it takes over. Answers
-    those by the name of the parameter that was cut. Raises ModelError where a cut goes through a group.
+    Call it before full sharding, which then cuts the compressed parameters, but after tensor parallelism,
+    whose cuts it keeps. Return the cut parameters by name. Raises ModelError if a cut goes through a group.
     """
     paths = {module: path for path, module in skeleton.named_modules()}
     cuts: dict[str, Tensor] = {}
@@ -132,13 +133,11 @@ Range = tuple[int, int]
 
 
 def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
-    """Return the bare transformer in evaluation mode, its parameters without storage. Raises ModelError."""
+    """Return the bare transformer in evaluation mode with parameters on the meta device. Raises ModelError."""
     try:
         config = load_config(card)
         if hasattr(config, "use_cache"):
-            config.use_cache = (
-                False  # keys and values of earlier tokens, which only text generation reads again
-            )
+            config.use_cache = False  # keys and values of earlier tokens are reused only in text generation
         with _parameters_on_meta():
             model: nn.Module = transformers.AutoModel.from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -149,7 +148,7 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
 
 
 def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
-    """Return the tensors that the model's weights would have, by name. Raises ModelError."""
+    """Return the shapes of all of the model's weights by name, without reading files. Raises ModelError."""
     skeleton = build_skeleton(card, torch.float32)
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
     if card.classifier is not None:
@@ -169,18 +168,18 @@ def fill(
     cuts: Mapping[str, Tensor] = MappingProxyType({}),
     on_read: OnRead | None = None,
 ) -> int:
-    """Give every parameter its storage on the device and its values from the files. Return the bytes read.
+    """Allocate every parameter on the device and fill it from the files. Return the number of bytes read.
 
-    `first_layer` is the number, in the whole model, of the first layer that this one has. `joined` are the layout's,
-    where each of the matrices in one is cut by itself. `cuts` are by name parameters as they were cut, of modules that
-    hold a part and do not know of what.
+    `first_layer` is the index in the whole model of this part's first layer. `joined` are those of the
+    layout, where each of the matrices in one tensor is cut separately. `cuts` are, by name, the parameters as
+    they were cut, for modules that hold a part without saying of what.
     """
     buffers = [
         (module, name, buffer)
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    model.to_empty(device=device)  # which empties buffers too
+    model.to_empty(device=device)  # this empties buffers too
     for module, name, buffer in buffers:
         setattr(module, name, buffer.to(device))
     prefix = str(getattr(model, "base_model_prefix", ""))
@@ -191,7 +190,7 @@ def fill(
         if name.rpartition(".")[0] not in rounded or name.endswith(".bias")
     } | {f"{path}.weight": module.numbers for path, module in rounded.items()}
     with WeightFiles(card, prefix) as files, torch.no_grad():
-        parts: dict[str, tuple[str, int, list[Range]]] = {}  # which part of which stored tensor
+        parts: dict[str, tuple[str, int, list[Range]]] = {}  # name -> stored name, dimension and ranges
         num_bytes = 0
         for name, parameter in held.items():
             stored = _name_in_whole(name, layout, first_layer)
@@ -223,13 +222,13 @@ def _copy(values: Tensor, parameter: Tensor, name: str, card: ModelCard) -> None
 
 
 def _own_ranges(parameter: Tensor, shape: tuple[int, ...], num_joined: int) -> tuple[int, list[Range]]:
-    """Return the dimension, start and end of this rank's part of a stored tensor."""
+    """Return the dimension, and the ranges along it, of this rank's part of a stored tensor."""
     placement = parameter.placements[0] if isinstance(parameter, DTensor) else None
     if not isinstance(placement, Shard):
         return 0, [(0, shape[0])]
     mesh = parameter.device_mesh
     part = shape[placement.dim] // num_joined
-    step = -(-part // mesh.size())  # as torch.chunk cuts: the last ranks may have less, or nothing
+    step = -(-part // mesh.size())  # like torch.chunk: the last ranks may have less, or nothing
     start, end = (min(part, step * (mesh.get_local_rank() + ahead)) for ahead in (0, 1))
     return placement.dim, [(part * number + start, part * number + end) for number in range(num_joined)]
 
@@ -239,7 +238,9 @@ def _num_joined(name: str, joined: Mapping[str, int]) -> int:
 
 
 def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
-    """Return the name that a stage's parameter has in the whole model, where the layers before it are counted."""
+    """Return the name that a stage's parameter has in the whole model, whose layers are counted from the
+    first.
+    """
     return re.sub(
         rf"^({re.escape(layout.layers)}\.)(\d+)\.",
         lambda match: f"{match[1]}{int(match[2]) + first_layer}.",
@@ -249,7 +250,7 @@ def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Move every new parameter in the block to the meta device as it is registered, freeing its storage at once."""
+    """Move every parameter created in the block to the meta device at once, freeing its storage."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: Any) -> None:

@@ -1,8 +1,9 @@
-"""A placement says which device holds what of a model, and why. Values only, and their JSON.
+"""Placements: which device holds what of a model, and why. Plain values and their JSON.
 
-One structure covers every strategy: a Placement has replicas, each a full copy of the model; a Replica has stages,
-consecutive layers; a Stage has shards, what one device loads. A Rank is one of the processes that share a replica; an
-Assignment is a replica with its devices, as the launcher hands it to its worker.
+One structure covers every strategy: a Placement has replicas, each a full copy of the model; a Replica has
+stages, which are consecutive layers; a Stage has shards, which one device loads. A Rank is one of the
+processes that share a replica; an Assignment is a replica with its devices, as the launcher passes it to its
+worker.
 """
 
 import json
@@ -16,17 +17,18 @@ from worker.devices.device import Device
 from worker.placement.room import MEMORY_SHARE
 
 AUTO: Final = "auto"
-# From the largest weights to the smallest; the way a proposal goes.
+# From the largest weights to the smallest, the order in which proposals are made.
 PRECISIONS: Final = ("fp32", "bf16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """The wishes for a plan. `memory_share` is the share of a device's memory that may be filled, by anyone.
+    """The settings of a plan. `memory_share` is the share of a device's memory that all programs may fill.
 
-    A replica has to hold one text of `max_tokens`. `attention` is the kernel, as an EncoderReport names it; without a
-    name it is what the devices take at the worst. `sharing_obstacle` is a sentence when the model cannot be divided at
-    all, `tensor_obstacle` when its layers cannot be cut. `precisions` are those that may be proposed instead.
+    A replica has to hold one text of `max_tokens`. `attention` is the kernel's name, as in an EncoderReport;
+    if empty, the plan assumes the kernel with the largest memory that the devices may use. `sharing_obstacle`
+    is a sentence if the model cannot be divided at all, `tensor_obstacle` if its layers cannot be split.
+    `precisions` are the alternatives that may be proposed.
     """
 
     precision: str
@@ -42,7 +44,7 @@ class PlanSettings:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model on one device. Weights and activations are within `capacity_bytes`."""
+    """The part of a model on one device. Weights and activations fit into `capacity_bytes`."""
 
     device: str
     capacity_bytes: int
@@ -56,7 +58,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers, and the shards that hold them together: one, or several that split every layer."""
+    """Consecutive layers and the shards that hold them: one shard, or several that split every layer."""
 
     first_layer: int
     num_layers: int
@@ -69,10 +71,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One full copy of the model. `strategy` is how its devices share it: `replicate` when there is only one.
+    """One full copy of the model. `strategy` is how its devices share it: `replicate` for a single device.
 
-    `max_batch_tokens` is what one forward pass of the replica may hold, over all its micro-batches.
-    `relative_rate` is its predicted tokens per second by those of one device with room for a full batch.
+    `max_batch_tokens` is the limit for one forward pass of the replica, over all its micro-batches.
+    `relative_rate` is its predicted rate relative to one device with memory for a full batch.
     """
 
     strategy: str
@@ -88,7 +90,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An alternative that was looked at, and the sentence that says why it was not taken."""
+    """An alternative that was considered, with a sentence on why it was not chosen."""
 
     alternative: str
     reason: str
@@ -96,10 +98,10 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The plan for one model on one machine's devices, with the reasons for every decision in it.
+    """The plan for one model on one machine's devices, with the reasons for every decision.
 
-    `idle` maps a device that holds nothing to the reason. `longest_text_tokens` is less than what the model reads where
-    its longest text fits nowhere. `proposals` are changes a user could make.
+    `idle` maps each unused device to the reason. `longest_text_tokens` is less than the model's maximum if
+    its longest text fits nowhere. `proposals` are changes that the user could make.
     """
 
     strategy: str
@@ -117,7 +119,7 @@ class Placement:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the devices that hold something, replica by replica."""
+        """Return the devices that are used, replica by replica."""
         return tuple(device for replica in self.replicas for device in replica.devices)
 
 
@@ -125,9 +127,9 @@ class Placement:
 class Rank:
     """One of the processes that share a replica, and what it needs to find the others.
 
-    `stage_layers` are the numbers of layers of all stages: one for each rank, or one for all of them together.
-
-    `meeting_point` is a file that does not exist yet, through which the ranks of one start find each other.
+    `stage_layers` are the numbers of layers of all stages: one per rank, or a single one for all ranks
+    together. `meeting_point` is the path of a file that does not exist yet, through which the ranks of one
+    start find each other.
     """
 
     number: int
@@ -148,7 +150,7 @@ class Rank:
 
     @property
     def first_layer(self) -> int:
-        """Return the first layer of this rank's stage."""
+        """Return the index of the first layer of this rank's stage."""
         return sum(self.stage_layers[: self.number])
 
 
@@ -171,12 +173,14 @@ def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) ->
 
 
 def draw_placement(placement: Placement) -> str:
-    """Draw the plan by device, then its reasons: █ weights, ▒ activations of a full batch, · headroom."""
+    """Draw the plan as text, device by device, then its reasons: █ weights, ▒ activations of a full batch, ·
+    headroom.
+    """
     return draw_plan(placement_json(placement))
 
 
 def placement_json(placement: Placement) -> dict[str, Any]:
-    """Return the plan as a JSON object, bytes as integers."""
+    """Return the plan as a JSON object; bytes are integers."""
     return {
         "strategy": placement.strategy,
         "precision": placement.precision,
@@ -191,14 +195,14 @@ def placement_json(placement: Placement) -> dict[str, Any]:
 
 
 def part_json(placement: Placement, replica: Replica) -> dict[str, Any]:
-    """Return one replica's part of a plan, for the worker that runs it, with the plan's own sentences under `plan`."""
+    """Return one replica's part of a plan for its worker, with the plan's own sentences under `plan`."""
     plan = placement_json(placement)
     num_replicas = len(plan.pop("replicas"))
     return replica_json(replica) | {"plan": {"num_replicas": num_replicas, **plan}}
 
 
 def replica_json(replica: Replica) -> dict[str, Any]:
-    """Return one replica as a JSON object: how it is shared, and what each device holds."""
+    """Return one replica as a JSON object: its strategy, and what each device holds."""
     return {
         "strategy": replica.strategy,
         "micro_batches": replica.micro_batches,
@@ -219,10 +223,11 @@ def replica_json(replica: Replica) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One replica and its devices, as the launcher hands them to a worker, which must not plan anew: what its
-    neighbours have loaded meanwhile is no longer free.
+    """One replica and its devices, as the launcher passes them to a worker.
 
-    `part` is the replica's part of the plan as `part_json` writes it; `devices` are in the replica's order."""
+    The worker must not plan again, because its neighbours have meanwhile taken memory. `part` is the
+    replica's part of the plan as `part_json` writes it; `devices` are in the replica's order.
+    """
 
     part: Mapping[str, Any]
     devices: tuple[Device, ...]
@@ -249,7 +254,10 @@ def write_assignment(assignment: Assignment) -> str:
 
 
 def read_assignment(text: str) -> Assignment:
-    """Return what `write_assignment` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+    """Return the assignment that `write_assignment` wrote.
+
+    Raises ValueError, KeyError or TypeError for anything else.
+    """
     written = json.loads(text)
     return Assignment(written["part"], tuple(_read_device(device) for device in written["devices"]))
 

@@ -1,4 +1,4 @@
-"""Write the sentences that explain a plan, and why it is no other. Decides nothing."""
+"""Write the sentences that explain a plan and why alternatives were rejected. Decides nothing."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +21,11 @@ from worker.placement.replicas import ReplicaBuilder, TooTight
 from worker.placement.room import GIB, Room, memory_for
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES
 
-# For another precision of the same model, whose replicas have to hold a text of so many tokens.
+# Makes a builder for another precision, whose replicas have to hold a text of this many tokens.
 MakeBuilder = Callable[[str, int], ReplicaBuilder]
 
 MOST_MORE_DEVICES: Final = 64
-# A proposal has to be worth the loss of exactness.
+# A proposed precision has to gain this much to be worth the loss of exactness.
 WORTH_IT: Final = 1.05
 
 LINK_WORDS: Final = {
@@ -38,7 +38,7 @@ LINK_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan is asked for, and of which devices."""
+    """The request for a plan: its settings and the devices."""
 
     rooms: Sequence[Room]
     links: Links
@@ -47,7 +47,7 @@ class Asked:
 
 
 def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
-    """Return one sentence per decision: what there is to hold, and how the replicas hold it."""
+    """Return one sentence per decision: what has to be held, and how the replicas hold it."""
     offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in asked.rooms}))
     used = ", ".join(
         f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
@@ -85,7 +85,7 @@ def _describe_sharing(replica: Replica, link: str) -> str:
 
 
 def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) -> dict[str, str]:
-    """Return why a device holds nothing: what stands against the same strategy over all, or what its own draft says."""
+    """Return the reason for each unused device: the obstacle to using all devices, or the draft's own reason."""
     busy = {device for replica in chosen.replicas for device in replica.devices}
     over_all = [
         refusal.reason
@@ -100,7 +100,7 @@ def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) 
 
 
 def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> tuple[Rejection, ...]:
-    """Return the best draft of every other strategy, and why it was not taken. `unit` is the rate of one device."""
+    """Return the best draft of every other strategy, and why it was rejected. `unit` is one device's rate."""
     rejected: list[Rejection] = []
     for strategy in STRATEGIES:
         others = [draft for draft in drafts if draft.strategy == strategy]
@@ -125,7 +125,7 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
 
 
 def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
-    """Explain what becomes of texts that do not fit, and what would hold them; empty if all do."""
+    """Return a sentence on texts that do not fit, and what would help; empty if all texts fit."""
     if longest == asked.settings.max_tokens:
         return ()
     return (
@@ -136,7 +136,7 @@ def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
 
 
 def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
-    """Return the first smaller precision that turns a model in pieces into whole replicas."""
+    """Return the first smaller precision with which every device would hold a whole replica; empty if none."""
     if chosen.strategy == REPLICATE and not chosen.idle:
         return ()
     rooms = asked.rooms
@@ -160,7 +160,7 @@ def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Aske
 
 
 def explain_failure(asked: Asked) -> str:
-    """Explain by how much the nearest plan fails, and which changes would help."""
+    """Return by how much the nearest plan misses, and which changes would help."""
     shortest = min(SHORTEST_USEFUL_TOKENS, asked.settings.max_tokens)
     builder = asked.make_builder(asked.settings.precision, shortest)
     drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy))
@@ -189,7 +189,7 @@ def _numbered(ways: Iterator[str]) -> str:
 
 
 def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
-    """Yield changes that help to hold longer texts than `longest`, cheapest first, each tried in the planner."""
+    """Yield changes that make texts longer than `longest` fit, cheapest first, each verified by planning."""
     rooms = asked.rooms
     builder = asked.make_builder(asked.settings.precision, asked.settings.max_tokens)
     if asked.settings.strategy != AUTO and (fitting := _fit(asked, asked.settings.precision, AUTO, longest)):
@@ -214,7 +214,7 @@ def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
 
 
 def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
-    """Return the best plan that holds longer texts than that, in words; empty if there is none."""
+    """Return in words the best plan that holds texts longer than `longest`; empty if there is none."""
     tokens = find_longest_text(
         asked.rooms, asked.links, partial(asked.make_builder, precision), strategy, asked.settings.max_tokens
     )
@@ -233,7 +233,7 @@ def smaller_precisions(asked: Asked) -> tuple[str, ...]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List devices in words: cuda:0; cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
+    """Return device names in words: cuda:0; cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
     numbered = [re.fullmatch(r"(.*\D)(\d+)", name) for name in names]
     if len(names) > 2 and all(numbered):
         numbers = [int(match[2]) for match in numbered if match]

@@ -1,11 +1,11 @@
-"""Build one replica of a model on given rooms, by one strategy, or say why it cannot be had. Chooses nothing.
+"""Build one replica of a model on given devices ("rooms") with one strategy, or say why that is impossible.
 
-Bytes of every device: the weights it holds, and the activations of the tokens it works on at a time. What limits the
-tokens is the device with the least left.
+The bytes counted per device are the weights it holds and the activations of the tokens it processes at a
+time. The device with the least memory left limits the number of tokens.
 
-Its speed is predicted from arithmetic, memory and links. It has to rank plans, so it counts what differs between
-them: that small batches use a device badly, that stages of unequal work wait for the slowest, that collectives cost
-bytes and latency.
+A replica's speed is predicted from arithmetic rate, memory and links. The prediction only has to rank plans,
+so it covers what differs between them: small batches use a device badly, stages of unequal work wait for the
+slowest, and collectives cost bandwidth and latency.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,21 @@ from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.room import Room
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 
-# Half of a device's rate is reached at so many tokens at once. Measured on two CPU cores: 256 tokens reach 70 % of what
-# 2,048 do (docs/LOG.md); for GPUs the roofline's ridge is near 300 to 600 tokens, and kernels want several waves.
+# The number of tokens at once at which a device reaches half of its rate. Measured on two CPU cores: 256
+# tokens reach 70 % of the rate of 2,048 (docs/LOG.md); for GPUs the roofline's ridge is near 300 to 600
+# tokens, and kernels need several waves.
 HALF_RATE_TOKENS: Final = {"cpu": 128, "cuda": 1024, "mps": 512}
-# A collective in the middle of a layer also ends the overlap of kernels on both sides.
+# A collective inside a layer also keeps the kernels before and after it from overlapping.
 COLLECTIVES_PER_LAYER: Final = 2
 WEIGHT_GATHERS_AHEAD: Final = 1
-# Gathers run beside the layers and take bandwidth and multiprocessors from them: a guess until it is measured on GPUs.
+# Gathers run in parallel with the layers and take bandwidth and multiprocessors from them: a guess, not yet
+# measured on GPUs.
 OVERLAP_EFFICIENCY: Final = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """The cost of a token: arithmetic of all layers, and the bytes that a layer passes on."""
+    """The cost of a token: the arithmetic of all layers, and the bytes that one layer passes to the next."""
 
     flop_per_token: float
     num_layers: int
@@ -42,7 +44,7 @@ class TokenCost:
 
 
 def device_rate(flops: float, kind: str, batch_tokens: float, cost: TokenCost) -> float:
-    """Return tokens a second of one device that holds all layers, at so many tokens at once."""
+    """Return the tokens per second of one device that holds all layers, for batches of `batch_tokens`."""
     saturation = batch_tokens / (batch_tokens + HALF_RATE_TOKENS[kind])
     return flops / cost.flop_per_token * saturation
 
@@ -50,17 +52,17 @@ def device_rate(flops: float, kind: str, batch_tokens: float, cost: TokenCost) -
 def pipeline_rate(
     stage_rates: Sequence[float], micro_batches: int, micro_batch_tokens: float, link: str, cost: TokenCost
 ) -> float:
-    """Return tokens a second of stages in a row. `stage_rates` are each stage's own, for its share of the layers.
+    """Return the tokens per second of a pipeline. `stage_rates` are each stage's rates for its own layers.
 
-    With m micro-batches in flight through p stages, the slowest stage stands still (p-1)/(m+p-1) of the time at the
-    ends of a batch. Source: Huang et al., GPipe (2019), section 2.3.
+    With m micro-batches in flight through p stages, even the slowest stage is idle for (p-1)/(m+p-1) of the
+    time. Source: Huang et al., GPipe (2019), section 2.3.
     """
     stages = len(stage_rates)
     handover = (
         LATENCY_SECONDS[link] + micro_batch_tokens * cost.hidden_bytes_per_token / BYTES_PER_SECOND[link]
     )
     seconds = [micro_batch_tokens / rate for rate in stage_rates]
-    if micro_batches == 1:  # one stage after another: layers on several devices, one of them busy
+    if micro_batches == 1:  # layers are split without pipelining, so one device works at a time
         return micro_batch_tokens / (sum(seconds) + handover * (stages - 1))
     slowest = max(seconds)
     whole = sum(seconds) + (micro_batches - 1) * slowest + handover * (stages - 1)
@@ -68,10 +70,10 @@ def pipeline_rate(
 
 
 def tensor_rate(flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost) -> float:
-    """Return tokens a second of devices that split every layer: the slowest of them, and two all-reduces a layer.
+    """Return the tokens per second of devices that split every layer, limited by the slowest device.
 
-    A ring all-reduce of b bytes over n devices moves 2·(n-1)/n·b through each link. Source: Shoeybi et al.,
-    Megatron-LM (2019), section 3.
+    Each layer adds two all-reduces. A ring all-reduce of b bytes over n devices moves 2·(n-1)/n·b through
+    each link. Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
     ranks = len(flops)
     compute = batch_tokens / (ranks * device_rate(min(flops), kind, batch_tokens, cost))
@@ -83,10 +85,10 @@ def tensor_rate(flops: Sequence[float], kind: str, batch_tokens: float, link: st
 def fully_sharded_rate(
     flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost
 ) -> float:
-    """Return tokens a second of devices that each encode a batch of their own and gather the weights layer by layer.
+    """Return the tokens per second of devices that encode different batches and gather weights per layer.
 
-    The next layer is gathered while one computes, so that the slower of both counts. Source: Zhao et al., PyTorch FSDP
-    (2023), section 3.3.
+    The next layer is gathered while one is computed, so the slower of the two counts. Source: Zhao et al.,
+    PyTorch FSDP (2023), section 3.3.
     """
     ranks = len(flops)
     rank_tokens = batch_tokens / ranks
@@ -98,18 +100,22 @@ def fully_sharded_rate(
     return batch_tokens / seconds
 
 
-# Four micro-batches a stage keep the bubble (p-1)/(5p-1) at or below a fifth; more of them only add latency.
+# Four micro-batches per stage keep the bubble (p-1)/(5p-1) at or below a fifth; more would only add latency.
 MICRO_BATCHES_PER_STAGE: Final = 4
-# While a layer is computed from gathered weights, the next one is gathered. The embeddings are gathered too, into a
-# buffer and from there into their places: twice as well.
+# The next layer is gathered while one is computed. The embeddings are gathered too, into a buffer and from
+# there into parameters, so they count twice as well.
 GATHERED_UNITS: Final = 2
-# Hidden states that a stage holds beside the micro-batch it works on: the one that waits and the one that leaves.
+# The hidden states that a stage holds besides the micro-batch in progress: the waiting one and the one being
+# sent.
 WAITING_MICRO_BATCHES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TooTight:
-    """The reason why no replica fits. `missing_bytes` is over all of its devices, 0 if bytes are not the reason."""
+    """The reason why no replica fits.
+
+    `missing_bytes` is the total over all of its devices; 0 if memory is not the reason.
+    """
 
     reason: str
     missing_bytes: int = 0
@@ -117,13 +123,15 @@ class TooTight:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The minimum for every replica: room for one text of `max_tokens`. Beyond a batch of `full_batch_tokens` memory
-    brings nothing; with less a replica is slower, and rated so.
+    """The minimum for every replica: memory for one text of `max_tokens`.
+
+    Memory beyond a batch of `full_batch_tokens` brings nothing; with less, a replica is slower and is rated
+    so.
     """
 
     precision: str  # of the weights
-    arithmetic: str  # of activations, and of weights that are not compressed
-    attention: str  # the kernel, as an EncoderReport names it
+    arithmetic: str  # of activations and uncompressed weights
+    attention: str  # the kernel's name, as in an EncoderReport
     max_tokens: int
     full_batch_tokens: int
     sharing_obstacle: str = ""
@@ -131,7 +139,7 @@ class Needs:
 
 
 def find_parts_of_one_card(rooms: Sequence[Room]) -> list[str]:
-    """Return the names of rooms that are parts of one GPU; empty where each is on a GPU of its own."""
+    """Return the names of devices that are parts of one GPU; empty if no two of them are."""
     cards: dict[str, list[str]] = {}
     for room in rooms:
         if room.card:
@@ -140,7 +148,7 @@ def find_parts_of_one_card(rooms: Sequence[Room]) -> list[str]:
 
 
 class ReplicaBuilder:
-    """A builder of replicas of one model on given devices."""
+    """A builder of replicas of one model on given devices, which caches what it has built."""
 
     def __init__(self, shape: ModelShape, needs: Needs) -> None:
         arithmetic = needs.arithmetic
@@ -156,11 +164,11 @@ class ReplicaBuilder:
         self.weight_bytes = footprint.weight_bytes
         self.max_tokens = needs.max_tokens
         self.sharing_obstacle = needs.sharing_obstacle
-        # The batch that needs most is one of the longest texts.
+        # A batch of texts of the maximum length needs the most memory.
         squared = footprint.attention_bytes_per_token_squared * needs.max_tokens
         once = -(-footprint.bytes_per_sequence // needs.max_tokens)
         self._token_bytes = footprint.activation_bytes_per_token + squared + once
-        # The memory of a whole replica with a full batch.
+        # The memory of an unshared replica with a full batch.
         self.full_bytes = self.weight_bytes + self._bias_bytes + needs.full_batch_tokens * self._token_bytes
         self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
         self.cost = TokenCost(
@@ -172,8 +180,8 @@ class ReplicaBuilder:
         )
 
     def build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
-        """Return the replica of a strategy on all of the rooms; `link` is the kind of the slowest link among them."""
-        # One group stands in many of the plans that are compared.
+        """Return a replica over all rooms by this strategy. `link` is the kind of their slowest link."""
+        # The same group occurs in many of the compared plans.
         asked = (strategy, tuple(rooms), link)
         if asked not in self._built:
             self._built[asked] = self._build(strategy, rooms, link)
@@ -198,7 +206,7 @@ class ReplicaBuilder:
         return builders[strategy](rooms, link)
 
     def full_rate(self, room: Room) -> float:
-        """Return tokens a second of the device if it had room for the weights and a full batch."""
+        """Return the device's tokens per second if the weights and a full batch fit."""
         return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.cost)
 
     def _build_alone(self, room: Room) -> Replica | TooTight:
@@ -246,7 +254,7 @@ class ReplicaBuilder:
             return tight
         layers = self._shape.num_layers * self._layer_bytes
         held = self._first_bytes + self._last_bytes + -(-layers // ranks)
-        # Hidden states are whole on every rank; what lies between column and row splits is not.
+        # Every rank holds complete hidden states; activations between column and row splits are divided.
         residual = min(self._token_bytes, 4 * self._hidden_bytes)
         per_token = residual + -(-(self._token_bytes - residual) // ranks)
         ranks_held = self._hold_ranks(rooms, held, per_token)
@@ -257,7 +265,7 @@ class ReplicaBuilder:
         return Replica(TENSOR, (stage,), 1, tokens, rate)
 
     def _refuse_cut_groups(self, ranks: int) -> TooTight | None:
-        """Refuse cuts through groups of compressed matrices, whose numbers would change."""
+        """Refuse to cut through quantization groups of compressed matrices, which would change their values."""
         precision, shape = self._needs.precision, self._shape
         if precision not in COMPRESSED:
             return None
@@ -277,14 +285,16 @@ class ReplicaBuilder:
         if isinstance(ranks_held, TooTight):
             return ranks_held
         stage, tokens = ranks_held
-        batch_tokens = tokens * len(rooms)  # each rank encodes texts of its own
+        batch_tokens = tokens * len(rooms)  # each rank encodes different texts
         rate = fully_sharded_rate(
             [room.flops for room in rooms], rooms[0].kind, batch_tokens, link, self.cost
         )
         return Replica(FULLY_SHARDED, (stage,), 1, batch_tokens, rate)
 
     def _hold_ranks(self, rooms: Sequence[Room], held: int, per_token: int) -> tuple[Stage, int] | TooTight:
-        """Return one stage over all rooms, each of which holds the same; the smallest decides how many tokens."""
+        """Return one stage over all devices and its tokens. Each holds the same; the smallest sets the
+        tokens.
+        """
         smallest = min(rooms, key=lambda room: room.capacity_bytes)
         tokens = self._tokens_in(smallest.capacity_bytes - held, per_token)
         if tight := self._refuse(smallest, held, tokens, per_token, num_rooms=len(rooms)):
@@ -293,11 +303,11 @@ class ReplicaBuilder:
         return Stage(0, self._shape.num_layers, shards), tokens
 
     def _split_layers(self, rooms: Sequence[Room], batch_bytes: int) -> list[int] | TooTight:
-        """Return how many consecutive layers each device gets: the next one to whoever would be done first and has
-        room.
+        """Return the number of consecutive layers for each device.
 
-        With layers of equal cost that is the split whose slowest stage is fastest; of two that are as fast, the device
-        with more memory left gets it.
+        Each next layer goes to the device with memory left that would finish its share first; if two tie, to
+        the one with more memory left. With layers of equal cost this gives the split whose slowest stage is
+        fastest.
         """
         num_layers = self._shape.num_layers
         if len(rooms) > num_layers:
@@ -308,7 +318,7 @@ class ReplicaBuilder:
         counts = [0] * len(rooms)
         for layer in range(num_layers):
             fits = [place for place in range(len(rooms)) if left[place] >= self._layer_bytes]
-            # Every stage needs a layer: the last ones go to those that have none yet.
+            # Every stage needs a layer: the last layers go to stages that have none yet.
             empty = [place for place in range(len(rooms)) if counts[place] == 0]
             if len(empty) == num_layers - layer:
                 fits = [place for place in fits if counts[place] == 0]
@@ -358,7 +368,7 @@ class ReplicaBuilder:
 
 
 def tensor_parallel_sizes(shape: ModelShape) -> list[int]:
-    """Return numbers of ranks that heads and intermediate values divide by; every rank needs whole heads."""
+    """Return the numbers of ranks that divide the heads and the intermediate size; a rank needs whole heads."""
     return [
         ranks
         for ranks in range(1, shape.num_key_value_heads + 1)

@@ -1,7 +1,7 @@
-"""Plan all models that one machine serves, so that no device, core or byte is planned twice. Pure.
+"""Plan all models of one machine together, so that no device, core or byte is planned twice.
 
-On GPUs two ways are compared: every model on all devices, whose memory is divided, and devices of each model's own. The
-one whose worst-off model keeps most of its rate is taken. Processor cores are divided.
+On GPUs two ways are compared: all models on every device, with its memory divided, or separate devices for
+each model. The way whose worst-off model keeps the larger share of its rate is chosen. CPU cores are divided.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One model's placement, and its devices as they were planned: with the cores and the memory that are its own."""
+    """One model's placement and its devices as planned, with the cores and memory assigned to it."""
 
     name: str
     placement: Placement
@@ -37,12 +37,12 @@ class Planned:
 
     @property
     def rate(self) -> float:
-        """Return a rate that is comparable between plans of one model on different devices of a machine."""
+        """Return a rate for comparing plans of one model on different devices of a machine."""
         return self.placement.relative_rate * max(guess_flops(device) for device in self.devices)
 
 
 def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Return one plan for each model, in order. Raises as `plan_placement` for the first that does not fit."""
+    """Return one plan per model, in order. Raises as `plan_placement` does for the first that does not fit."""
     if len(tenants) == 1:
         return (_plan(inventory, tenants[0]),)
     devices = parse_devices(tenants[0].settings.devices, inventory)
@@ -67,7 +67,8 @@ def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Plan
         kept = min(plan.rate / num_on_device / rate for plan, rate in zip(plans, alone, strict=True))
         return holds_all, kept
 
-    # A model without work leaves a device that it shares to the others, so sharing wins where they are about equal.
+    # A model without work leaves a shared device to the others, so sharing is preferred if both ways are
+    # about equal.
     (shared_holds, shared_rate), (apart_holds, apart_rate) = worth(shared, len(tenants)), worth(apart, 1)
     if shared_holds != apart_holds:
         return shared if shared_holds else apart
@@ -89,7 +90,7 @@ def _plan(inventory: Inventory, tenant: Tenant, note: str = "") -> Planned:
 
 
 def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Plan every model on every device, with a part of its memory."""
+    """Plan every model on every device, with a part of the memory each."""
     parts = {
         device.name: _divide_memory(device, tenants)
         for device in parse_devices(tenants[0].settings.devices, inventory)
@@ -114,7 +115,7 @@ def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Pla
 
 
 def leave_part(device: Device, part: int, memory_share: float) -> Device:
-    """Return the device as a model finds it for which so many bytes are left: all else of it counts as used."""
+    """Return the device as seen by a model that gets `part` bytes: the rest counts as used."""
     free = device.memory_bytes if device.free_bytes is None else device.free_bytes
     return replace(device, free_bytes=free - (measure_room(device, memory_share).capacity_bytes - part))
 
@@ -122,8 +123,10 @@ def leave_part(device: Device, part: int, memory_share: float) -> Device:
 def _divide_memory(
     device: Device, tenants: Sequence[Tenant], num_replicas: Sequence[int] | None = None
 ) -> list[int]:
-    """Return bytes of the device for each model: what its replicas there want, the least demanding first, and no more
-    than an even share of what is left then. The most demanding has the rest.
+    """Return the bytes of the device for each model.
+
+    Each model gets what its replicas need, but at most an even share of what is left, smallest need first;
+    the model with the largest need gets the rest.
     """
     overhead = OVERHEAD_BYTES[device.kind]
     left = (
@@ -144,7 +147,7 @@ def _divide_memory(
 
 
 def _wanted_bytes(device: Device, tenant: Tenant) -> int:
-    """Return the bytes of a whole replica with a full batch."""
+    """Return the memory of an unshared replica with a full batch."""
     room = measure_room(device, tenant.settings.memory_share)
     return ReplicaBuilder(tenant.shape, make_needs([room], tenant.settings)).full_bytes
 
@@ -152,7 +155,9 @@ def _wanted_bytes(device: Device, tenant: Tenant) -> int:
 def _divide_devices(
     inventory: Inventory, devices: Sequence[Device], tenants: Sequence[Tenant]
 ) -> tuple[Planned, ...]:
-    """Give each model devices of its own: the fewest that hold it, then one more to whoever is worst off."""
+    """Give each model the fewest devices that hold it, then each further device to the model that is worst
+    off.
+    """
     if len(devices) < len(tenants):
         raise ModelDoesNotFit(f"{len(tenants)} models cannot have one of {len(devices)} devices each.")
     wanted = [_wanted_bytes(devices[0], tenant) for tenant in tenants]
@@ -183,7 +188,7 @@ def _divide_devices(
 
 
 def _count_needed(inventory: Inventory, devices: Sequence[Device], tenant: Tenant) -> int:
-    """Return the first of the devices that hold the model; with its longest text, if that is possible at all."""
+    """Return how many of the devices, from the first, hold the model, with its longest text if possible."""
     fallback = 0
     for number in range(1, len(devices) + 1):
         try:
@@ -204,7 +209,7 @@ def _plan_on(inventory: Inventory, devices: Sequence[Device], tenant: Tenant, no
 
 
 def _divide_cores(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Return neighbouring cores for each model, and a part of the memory; too few cores are shared."""
+    """Plan each model on adjacent cores of its own with a part of the memory; too few cores are shared."""
     num_devices = len(parse_devices(tenants[0].settings.devices, inventory))
     num_cores, num_models = len(inventory.physical_cores), len(tenants)
     is_divided = num_cores >= num_models * num_devices
