@@ -1,1 +1,1 @@
-"""The registered models, and what their files say of them."""
+"""The registered models, and what their files say about them."""

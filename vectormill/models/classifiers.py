@@ -1,7 +1,7 @@
-"""Read what a model's files say of the head that judges a text or a pair. Imports no torch.
+"""Read from a model's files what its classification head does with a text or a pair. Imports no torch.
 
-Two layouts are read: transformers' `…ForSequenceClassification`, and StructBERT's as it is published, whose config.json
-names no architecture (golden data and the reference's code: tests/data/structbert).
+Two layouts are read: transformers' `…ForSequenceClassification`, and StructBERT's as published, whose
+config.json names no architecture (golden data and the reference's code: tests/data/structbert).
 """
 
 import json
@@ -17,13 +17,13 @@ from vectormill.models.families import FAMILIES, find_family
 SUFFIX: Final = "ForSequenceClassification"
 STRUCTBERT: Final = "SbertForSequenceClassification"
 
-# By sentence-transformers, of versions 4 and of those before, in the configuration of a CrossEncoder.
+# The names of sentence-transformers, version 4 and earlier ones, in the configuration of a CrossEncoder.
 _ACTIVATION_NAMES: Final = {"Sigmoid": SIGMOID, "Identity": RAW, "Softmax": SOFTMAX}
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """The labels in the order of the head's numbers, and what is done to these."""
+    """The labels in the order of the head's outputs, and the activation applied to these."""
 
     architecture: str
     pooling: str
@@ -32,7 +32,7 @@ class Classifier:
 
 
 def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Classifier | None:
-    """Return the classification head of a model; None where it has none. Raise ModelError for an unknown head."""
+    """Return the classification head of a model; None if it has none. Raise ModelError for an unknown head."""
     architecture = (config.get("architectures") or [""])[0]
     if is_structbert(config):
         return Classifier(STRUCTBERT, "cls", _read_structbert_labels(name, directory, config), SOFTMAX)
@@ -53,12 +53,12 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
 
 
 def is_structbert(config: Mapping[str, Any]) -> bool:
-    """Return True if this is a StructBERT, whose configuration names no class: only `base_model_prefix` tells."""
+    """Return True for a StructBERT. Its configuration names no class: only `base_model_prefix` identifies it."""
     return "model_type" not in config and config.get("base_model_prefix") == "encoder"
 
 
 def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels as transformers does: two, unless the configuration says otherwise."""
+    """Return the labels as transformers does: two by default, unless the configuration says otherwise."""
     by_number = _number_labels(name, config.get("id2label") or {}, "id2label in config.json")
     num_labels = len(by_number) or int(config.get("num_labels") or 2)
     labels = tuple(by_number.get(number, f"LABEL_{number}") for number in range(num_labels))
@@ -67,7 +67,7 @@ def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int, str]:
-    """Return the labels by number. Raise ModelError where a key is no number."""
+    """Return the labels by number. Raise ModelError if a key is not a number."""
     try:
         return {int(number): str(label) for number, label in labels.items()}
     except (TypeError, ValueError) as error:
@@ -75,7 +75,7 @@ def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int
 
 
 def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
-    """Raise ModelError for labels that are alike or cannot be stored: a result names a probability by its label."""
+    """Raise ModelError if labels are equal or cannot be stored: results name a probability by its label."""
     for label in labels:
         flaw = ""
         if labels.count(label) > 1:
@@ -94,14 +94,15 @@ def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
     told = _ACTIVATION_NAMES.get(str(path).rsplit(".", 1)[-1])
     if told is not None:
         return told
-    # As transformers' pipeline: of several labels that hold at once each has a probability for itself.
+    # As in transformers' pipeline: if several labels can hold at once, each has a probability of its own.
     holds_several = config.get("problem_type") == "multi_label_classification"
     return SIGMOID if num_labels == 1 or holds_several else SOFTMAX
 
 
 def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels from label_mapping.json, else configuration.json, else config.json, in the reference's
-    order.
+    """Return the labels from label_mapping.json, else configuration.json, else config.json.
+
+    This is the reference's order.
     """
     found: Mapping[str, Any] = {}
     own = directory / "label_mapping.json"

@@ -1,7 +1,8 @@
-"""The families of transformers, a row each: what is known of an architecture without its code. Imports no framework.
+"""The families of transformers, one row each: what is known of an architecture without its code.
 
-What needs torch besides stands in worker/model: the head of a classifier is a row of HEADS
-(worker/model/classifiers.py). An architecture without a row is computed padded, on one device, and judges nothing.
+What needs torch is in worker/model: the head of a classifier is a row of HEADS (worker/model/classifiers.py).
+An architecture without a row is computed padded, on one device, and cannot be a classifier. Imports no
+framework.
 """
 
 from collections.abc import Mapping
@@ -11,22 +12,24 @@ from typing import Final
 from vectormill.domain.errors import ModelError
 
 FROM_ZERO: Final = "from zero"
-# RoBERTa counts from its padding token's id + 1, and gives a padding token that a text itself contains no number.
+# RoBERTa counts positions from its padding token's id + 1, and gives a padding token that occurs in a text no
+# position.
 BEHIND_PADDING: Final = "behind the padding id"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a transformer keeps its layers, and along which side each of their matrices may be cut. Paths of modules.
+    """Where a transformer keeps its layers, and along which dimension their matrices may be split, as module
+    paths.
 
-    `columns` and `rows` are within a layer: linear layers that are cut by output, and by input. Between a column
-    and the row behind it every rank has its own heads or its own intermediate values, so that one all-reduce at the
-    end of each makes them whole (Shoeybi et al., Megatron-LM, 2019, section 3). `joined` are columns that hold
-    several matrices one below the other, each of which is cut by itself.
+    `columns` and `rows`, relative to a layer, are the linear layers that are split by output and by input.
+    Between a column and the following row every rank has its own heads or its own intermediate values, so
+    that a single all-reduce after each row completes them (Shoeybi et al., Megatron-LM, 2019, section 3).
+    `joined` are columns that stack several matrices, each of which is split separately.
 
-    `after_first_layer` is a module that may be there, and works behind the first layer of the whole model only;
-    `behind_layers` are those that work on what comes out of the last one.
-    `tensor_obstacle` says why an architecture without columns and rows has none.
+    `after_first_layer` is an optional module that runs only after the model's first layer; `behind_layers`
+    are those that process the last layer's output. `tensor_obstacle` says why an architecture has no columns
+    and rows.
     """
 
     layers: str
@@ -43,18 +46,19 @@ class Layout:
 class Family:
     """One architecture, by the `model_type` of a transformers configuration.
 
-    `positions` says how position_ids run within a sequence when sequences are packed one behind the other. It is given
-    only where nothing but attention and positions sees more than one token, which was read for each, and is compared
-    with plain transformers in tests/contract/test_packed_agrees.py; else `packing_obstacle` may say what is in the way.
+    `positions` says how position_ids count within a packed sequence. It is set only if nothing but attention
+    and positions looks at more than one token, which was checked by reading each architecture and is compared
+    with plain transformers in tests/contract/test_packed_agrees.py; otherwise `packing_obstacle` may say what
+    prevents packing.
 
-    `never_waits` says that no forward pass asks the device anything, packed or padded, so that the next may be
-    queued behind it (tests/contract/test_no_waiting.py). In a causal one a token sees none behind it, where padding
-    is, unless the configuration says `is_causal: false`. One that `needs_mask` looks for padding, or for the bounds
-    of packed sequences, on the device where it is given none. Position embeddings that are `offset` start behind
-    the padding id, so that two of them are never used.
+    `never_waits` means that no forward pass, packed or padded, waits for the device, so that the next may be
+    queued (tests/contract/test_no_waiting.py). If `is_causal`, no token attends to later ones, where the
+    padding is, unless the configuration says `is_causal: false`. If `needs_mask`, a forward pass without a
+    mask would search for padding, or for the bounds of packed sequences, on the device. If `has_offset`,
+    position embeddings start after the padding id, so that the table has two unused rows.
 
-    `head_pooling` is the state that a classifier's head reads, by a name of POOLING_NAMES. One without a `layout` was
-    never compared, divided with whole, and runs on one device.
+    `head_pooling` is the hidden state that a classifier's head reads, a name from POOLING_NAMES. A family
+    without a `layout` was never compared in divided form with the whole model, and runs on one device.
     """
 
     model_type: str
@@ -89,7 +93,8 @@ _DECODER: Final = Layout(
     columns=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
     rows=("self_attn.o_proj", "mlp.down_proj"),
 )
-# The embeddings of relative positions stand beside the layers, all of which read them: every stage has them whole.
+# The embeddings of relative positions are outside the layers, all of which read them: every stage has them
+# whole.
 _DEBERTA: Final = Layout(
     layers="encoder.layer",
     embeddings="embeddings",
@@ -107,8 +112,8 @@ def _roberta(model_type: str) -> Family:
 
 
 def _decoder(model_type: str) -> Family:
-    """Return a row with rotary positions, grouped key heads, and windows where the configuration has them."""
-    # Read from left to right, so that the last token has seen all.
+    """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
+    # Texts are read from left to right, so that only the last token has seen all others.
     return Family(
         model_type, FROM_ZERO, is_causal=True, needs_mask=True, head_pooling="last_token", layout=_DECODER
     )
@@ -126,7 +131,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _unpackable("big_bird", _SPARSE),
         _roberta("camembert"),
         _unpackable("data2vec-text", "", has_offset=True),
-        # Its scores' scale is read from the device in every layer.
+        # The scale of its scores is read from the device in every layer.
         Family(
             "deberta", packing_obstacle=_DISENTANGLED, never_waits=False, needs_mask=True, head_pooling="cls"
         ),
@@ -147,7 +152,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _decoder("llama"),
         _unpackable("longformer", _SPARSE, has_offset=True),
         _decoder("mistral"),
-        # In local windows on most layers. The head reads the first token unless its configuration says mean.
+        # Most layers attend within local windows. The head reads the first token unless the configuration
+        # says mean.
         Family("modernbert", FROM_ZERO, head_pooling="cls", layout=_MODERNBERT),
         Family("mpnet", packing_obstacle=_RELATIVE, has_offset=True),
         _unpackable("mt5", _RELATIVE),
@@ -166,12 +172,15 @@ _UNKNOWN: Final = Family("", never_waits=False)
 
 
 def find_family(model_type: str) -> Family:
-    """Return the row of an architecture; one of which nothing is known where it has none."""
+    """Return the architecture's family; a Family without any facts if the architecture is unknown."""
     return FAMILIES.get(model_type, _UNKNOWN)
 
 
 def find_layout(model_type: str) -> Layout:
-    """Return the layout of the architecture. Raises ModelError if it was never compared, divided with whole."""
+    """Return the architecture's layout.
+
+    Raises ModelError if the architecture was never compared in divided form with the whole model.
+    """
     layout = find_family(model_type).layout
     if layout is None:
         known = ", ".join(family.model_type for family in FAMILIES.values() if family.layout is not None)

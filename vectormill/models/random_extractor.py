@@ -1,8 +1,9 @@
-"""Write a RexUniNLU of random weights in its published layout, for demonstrations without a trained one.
+"""Write a RexUniNLU model with random weights in the published layout, for demonstrations.
 
-Its records mean nothing. Nothing in a forward pass depends on what the weights are, but records do: random logits are
-above 0 as often as below, and a model that says yes to half of everything would spend its time on spans. An offset in
-the slowest pair of the head's rotation moves all logits down until few are positive.
+Its records are meaningless. The cost of a forward pass does not depend on the weights, but the number of
+records does: random logits are above 0 as often as below, and a model that accepts half of all spans would
+spend its time on them. An offset in the slowest pair of the head's rotation lowers all logits until few are
+positive.
 """
 
 import json
@@ -22,7 +23,7 @@ WEIGHT_SCALE: Final = 0.02
 ROTARY_BASE: Final = 10_000.0
 NUM_BUCKETS: Final = 256
 KERNEL: Final = 3
-# Those of the tasks' prompts, which the published model has behind its vocabulary.
+# The special tokens of the task's prompts, which the published model has after its vocabulary.
 NUM_ADDED_TOKENS: Final = 4
 VALUE_BYTES: Final = 4
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
@@ -32,7 +33,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ExtractorShape:
-    """The sizes of a random extractor. About `offset` is subtracted from every logit, which was chosen by trying."""
+    """The sizes of a random extractor. About `offset`, found by trying, is subtracted from every logit."""
 
     num_layers: int
     hidden_size: int
@@ -46,7 +47,10 @@ TINY: Final = ExtractorShape(2, 64, 2, 128, offset=0.33)
 
 
 def write_random_extractor(shape: ExtractorShape, tokenizer: Path, target: Path) -> Path:
-    """Return the directory `target`; `tokenizer` is that of a model to take the tokenizer's files from."""
+    """Write the model to the directory `target` and return it.
+
+    `tokenizer` is the directory of a model whose tokenizer files are copied.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
@@ -59,7 +63,7 @@ def write_random_extractor(shape: ExtractorShape, tokenizer: Path, target: Path)
 
 
 def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
-    """Return the configuration of a DeBERTa-v2 as published for Chinese: relative positions, and a convolution."""
+    """Return the configuration of the DeBERTa-v2 published for Chinese: relative positions and a convolution."""
     return {
         "model_type": "deberta-v2",
         "hidden_size": shape.hidden_size,
@@ -84,7 +88,7 @@ def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
 
 
 def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
-    """Return every tensor of the published layout; `num_rows` are those of the table of words."""
+    """Return the shapes of all tensors of the published layout; `num_rows` is the vocabulary size."""
     size, wide = shape.hidden_size, shape.intermediate_size
     shapes: Shapes = {"plm.embeddings.word_embeddings.weight": (num_rows, size)}
     linear = {"ffnq": (size, size), "ffnk": (size, size)}
@@ -107,7 +111,7 @@ def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
 
 
 def write_weights(shapes: Shapes, offset: float, path: Path) -> None:
-    """Write a safetensors file: eight bytes of size, a header of JSON, and the tensors one after the other."""
+    """Write a safetensors file: eight bytes of size, a JSON header, and the tensors in order."""
     header: dict[str, object] = {}
     end = 0
     for name, shape in shapes.items():
@@ -122,7 +126,9 @@ def write_weights(shapes: Shapes, offset: float, path: Path) -> None:
 
 
 def fill(shapes: Shapes, offset: float) -> Iterator[NDArray[np.float32]]:
-    """Yield the same values for each tensor each time: norms 1, biases 0 but in the last pair, matrices normal."""
+    """Yield each tensor's values, always the same: norms 1, biases 0 except in the last pair, matrices
+    normal.
+    """
     random = np.random.default_rng(SEED)
     for name, shape in shapes.items():
         if name == "rotary_emb.freqs":

@@ -61,7 +61,7 @@ class Registry:
         if packaged is not None:
             self._entries.setdefault(DEFAULT_MODEL, ModelEntry(path=str(packaged)))
         self._cards: dict[tuple[str, bool], ModelCard] = {}
-        self._failures: dict[tuple[str, bool], tuple[float, str]] = {}  # when the hub gave no files, and why
+        self._failures: dict[tuple[str, bool], tuple[float, str]] = {}  # time and message of failures
         self._locks = {name: threading.Lock() for name in self._entries}
         self._clock = clock
 

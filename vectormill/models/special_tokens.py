@@ -1,9 +1,8 @@
-"""Read which special tokens a tokenizer's files put before and behind a text.
+"""Read which special tokens a tokenizer puts before and after a text, from its JSON files.
 
-Reads JSON; imports no tokenizers library.
-
-`tokenizer.json` has a template for that. Some classes of transformers add tokens besides, as `add_bos_token` and
-`add_eos_token` of tokenizer_config.json say, and some models bring a tokenizer of their own code, which is never run.
+`tokenizer.json` has a template for this. Some transformers classes add further tokens according to
+`add_bos_token` and `add_eos_token` in tokenizer_config.json, and some models have a tokenizer with custom
+code, which is never run.
 """
 
 import json
@@ -14,31 +13,33 @@ from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
 
-# The classes that write the template anew as the two settings say (transformers 4, `update_post_processor` in
-# models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with what these gave.
-# transformers 5 passes over both settings where there is a tokenizer.json.
+# The classes that rewrite the template according to the two settings (transformers 4, `update_post_processor`
+# in models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with the
+# result. transformers 5 ignores both settings if there is a tokenizer.json.
 HEEDING: Final = frozenset(
     f"{name}Tokenizer{ending}"
     for name in ("CodeLlama", "Cohere", "Gemma", "GPTNeoX", "Llama")
     for ending in ("", "Fast")
 )
-# Tokenizers by code of their own that do the same and nothing else: gte-Qwen2, as read in vLLM's own treatment of it
+# Tokenizers with custom code that do only the same: gte-Qwen2, as vLLM treats it
 # (https://github.com/vllm-project/vllm, `_maybe_fix_gte_tokenizer`).
 HEEDING_CODE: Final = frozenset({"tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"})
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The tokens before and behind a text; `is_rewritten` says that the template of tokenizer.json lacks some."""
+    """The special tokens before and after a text; `is_rewritten` means that tokenizer.json's template lacks
+    some.
+    """
 
     prefix: tuple[str, ...]
     suffix: tuple[str, ...]
     is_rewritten: bool = False
-    flags: tuple[tuple[str, bool], ...] = ()  # which make transformers' own class do the same
+    flags: tuple[tuple[str, bool], ...] = ()  # settings that make transformers' own class do the same
 
 
 def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
-    """Return what comes before and behind each text. Raise UnsupportedModel where the files do not tell."""
+    """Return the special tokens before and after each text. Raise UnsupportedModel if the files do not tell."""
     config = _read(directory / "tokenizer_config.json")
     code = _find_code(config)
     foreign = [each for each in code if each not in HEEDING_CODE]
@@ -68,7 +69,7 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
 
 
 def require_final_token(name: str, tokens: SpecialTokens) -> None:
-    """Raise UnsupportedModel where nothing comes behind a text, so that its last word would stand for all of it."""
+    """Raise UnsupportedModel if no token follows a text: its last word would then represent all of it."""
     if not tokens.suffix:
         raise UnsupportedModel(
             f"The model {name!r} reads the last token, and its tokenizer puts no final token behind a text: "
@@ -78,14 +79,14 @@ def require_final_token(name: str, tokens: SpecialTokens) -> None:
 
 
 def has_code(directory: Path) -> bool:
-    """Return True if the tokenizer is code of its own, of a kind that is known here."""
+    """Return True if the tokenizer has custom code of a known kind."""
     return bool(_find_code(_read(directory / "tokenizer_config.json")))
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # whoever needs the file says so
+    except (OSError, ValueError):  # the code that needs the file reports the error
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -103,7 +104,7 @@ def _content(token: Any) -> str:
 
 
 def _read_template(processor: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the special tokens before and behind the one text of a post_processor of tokenizer.json."""
+    """Return the special tokens before and after a single text in a post_processor of tokenizer.json."""
     kind = (processor or {}).get("type")
     if kind == "Sequence":
         found = [_read_template(each) for each in processor.get("processors", [])]

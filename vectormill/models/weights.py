@@ -1,8 +1,8 @@
-"""The files of a model's weights, and what they say of their tensors without being read whole. Imports no torch.
+"""The weight files of a model, and the types and shapes of their tensors, read without the weights.
 
-Safetensors files begin with a header that says it. Of a pickle, as torch writes it, the names and shapes are
-unpickled alone: what it may call is listed here, and is nothing but the making of tensors, for which sizes stand
-here.
+Safetensors files begin with a header that lists the tensors. Of torch's pickles only names and shapes are
+unpickled: the functions that a pickle may call are listed here, and only create tensors, for which headers
+are returned. Imports no torch.
 """
 
 import io
@@ -23,7 +23,7 @@ from vectormill.domain.errors import ModelError, UnsupportedModel
 
 SAFETENSORS: Final = ".safetensors"
 _METADATA: Final = "__metadata__"
-# As torch calls storages, and safetensors their type.
+# torch's names of storages, and safetensors' names of the types.
 _STORAGES: Final = {
     "FloatStorage": "F32",
     "HalfStorage": "F16",
@@ -56,8 +56,9 @@ class TensorHeader:
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """Return the tensors of a file by name; reads a few kilobytes of it. Raise ModelError for a pickle of anything
-    else.
+    """Return the tensors of a file by name; reads only a few kilobytes of a safetensors file.
+
+    Raise ModelError for a pickle of anything else.
     """
     if path.suffix != SAFETENSORS:
         return _read_pickled(path)
@@ -70,7 +71,9 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
 
 
 def read_header_bytes(path: Path) -> tuple[bytes, int]:
-    """Return the header as it is written, and where the numbers begin; of a pickle the names, and 0."""
+    """Return the header as stored and the offset of the numbers; for a pickle the names and shapes as JSON,
+    and 0.
+    """
     if path.suffix != SAFETENSORS:
         return json.dumps({name: each.shape for name, each in read_header(path).items()}).encode(), 0
     with path.open("rb") as file:
@@ -81,7 +84,7 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
 def _read_pickled(path: Path) -> dict[str, TensorHeader]:
     try:
         tensors = _unpickle(path)
-    except Exception as error:  # whatever bytes that are no pickle of tensors make of it
+    except Exception as error:  # bytes that are no pickle of tensors may cause any error
         raise ModelError(f"The file {path} cannot be read as a pickle of tensors alone: {error}") from error
     if not isinstance(tensors, dict) or not all(isinstance(each, TensorHeader) for each in tensors.values()):
         raise ModelError(f"The file {path} does not hold a mapping of names to tensors.")
@@ -100,7 +103,7 @@ def _unpickle(path: Path) -> Any:
 
 
 class _SizesUnpickler(pickle.Unpickler):
-    """An unpickler that makes sizes where torch makes tensors, and calls nothing else."""
+    """An unpickler that creates headers in place of torch's tensors, and calls nothing else."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
@@ -113,7 +116,7 @@ class _SizesUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it would call {module}.{name}")
 
     def persistent_load(self, pid: Any) -> str:
-        """Return the type of ("storage", its type, its number, its device, its length)."""
+        """Return the type from ("storage", type, number, device, length)."""
         return str(pid[1])
 
 
@@ -133,19 +136,19 @@ _MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
 
 
 def count_parameters(weights: Sequence[Path]) -> int:
-    """Return how many numbers the files hold; reads a few kilobytes of each."""
+    """Return the number of values in the files; reads only a few kilobytes of each safetensors file."""
     return sum(math.prod(tensor.shape) for path in weights for tensor in read_header(path).values())
 
 
 PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
-# A pickle by torch, of which tensors alone are read; a large model has several.
+# The names of torch's pickles, of which only tensors are read; a large model has several.
 TORCH_WEIGHTS: Final = "pytorch_model*.bin"
 
 
 def find_weights(directory: Path, name: str) -> list[Path]:
-    """Return the files of the transformer's own weights, in order of name. Raise ModelError where there are none.
+    """Return the files of the transformer's own weights, sorted by name. Raise ModelError if there are none.
 
-    Of pickles only those that torch writes are read, and tensors alone of them.
+    Only pickles written by torch are read, and only their tensors.
     """
     files = list_weights(directory)
     if files:
@@ -161,15 +164,15 @@ def find_weights(directory: Path, name: str) -> list[Path]:
 
 
 def list_weights(directory: Path) -> list[Path]:
-    """Return the safetensors files in order of name, or else those of torch; perhaps none is there."""
+    """Return the safetensors files sorted by name, or else torch's; empty if there are none."""
     return sorted(directory.glob("*.safetensors")) or sorted(directory.glob(TORCH_WEIGHTS))
 
 
 def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
-    """Return sixteen hex digits of the model's content, the same on every machine: neither paths nor dates go in.
+    """Return sixteen hex digits that identify the model's content on any machine, without paths or dates.
 
-    All small files are read whole. Of the weights, the header, the size and 64 samples are enough to tell two
-    fine-tuned copies of one architecture apart, without reading gigabytes.
+    All small files are read whole. For the weights, header, size and 64 samples are enough to tell two
+    fine-tuned copies of one architecture apart without reading gigabytes.
     """
     digest = blake2b(digest_size=8)
     vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
@@ -190,5 +193,5 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
 
 
 def find_tensor_names(weights: Sequence[Path]) -> set[str]:
-    """Return the tensor names in the headers of the files; read a few kilobytes of each."""
+    """Return the names of all tensors in the files."""
     return {name for path in weights for name in read_header(path)}

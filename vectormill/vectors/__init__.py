@@ -1,1 +1,1 @@
-"""The forms in which vectors, scores and records are kept and written."""
+"""The formats in which vectors, scores and records are stored and written."""

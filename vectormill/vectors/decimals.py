@@ -1,9 +1,9 @@
-"""Write float32 arrays as JSON numbers, 16 bytes a number, by NumPy without a step of Python per number.
+"""Write float32 arrays as JSON numbers of 16 bytes each, with NumPy and no Python step per number.
 
-Every float32 has a shortest decimal of at most 15 characters; with its comma it fills a slot of 16 bytes, padded by
-blanks, which JSON allows between tokens. Nearly all components of a unit vector can be written with twelve decimals
-by table look-ups (71,000 rows of 384 a second on one core; msgspec writes 15,000); the others get their shortest form.
-Each number read back as float32 is the number written.
+Every float32 has a shortest decimal form of at most 15 characters; with its comma it fills a slot of 16
+bytes, padded by blanks, which JSON allows between tokens. Nearly all components of a unit vector can be
+written with twelve decimals through table look-ups (71,000 rows of 384 per second on one core; msgspec writes
+15,000); the others get their shortest form. Reading a number back as float32 gives the original value.
 """
 
 from typing import Final
@@ -12,14 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 SLOT_BYTES: Final = 16
-# Half the distance between neighbouring float32 above 2^-16 is more than the rounding error of twelve decimals.
+# For float32 values above 2^-16, half the distance to the next one exceeds the rounding error of twelve
+# decimals.
 SMALLEST: Final = 2.0**-16
-# So many numbers of a strip stay in a core's cache from one step to the next.
+# This many numbers of a strip stay in a core's cache between steps.
 STRIP: Final = 8192
 
 
 def _slots(count: int, form: str) -> npt.NDArray[np.uint32]:
-    """Return four characters for each number below `count`, as one integer that is copied, never computed with."""
+    """Return the four characters of each number below `count`, packed into one uint32 that is only ever
+    copied.
+    """
     return np.frombuffer("".join(form % number for number in range(count)).encode(), dtype=np.uint32)
 
 
@@ -29,7 +32,9 @@ _TAIL: Final = _slots(1000, "%03d,")
 
 
 def write_decimals(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return characters [n, d × 16] of finite float32 [n, d]; each row is numbers and commas, ended by "]"."""
+    """Return the characters [n, d × 16] of finite float32 [n, d]; each row is numbers and commas, ending in
+    "]".
+    """
     num_rows, dimensions = vectors.shape
     numbers = np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1)
     words = np.empty((numbers.size, SLOT_BYTES // 4), dtype=np.uint32)
@@ -41,18 +46,20 @@ def write_decimals(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 
 def _write_strip(numbers: npt.NDArray[np.float32], words: npt.NDArray[np.uint32]) -> None:
-    """Fill the slots of `numbers`, four words each: sign and one digit, four digits, four digits, three and comma."""
+    """Fill the slots of `numbers`, four words each: sign and one digit, four digits, four digits, three and
+    comma.
+    """
     magnitude = np.abs(numbers).astype(np.float64)
     is_odd = ((magnitude < SMALLEST) & (magnitude != 0)) | (magnitude >= 1)
     odd = np.flatnonzero(is_odd)
     magnitude[odd] = 0
     scaled = np.rint(magnitude * 1e12).astype(np.int64)
     high = scaled // 10_000_000  # the first five digits
-    low = (scaled - high * 10_000_000).astype(np.uint32)  # the other seven
+    low = (scaled - high * 10_000_000).astype(np.uint32)  # the other seven digits
     high = high.astype(np.uint32)
     first = high // np.uint32(10_000)
     middle = low // np.uint32(1000)
-    # mode="clip" spares the check of every index: all are in range by construction.
+    # mode="clip" avoids checking every index: all are in range by construction.
     words[:, 0] = _HEAD.take(first + np.signbit(numbers).astype(np.uint32) * np.uint32(10), mode="clip")
     words[:, 1] = _FOUR.take(high - first * np.uint32(10_000), mode="clip")
     words[:, 2] = _FOUR.take(middle, mode="clip")

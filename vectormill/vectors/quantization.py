@@ -1,6 +1,5 @@
-"""Quantize float32 vectors to int8 codes or to one bit a value, as sentence-transformers defines both.
+"""Quantize float32 vectors to int8 codes or to one bit per value, as sentence-transformers defines both.
 
-Pure functions on arrays. Knows nothing of where ranges are kept or how they came about.
 Source: sentence_transformers.util.quantization.quantize_embeddings, precisions "int8" and "ubinary".
 """
 
@@ -17,20 +16,20 @@ SMALLEST_CODE: Final = -128
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """The range of int8 codes in a vector space: each dimension's smallest and largest value, float32 [d]."""
+    """The ranges of int8 codes in a vector space: each dimension's smallest and largest value, float32 [d]."""
 
     low: npt.NDArray[np.float32]
     high: npt.NDArray[np.float32]
 
     @property
     def steps(self) -> npt.NDArray[np.float32]:
-        """Return float32 [d]; 1 where all values are equal, so that nothing is divided by zero."""
+        """Return the size of a step, float32 [d]; 1 if all values are equal, to avoid a division by zero."""
         steps = (self.high - self.low) / np.float32(NUM_STEPS)
         return np.where(steps == 0, np.float32(1), steps)
 
     @property
     def offsets(self) -> npt.NDArray[np.float32]:
-        """Return float32 [d]: what code 0 stands for, the middle of its step."""
+        """Return the value that code 0 stands for, float32 [d]: the middle of its step."""
         return self.low + np.float32(0.5 - SMALLEST_CODE) * self.steps
 
     def to_bytes(self) -> bytes:
@@ -43,18 +42,18 @@ class Ranges:
 
 
 def measure_ranges(vectors: npt.NDArray[np.float32]) -> Ranges:
-    """Return the ranges of a sample, float32 [n, d]."""
+    """Return the ranges of a sample of vectors, float32 [n, d]."""
     return Ranges(vectors.min(axis=0), vectors.max(axis=0))
 
 
 def widen_ranges(ranges: Ranges, share: float) -> Ranges:
-    """Widen the ranges at either end by `share` of their length."""
+    """Return the ranges widened at either end by `share` of their length."""
     margin = np.float32(share) * (ranges.high - ranges.low)
     return Ranges(ranges.low - margin, ranges.high + margin)
 
 
 def quantize(vectors: npt.NDArray[np.float32], ranges: Ranges) -> npt.NDArray[np.int8]:
-    """Return codes int8 [n, d] of finite float32 [n, d]; what lies outside the ranges gets the code at their end."""
+    """Return int8 codes [n, d] of finite float32 [n, d]; values outside the ranges get the code at their end."""
     steps = np.floor((vectors - ranges.low) / ranges.steps)
     codes: npt.NDArray[np.int8] = (np.clip(steps, 0, NUM_STEPS) + SMALLEST_CODE).astype(np.int8)
     return codes
@@ -66,7 +65,8 @@ def restore(codes: npt.NDArray[np.int8], ranges: Ranges) -> npt.NDArray[np.float
 
 
 def pack_signs(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return one bit a value, set where it is above 0: uint8 [n, d / 8 rounded up], the first value in the highest
-    bit.
+    """Return one bit per value, set if it is above 0: uint8 [n, d / 8 rounded up].
+
+    The first value is in the highest bit.
     """
     return np.packbits(vectors > 0, axis=-1)

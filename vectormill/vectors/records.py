@@ -1,10 +1,8 @@
 """Group, list and pack the records of extractions.
 
-A record is a path of steps from a root type of the schema to a leaf.
-
-A job gives an item's records as a list. In a collection they lie by the type that they begin with, as JSON that
-Postgres takes as jsonb, so that `output -> 'person'` are the records of persons. Beside a chunk those of all its items
-are one compressed value.
+A record is a path of steps from a root type of the schema to a leaf. A job returns an item's records as a
+list. A collection stores them grouped by the type that they begin with, as jsonb, so that `output ->
+'person'` are the records of persons. Beside a chunk the records of all its items are one compressed value.
 """
 
 from collections.abc import Sequence
@@ -15,10 +13,10 @@ import zstandard
 
 from vectormill.jobs.item import has_nul
 
-COMPRESSION_LEVEL: Final = 3  # JSON repeats itself; a higher level takes longer than the commit
-MAX_BYTES: Final = 1 << 30  # Postgres keeps no larger value
+COMPRESSION_LEVEL: Final = 3  # JSON is repetitive; a higher level takes longer than the commit
+MAX_BYTES: Final = 1 << 30  # Postgres stores no larger value
 
-# JSON of each item; None for one that has none.
+# The JSON of each item; None for an item that has none.
 Records = list[bytes | None]
 
 Step = dict[str, Any]
@@ -31,13 +29,14 @@ _DECODER: Final = msgspec.msgpack.Decoder(Records)
 
 
 class UnstorableRecord(Exception):
-    """The item's records cannot be kept in a collection; the message says why."""
+    """The item's records cannot be stored in a collection; the message says why."""
 
 
 def group_records(output: bytes) -> bytes:
-    """Return the records of an item, a list, by the type that each begins with, in the order in which they come.
+    """Return an item's list of records grouped by the type that each begins with, in their given order.
 
-    Raises UnstorableRecord for what jsonb would refuse: NUL, half of a surrogate pair, what is no list of paths.
+    Raises UnstorableRecord for what jsonb would reject: NUL, half of a surrogate pair, or anything but a list
+    of paths.
     """
     grouped: dict[str, list[Path]] = {}
     try:
@@ -52,7 +51,7 @@ def group_records(output: bytes) -> bytes:
 
 
 def list_records(grouped: bytes) -> bytes:
-    """Turn grouped records back into a list, type by type in the order of their code points."""
+    """Return grouped records as a list again, type by type in the order of their code points."""
     by_type = _GROUPED.decode(grouped)
     return msgspec.json.encode([path for name in sorted(by_type) for path in by_type[name]])
 
@@ -63,7 +62,7 @@ def pack_records(records: Sequence[bytes | None]) -> bytes:
 
 
 def read_records(content: bytes | None, num_items: int) -> Records:
-    """Return the records of a chunk, as JSON for each item; all None while the chunk has no value yet."""
+    """Return the records of a chunk as JSON per item; all None while the chunk has no value yet."""
     if not content:
         return [None] * num_items
     return _DECODER.decode(zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_BYTES))

@@ -1,4 +1,4 @@
-"""Describe an item that has a number for each label: its score, its label and its probabilities."""
+"""Convert an item's number for each label to its score, its label and its probabilities."""
 
 from typing import Any, TypedDict
 
@@ -9,7 +9,7 @@ Numbers = NDArray[np.float32]
 
 
 class Numbered(TypedDict):
-    """A score as it is written. `label` and `probabilities` are None for a model with one number and no labels."""
+    """A score in API results. `label` and `probabilities` are None for a model with one number and no labels."""
 
     score: float
     label: str | None
@@ -23,16 +23,16 @@ class Score(Numbered):
 
 
 def names_labels(labels: tuple[str, ...]) -> bool:
-    """Return True if a score is told with its label and with the number of each label."""
+    """Return True if scores are reported with their label and each label's probability."""
     return len(labels) > 1
 
 
 def choose_scores(numbers: Numbers, labels: tuple[str, ...]) -> tuple[Numbers, "NDArray[np.int64]"]:
-    """Return the score of each row [n] of `numbers` [n, labels], and the place of its best label [n].
+    """Return the score of each row [n] of `numbers` [n, labels], and the index of its best label [n].
 
-    Of one number that is the score. Of two labels the second one says that something holds, and its number is the score
-    (https://huggingface.co/docs/transformers/tasks/sequence_classification: 0 negative, 1 positive); of more the best
-    label's.
+    A single number is the score. With two labels the second is the positive one, and its number is the score
+    (https://huggingface.co/docs/transformers/tasks/sequence_classification: 0 negative, 1 positive); with
+    more it is the best label's number.
     """
     best = numbers.argmax(axis=1) if len(numbers) else np.zeros(0, dtype=np.int64)
     if len(labels) == 2:
@@ -43,14 +43,14 @@ def choose_scores(numbers: Numbers, labels: tuple[str, ...]) -> tuple[Numbers, "
 def rank_scores(
     numbers: Numbers, labels: tuple[str, ...], limit: int | None = None
 ) -> list[tuple[int, float]]:
-    """Return places and scores, the best first; equal scores in the order in which they were sent."""
+    """Return (index, score) of the rows, the best first; equal scores keep their order."""
     scores, _ = choose_scores(numbers, labels)
     order = np.argsort(-scores, kind="stable")[:limit]
     return [(place, _shorten(scores[place])) for place in order.tolist()]
 
 
 def describe_numbers(numbers: Numbers, labels: tuple[str, ...]) -> list[Numbered]:
-    """Return one for each row; numbers with as many digits as float32 has."""
+    """Return a score for each row; numbers have as many digits as float32 needs."""
     scores, best = choose_scores(numbers, labels)
     rows: list[list[Any]] = [[_shorten(number) for number in row] for row in numbers.tolist()]
     has_labels = names_labels(labels)
@@ -71,5 +71,5 @@ def describe_scores(keys: list[str], numbers: Numbers, labels: tuple[str, ...]) 
 
 
 def _shorten(number: float) -> float:
-    """Round to nine digits, which tell any two float32 apart."""
+    """Round to nine digits, which distinguish any two float32 values."""
     return float(f"{number:.9g}")

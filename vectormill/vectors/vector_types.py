@@ -1,11 +1,11 @@
-"""The types in which a finished vector is kept, and how each travels to Postgres and back.
+"""The types in which a finished vector is stored, and their conversion to and from Postgres' binary format.
 
-A row is what a client gets: float32 [d], float16 [d], int8 [d], or uint8 [d / 8 rounded up] of packed bits. Pure
-functions on arrays; knows nothing of jobs or of statements.
+A row is what a client receives: float32 [d], float16 [d], int8 [d], or uint8 [d / 8 rounded up] of packed
+bits.
 
-On the wire `vector` and `halfvec` are int16 dimensions, int16 zero, then big-endian float32 or float16 (pgvector,
-src/vector.c and src/halfvec.c); `bit` is int32 length, then bytes, the first value in the highest bit (PostgreSQL,
-varbit.c).
+On the wire `vector` and `halfvec` are int16 dimensions, int16 zero, then big-endian float32 or float16
+(pgvector, src/vector.c and src/halfvec.c); `bit` is int32 length, then bytes, the first value in the highest
+bit (PostgreSQL, varbit.c).
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from vectormill.vectors.quantization import Ranges, pack_signs, quantize
 # Rows [n, width] of one of the four types.
 Rows = npt.NDArray[Any]
 
-# The largest finite float16; a component beyond it would make COPY refuse the whole chunk.
+# The largest finite float16; a component beyond it would make COPY reject the whole chunk.
 MAX_HALF: Final = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
 class VectorType:
-    """One vector type. `column` is the SQL type, `row` the dtype in a row, `wire` the dtype in a
-    column.
+    """One vector type. `column` is its SQL type, `row` the dtype of a row, `wire` the dtype in a column's
+    binary form.
     """
 
     name: str
@@ -38,15 +38,15 @@ class VectorType:
     wire: str
 
     def width(self, dimensions: int) -> int:
-        """Return numbers in a row."""
+        """Return the number of values in a row."""
         return (dimensions + 7) // 8 if self.name == BINARY else dimensions
 
     def header(self, dimensions: int) -> bytes:
-        """Return the four bytes before a column's numbers."""
+        """Return the four bytes that precede the values in a column's binary form."""
         return dimensions.to_bytes(4) if self.name == BINARY else dimensions.to_bytes(2) + bytes(2)
 
     def column_bytes(self, dimensions: int) -> int:
-        """Return bytes of a column in binary form."""
+        """Return the size in bytes of a column's binary form."""
         return len(self.header(dimensions)) + self.width(dimensions) * np.dtype(self.wire).itemsize
 
     @property
@@ -60,7 +60,7 @@ VECTOR_TYPE_BY_NAME: Final[Mapping[str, VectorType]] = {
     for kind in (
         VectorType(FLOAT32, "vector", "<f4", ">f4"),
         VectorType(FLOAT16, "halfvec", "<f2", ">f2"),
-        # pgvector has no type of 8 bits; a float16 holds every code exactly, and SQL can compute with it.
+        # pgvector has no 8-bit type; a float16 represents every code exactly, and SQL can compute with it.
         VectorType(INT8, "halfvec", "i1", ">f2"),
         VectorType(BINARY, "bit", "u1", "u1"),
     )
@@ -68,17 +68,18 @@ VECTOR_TYPE_BY_NAME: Final[Mapping[str, VectorType]] = {
 
 
 def choose_vector_type(spec: EncodingSpec, *, in_collection: bool) -> VectorType:
-    """Return the type that a job asks for; else float16 in a collection, and float32 beside the job's chunks.
+    """Return the requested type; by default float16 in a collection and float32 beside a job's chunks.
 
-    Numbers of scores are float32 wherever they are.
+    Scores are float32 everywhere.
     """
     is_halved = in_collection and spec.result == VECTOR
     return VECTOR_TYPE_BY_NAME[spec.vector_type or (FLOAT16 if is_halved else FLOAT32)]
 
 
 def make_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges | None) -> Rows:
-    """Return rows [n, width] of finite float32 [n, d]; `ranges` are needed for int8. float16 needs values within
-    ±65504.
+    """Return rows [n, width] of finite float32 vectors [n, d]; int8 needs `ranges`.
+
+    Values for float16 must be within ±65504.
     """
     if kind.name == BINARY:
         return pack_signs(vectors)
@@ -89,22 +90,22 @@ def make_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges
 
 
 def make_column_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges | None) -> Rows:
-    """Return rows of which `write_columns` makes the columns that it makes of `make_rows`.
+    """Return rows for `write_columns` that give the same columns as those of `make_rows`.
 
-    float16 stays float32, which is rounded while it is written.
+    For float16 they stay float32, which is rounded while it is written.
     """
     return vectors if kind.has_nan else make_rows(vectors, kind, ranges)
 
 
 def missing_rows(num_rows: int, kind: VectorType, dimensions: int) -> Rows:
-    """Return rows for items without a vector: NaN, or zeros where there is none."""
+    """Return rows for items without a vector: NaN, or zeros for types without NaN."""
     return np.full((num_rows, kind.width(dimensions)), np.nan if kind.has_nan else 0, dtype=kind.row)
 
 
 def write_columns(columns: npt.NDArray[np.uint8], rows: Rows, kind: VectorType, dimensions: int) -> None:
-    """Write rows [n, width] into `columns` [n, kind.column_bytes(dimensions)], each as its column in binary form.
+    """Write rows [n, width] into `columns` [n, kind.column_bytes(dimensions)] in the columns' binary form.
 
-    The numbers are converted where they are written: no other copy of them is made.
+    The values are converted while they are written, without another copy.
     """
     header = kind.header(dimensions)
     columns[:, : len(header)] = np.frombuffer(header, dtype=np.uint8)
@@ -112,17 +113,17 @@ def write_columns(columns: npt.NDArray[np.uint8], rows: Rows, kind: VectorType, 
 
 
 def read_columns(wire: bytes, kind: VectorType, dimensions: int) -> Rows:
-    """Return rows [n, width] out of columns in binary form, one after the other."""
+    """Return the rows [n, width] of consecutive columns in binary form."""
     column = np.dtype([("header", "V4"), ("values", kind.wire, (kind.width(dimensions),))])
     rows: Rows = np.frombuffer(wire, dtype=column)["values"].astype(kind.row)
     return rows
 
 
 def pack_block(rows: Rows, present: npt.NDArray[np.bool_], kind: VectorType) -> bytes:
-    """Return a chunk's rows [n, width] as one value; rows whose item has no vector must be those of `missing_rows`.
+    """Return a chunk's rows [n, width] as one value; items without a vector must have rows of `missing_rows`.
 
-    An item has as many bytes as another, so that a block can be cut in two without being read. In a type without NaN
-    the first of them says whether there is a vector.
+    All items have equally many bytes, so that a block can be split without being parsed. In a type without
+    NaN the first byte of an item says whether it has a vector.
     """
     if kind.has_nan:
         return rows.astype(kind.row, copy=False).tobytes()
@@ -134,7 +135,7 @@ def pack_block(rows: Rows, present: npt.NDArray[np.bool_], kind: VectorType) -> 
 def read_block(
     content: bytes, kind: VectorType, num_items: int, dimensions: int
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Return rows [num_items, width] of a chunk, and whether each item has a vector, bool [num_items]."""
+    """Return the rows [num_items, width] of a chunk's block, and bool [num_items]: whether each has a vector."""
     if kind.has_nan:
         rows: Rows = np.frombuffer(content, dtype=kind.row).reshape(num_items, dimensions)
         return rows, ~np.isnan(rows[:, 0])
@@ -143,7 +144,7 @@ def read_block(
 
 
 def measure_item(kind: VectorType, dimensions: int) -> int:
-    """Return bytes of one item in a block."""
+    """Return the number of bytes of one item in a block."""
     width = kind.width(dimensions)
     return width * np.dtype(kind.row).itemsize if kind.has_nan else _record(kind, width).itemsize
 

@@ -1,1 +1,1 @@
-"""The devices of this machine, and the environment that pins a process to one. Imports no torch."""
+"""The devices of this machine, and the environment that pins a process to one of them. Imports no torch."""

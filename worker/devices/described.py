@@ -1,6 +1,4 @@
-"""Devices that are described instead of found, such as "4x24GiB,nvlink" or "2x32cores,256GiB": for planning what to buy
-or to rent.
-"""
+"""Devices that are described rather than detected, to plan purchases: "4x24GiB,nvlink" or "2x32cores,256GiB"."""
 
 import re
 from itertools import combinations, pairwise
@@ -18,16 +16,16 @@ MOST_CORES: Final = 4096
 
 
 def is_description(text: str) -> bool:
-    """Return True if the text describes devices ("2x24GiB") rather than naming some that are there ("cuda:0")."""
+    """Return True if the text describes devices ("2x24GiB") rather than naming existing ones ("cuda:0")."""
     return "GiB" in text or "cores" in text
 
 
 def describe_inventory(text: str) -> Inventory:
-    """Return the inventory for "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]": CUDA devices cuda:0, cuda:1, …, linked by PCIe.
+    """Return the inventory for "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]": CUDA devices linked by PCIe.
 
-    `nvlink` joins all of them, `nvlink-pairs` the first with the second and so on, and with `sockets` the second half
-    of the devices hangs on another processor. "[NODESx]Ncores,SIZEGiB" is a machine without GPUs: NUMA nodes of so many
-    cores, and their memory together. Raises ConfigurationError with the grammar.
+    `nvlink` connects all of them, `nvlink-pairs` the first with the second and so on; with `sockets` the
+    second half of the devices is on another CPU. "[NODESx]Ncores,SIZEGiB" is a machine without GPUs: NUMA
+    nodes with that many cores each, and their total memory. Raises ConfigurationError with the grammar.
     """
     if processor := PROCESSOR.fullmatch(text.replace(" ", "")):
         return _describe_processor(
@@ -71,7 +69,7 @@ def describe_inventory(text: str) -> Inventory:
 
 
 def _describe_processor(num_nodes: int, num_cores: int, size: float) -> Inventory:
-    """Return cores of one thread each, numbered node by node, without bf16."""
+    """Return a CPU with one thread per core, numbered node by node, without bf16."""
     if not 1 <= num_nodes * num_cores <= MOST_CORES or size <= 0:
         raise ConfigurationError(f"The processor is not one of 1 to {MOST_CORES} cores with memory.")
     return Inventory(

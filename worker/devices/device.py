@@ -1,4 +1,4 @@
-"""Devices that can hold a model, how they are chosen and named, and the links between them. Asks no hardware."""
+"""Devices that can hold a model, how they are selected and named, and the links between them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,13 +9,14 @@ from vectormill.domain.errors import ConfigurationError
 
 NVLINK: Final = "nvlink"
 PCIE: Final = "pcie"
-SOCKETS: Final = "sockets"  # PCIe, and between the processors: the devices hang on two NUMA nodes
-MEMORY: Final = "memory"  # core sets of one processor: what one writes, the other reads
+SOCKETS: Final = "sockets"  # PCIe and the link between CPUs: the devices are on two NUMA nodes
+MEMORY: Final = "memory"  # core sets of one CPU: what one writes, the other reads
 
-# Bytes a second in one direction, as collectives reach them, not as data sheets add them up: NVLink 4 of 18 links is
-# 450 GB/s on paper, PCIe 4 x16 is 32. Orders of magnitude decide here, not digits.
+# Bytes per second in one direction as collectives reach them, not as data sheets add them up: NVLink 4 with
+# 18 links is 450 GB/s on paper, PCIe 4 x16 is 32. Only the order of magnitude matters here.
 BYTES_PER_SECOND: Final[Mapping[str, float]] = {NVLINK: 200e9, PCIE: 20e9, SOCKETS: 10e9, MEMORY: 5e9}
-# Starting one collective: kernels and a handshake on GPUs, a loopback socket between processes on CPUs.
+# The time to start one collective: kernels and a handshake on GPUs, a loopback socket between processes on
+# CPUs.
 LATENCY_SECONDS: Final[Mapping[str, float]] = {NVLINK: 10e-6, PCIE: 20e-6, SOCKETS: 30e-6, MEMORY: 200e-6}
 
 LINK_KINDS: Final = tuple(BYTES_PER_SECOND)
@@ -23,7 +24,7 @@ LINK_KINDS: Final = tuple(BYTES_PER_SECOND)
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The kind of link between any two devices; `pairs` holds those that differ from `default`."""
+    """The kinds of links between devices; `pairs` holds those that differ from `default`."""
 
     default: str = PCIE
     pairs: Mapping[frozenset[str], str] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Links:
         return self.pairs.get(frozenset((one, other)), self.default)
 
     def slowest(self, names: Iterable[str]) -> str:
-        """Return the kind of the slowest link among the devices: a collective is as fast as that one."""
+        """Return the kind of the slowest link among the devices, which limits a collective."""
         kinds = [self.between(one, other) for one, other in combinations(names, 2)]
         return min(kinds, key=BYTES_PER_SECOND.__getitem__, default=self.default)
 
@@ -42,10 +43,10 @@ CUDA: Final = "cuda"
 MPS: Final = "mps"
 VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
-# Processor flags that mean matrix arithmetic in bf16; without one of them bf16 is emulated, many times slower.
+# CPU flags for matrix arithmetic in bf16; without any of them bf16 is emulated, many times slower.
 BF16_FEATURES: Final = frozenset({"avx512_bf16", "amx_bf16"})
 
-# Pascal, Volta and Turing; of AMD's those before CDNA and RDNA 3.
+# NVIDIA's Pascal, Volta and Turing; AMD's GPUs before CDNA and RDNA 3.
 BF16_EMULATED: Final = frozenset(
     {"sm_60", "sm_61", "sm_70", "sm_72", "sm_75"}
     | {"gfx803", "gfx900", "gfx906", "gfx1010", "gfx1012", "gfx1030", "gfx1031", "gfx1032"}
@@ -54,12 +55,12 @@ BF16_EMULATED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, or a set of cores of the processor. `name` is what a user writes: cuda:0, cpu:1.
+    """One accelerator, or a set of CPU cores. `name` is what a user writes: cuda:0, cpu:1.
 
     `cores` are the logical processors that the encoding process is pinned to; empty leaves it unpinned.
-    `num_threads` is how many of them do not share a physical core. `num_tokenizer_threads`, when not 0, is how many
-    tokenize for it instead, while its model takes none of them. `memory_bytes` is the whole of it, `free_bytes` what
-    nobody used of it when it was asked; None where nobody says.
+    `num_threads` is the number of physical cores among them. `num_tokenizer_threads`, if not 0, is the number
+    of tokenizer threads for a device whose model uses no cores. `memory_bytes` is the device's whole memory,
+    `free_bytes` what was unused when it was detected; None if unknown.
     """
 
     name: str
@@ -70,13 +71,11 @@ class Device:
     memory_bytes: int
     features: frozenset[str] = frozenset()
     description: str = ""
-    reason: str = "asked for"  # why it was chosen, for the worker's report
+    reason: str = "asked for"  # why it was selected, for the worker's report
     num_tokenizer_threads: int = 0
-    uuid: str = ""  # what names a GPU whichever are visible: the driver's own name, or AMD's number of it
+    uuid: str = ""  # identifies a GPU whichever are visible: the driver's UUID, or AMD's unique id
     free_bytes: int | None = None
-    card: str = (
-        ""  # of a part of a GPU that is cut (MIG): what names the whole; the same for parts of one GPU
-    )
+    card: str = ""  # for a part of a GPU (MIG): the whole GPU's UUID, shared by its parts
 
     @property
     def has_bf16(self) -> bool:
@@ -86,14 +85,14 @@ class Device:
 
     @property
     def compute_capability(self) -> int | None:
-        """Return 90 for 9.0; None if the device has none or does not report it."""
+        """Return the compute capability, 90 for 9.0; None if the device has none or does not report it."""
         found = [int(feature[3:]) for feature in self.features if feature.startswith("sm_")]
         return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The devices that are there: accelerators, and the processor's cores as groups that share a physical core."""
+    """The devices that exist: accelerators, and CPU threads grouped by physical core."""
 
     accelerators: tuple[Device, ...]
     physical_cores: tuple[tuple[int, ...], ...]
@@ -101,22 +100,23 @@ class Inventory:
     features: frozenset[str]
     description: str
     links: Links = field(default_factory=Links)
-    free_bytes: int | None = None  # of main memory
-    core_nodes: tuple[int, ...] = ()  # the NUMA node of each physical core; empty where there is one
+    free_bytes: int | None = None  # free main memory
+    core_nodes: tuple[int, ...] = ()  # the NUMA node of each physical core; empty if there is only one
 
     def with_cores(self, first: int, end: int) -> "Inventory":
-        """Return this inventory restricted to some of the physical cores."""
+        """Return this inventory limited to a range of the physical cores."""
         return replace(
             self, physical_cores=self.physical_cores[first:end], core_nodes=self.core_nodes[first:end]
         )
 
 
 def parse_devices(text: str, inventory: Inventory) -> list[Device]:
-    """Return the devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
+    """Return the devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1" or
+    "cpu:0,cpu:1".
 
-    auto takes every accelerator, or else the processor: one device for each of its NUMA nodes. CPU devices that are
-    named share the cores evenly, so that two workers on one machine do not fight. Raises ConfigurationError with the
-    devices that are there.
+    auto takes every accelerator, or else the CPU: one device per NUMA node. Named CPU devices share the cores
+    evenly, so that two workers on one machine do not compete. Raises ConfigurationError with the devices that
+    exist.
     """
     accelerators = {device.name: device for device in inventory.accelerators}
     if text == "auto":
@@ -148,7 +148,7 @@ def parse_devices(text: str, inventory: Inventory) -> list[Device]:
 
 
 def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
-    """Split the processor into devices with equally many physical cores; a remainder goes to the first."""
+    """Split the CPU into devices with equally many physical cores; a remainder goes to the first ones."""
     groups = inventory.physical_cores
     if num_devices > len(groups):
         raise ConfigurationError(
@@ -159,14 +159,14 @@ def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
 
 
 def split_by_node(inventory: Inventory) -> list[Device]:
-    """Return one device for each NUMA node, so that no process reads its weights from another processor's memory."""
+    """Return one device per NUMA node, so that no process reads its weights from another CPU's memory."""
     nodes = inventory.core_nodes
     changes = [place for place, (one, other) in enumerate(pairwise(nodes), start=1) if one != other]
     return _make_processors(inventory, [0, *changes, len(inventory.physical_cores)])
 
 
 def _make_processors(inventory: Inventory, bounds: Sequence[int]) -> list[Device]:
-    """Return a device for each range of cores between two bounds, with its share of the memory."""
+    """Return a device for each range of cores between consecutive bounds, with its share of the memory."""
     groups, num_devices = inventory.physical_cores, len(bounds) - 1
     return [
         Device(
@@ -185,27 +185,30 @@ def _make_processors(inventory: Inventory, bounds: Sequence[int]) -> list[Device
 
 
 def thread_environment(num_threads: int, num_tokenizer_threads: int = 0) -> dict[str, str]:
-    """Return thread counts for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers): each would otherwise start
-    one thread per core of the machine. Set them before any of these is imported.
+    """Return variables with thread counts for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers).
 
-    On a CPU the tokenizer gets as many threads as the model, on the same cores. Fewer would not disturb it less: a
-    forward pass goes on when its last thread is done, so one core that is taken away for long costs more than all of
-    them for a short time. A GPU's model needs no cores, and a fast one takes what all of them can tokenize.
+    Each of these would otherwise start one thread per core of the machine. Set them before any of these is
+    imported.
+
+    On a CPU the tokenizer gets as many threads as the model, on the same cores. Fewer would not disturb the
+    model less: a forward pass continues when its last thread is done, so losing one core for long costs more
+    than losing all of them briefly. A GPU's model needs no cores, and a fast GPU uses all that they can
+    tokenize.
     """
     threads = str(num_threads)
     environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     environment["RAYON_NUM_THREADS"] = str(num_tokenizer_threads or num_threads)
-    # Said explicitly, so that tokenizers does not warn about processes that are forked.
+    # Set explicitly, so that tokenizers does not warn about forked processes.
     environment["TOKENIZERS_PARALLELISM"] = "true"
     return environment
 
 
 def device_environment(device: Device, num_threads: int | None = None) -> dict[str, str]:
-    """Return variables that pin a process to the device, with its threads; to be set before anything imports torch."""
+    """Return variables that pin a process to the device with its threads. Set them before importing torch."""
     environment = thread_environment(num_threads or device.num_threads)
-    # Without the bus order, CUDA numbers by speed and nvidia-smi by slot.
+    # Without the bus order, CUDA numbers GPUs by speed and nvidia-smi by slot.
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environment[VISIBLE_DEVICES] = (device.uuid or str(device.index)) if device.kind == CUDA else ""
-    # For AMD's GPUs; where both are set, HIP reads this one alone.
+    # For AMD's GPUs; if both are set, HIP reads only this one.
     environment["HIP_VISIBLE_DEVICES"] = environment[VISIBLE_DEVICES]
     return environment

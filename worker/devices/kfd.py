@@ -1,7 +1,7 @@
-"""Read which AMD GPUs there are from the kernel's files (KFD), without a HIP context in this process. Knows no models.
+"""Read AMD's GPUs from the kernel's files (KFD), without a HIP context in this process.
 
-Asked by worker.devices.detect alone. torch calls these GPUs cuda too, if it is built for ROCm.
-Source: kernel documentation of amdgpu and amdkfd, sysfs topology; ROCm documentation, GPU isolation.
+Used only by worker.devices.detect. torch calls these GPUs cuda too, if it is built for ROCm. Source: kernel
+documentation of amdgpu and amdkfd, sysfs topology; ROCm documentation, GPU isolation.
 """
 
 import importlib.util
@@ -20,25 +20,27 @@ logger = logging.getLogger(__name__)
 TOPOLOGY: Final = Path("/sys/class/kfd/kfd/topology/nodes")
 ROCM_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
 HIP_VISIBLE_DEVICES: Final = "HIP_VISIBLE_DEVICES"
-# Memory of the GPU's own, with and without a window for the processor; others are caches and scratch.
+# The heap types of the GPU's own memory, with and without CPU access; other types are caches and scratch.
 MEMORY_HEAPS: Final = frozenset({1, 2})
 INFINITY_FABRIC: Final = 11  # CRAT_IOLINK_TYPE_XGMI
 
 
 @dataclass(frozen=True, slots=True)
 class AmdGpu:
-    """An AMD GPU. `node` is the kernel's number of it, `processor` that of the processor whose memory is nearest."""
+    """An AMD GPU. `node` is its number in the kernel, `processor` that of the CPU whose memory is nearest."""
 
     node: int
     uuid: str
-    architecture: str  # gfx90a
+    architecture: str  # such as gfx90a
     memory_bytes: int
     processor: int | None
-    fabric: frozenset[int]  # nodes that it reaches over Infinity Fabric
+    fabric: frozenset[int]  # the nodes that it reaches over Infinity Fabric
 
 
 def is_built_for_rocm() -> bool:
-    """Return True if torch was built for ROCm, read from its file: an import takes seconds and makes a context."""
+    """Return True if torch was built for ROCm. Reads its files: an import takes seconds and creates a
+    context.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -48,14 +50,14 @@ def is_built_for_rocm() -> bool:
 
 
 def list_amd_gpus(topology: Path = TOPOLOGY) -> list[AmdGpu]:
-    """Return all GPUs that this process may see, in the kernel's order, which is ROCm's."""
+    """Return all GPUs that this process may see, in the kernel's order, which is also ROCm's."""
     if not topology.is_dir():
         return []
     nodes: dict[int, Mapping[str, int]] = {}
     for path in topology.iterdir():
         try:
             nodes[int(path.name)] = _read_properties(path / "properties")
-        except OSError:  # a container is not shown the GPUs of others
+        except OSError:  # a container cannot read other containers' GPUs
             continue
     processors = {node for node, properties in nodes.items() if properties.get("cpu_cores_count", 0)}
     return [
@@ -91,10 +93,10 @@ def _read_properties(path: Path) -> dict[str, int]:
 
 
 def select_visible_amd(environment: Mapping[str, str], gpus: Sequence[AmdGpu]) -> list[tuple[int, AmdGpu]]:
-    """Return the GPUs that the environment leaves, in its order, each with the number that HIP_VISIBLE_DEVICES has for
-    it.
+    """Return the GPUs that the environment leaves, in its order, with their numbers in HIP_VISIBLE_DEVICES.
 
-    ROCR_VISIBLE_DEVICES comes first and numbers anew; then HIP_VISIBLE_DEVICES counts, or else CUDA_VISIBLE_DEVICES.
+    ROCR_VISIBLE_DEVICES is applied first and renumbers the GPUs; then HIP_VISIBLE_DEVICES applies, or else
+    CUDA_VISIBLE_DEVICES.
     """
     left = list(_select(environment.get(ROCM_VISIBLE_DEVICES), gpus))
     wanted = environment.get(HIP_VISIBLE_DEVICES, environment.get("CUDA_VISIBLE_DEVICES"))
@@ -102,7 +104,7 @@ def select_visible_amd(environment: Mapping[str, str], gpus: Sequence[AmdGpu]) -
 
 
 def _select(visible: str | None, gpus: Sequence[AmdGpu]) -> Iterator[AmdGpu]:
-    """Yield the GPUs that a list names. As in CUDA, the list ends at the first entry that names none."""
+    """Yield the GPUs that a list names. As in CUDA, the list ends at the first entry that names no GPU."""
     if visible is None:
         yield from gpus
         return
@@ -117,7 +119,9 @@ def _select(visible: str | None, gpus: Sequence[AmdGpu]) -> Iterator[AmdGpu]:
 
 
 def find_amd_links(gpus: Mapping[str, AmdGpu]) -> dict[frozenset[str], str]:
-    """Return the kind of link between each two GPUs, by name. Infinity Fabric counts as NVLink: it is as fast."""
+    """Return the kind of link between every two GPUs, by name. Infinity Fabric counts as NVLink: it is as
+    fast.
+    """
     return {frozenset(names): _find_link(*(gpus[name] for name in names)) for names in combinations(gpus, 2)}
 
 

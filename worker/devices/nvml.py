@@ -1,7 +1,7 @@
-"""Ask NVIDIA's driver for its GPUs (NVML), without a CUDA context in this process. Knows no models.
+"""Query NVIDIA's driver (NVML) for GPUs, without a CUDA context in this process.
 
-Asked by worker.devices.detect alone. The functions are those of pynvml (nvidia-ml-py), NVIDIA's own binding; tests
-hand in another object with the same ones.
+Used only by worker.devices.detect. The functions are those of pynvml (nvidia-ml-py), NVIDIA's own binding;
+tests pass another object with the same functions.
 """
 
 import logging
@@ -35,7 +35,8 @@ class Nvml(Protocol):
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...
 
 
-# From nvml.h: what peer access is asked about, its "yes", and the way that leads over another processor.
+# From nvml.h: the kind of peer access to query, its "yes", and the topology level of a path through another
+# CPU.
 P2P_NVLINK: Final = 2
 P2P_OK: Final = 0
 TOPOLOGY_SYSTEM: Final = 50
@@ -43,7 +44,7 @@ TOPOLOGY_SYSTEM: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, or one part of a GPU that is cut into several (MIG). `index` is the GPU's place on the bus."""
+    """A GPU, or one part of a partitioned GPU (MIG). `index` is the GPU's place on the bus."""
 
     index: int
     uuid: str
@@ -51,14 +52,14 @@ class Gpu:
     memory_bytes: int
     free_bytes: int
     capability: tuple[int, int]
-    card: str = ""  # of a part: the UUID of the GPU that is cut
+    card: str = ""  # for a part: the UUID of the whole GPU
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """The use of a GPU at one moment: memory of all programs, and how busy it was in the last second, 0 to 1.
+    """The use of a GPU at one moment: memory of all programs, and its utilisation in the last second, 0 to 1.
 
-    None is what the driver does not say: utilisation of a part of a GPU, mostly.
+    None means that the driver does not say: mostly the utilisation of a part of a GPU.
     """
 
     memory_used_bytes: int
@@ -67,9 +68,9 @@ class GpuUse:
 
 
 def open_nvml() -> Nvml | None:
-    """Initialize NVML; return None without an NVIDIA driver, which is normal and not logged."""
+    """Initialize NVML. Return None without an NVIDIA driver, which is normal and not logged."""
     try:
-        import pynvml  # here: `vectormill doctor` runs where the worker's packages are not installed
+        import pynvml  # imported late: `vectormill doctor` runs without the worker's packages
     except ImportError:
         logger.warning(
             "NVIDIA GPUs are not looked for: install nvidia-ml-py, which comes with vectormill[worker]."
@@ -87,12 +88,12 @@ def open_nvml() -> Nvml | None:
 
 
 def list_gpus(nvml: Nvml) -> list[Gpu]:
-    """Return all GPUs in bus order. A GPU that is partitioned is listed as its parts."""
+    """Return all GPUs in bus order. A partitioned GPU is listed as its parts."""
     gpus: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpus += _describe(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
-        except nvml.NVMLError as error:  # one that fell off the bus does not take the others along
+        except nvml.NVMLError as error:  # a GPU that fell off the bus does not affect the others
             logger.warning("GPU %d is left out, because its driver does not describe it: %s.", index, error)
     return gpus
 
@@ -110,7 +111,7 @@ def _describe(nvml: Nvml, index: int, whole: Any) -> Iterator[Gpu]:
 def _is_cut(nvml: Nvml, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # most GPUs cannot be cut
+    except nvml.NVMLError:  # most GPUs cannot be partitioned
         return False
 
 
@@ -118,16 +119,16 @@ def _find_parts(nvml: Nvml, whole: Any) -> Iterator[Any]:
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
         try:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, place)
-        except nvml.NVMLError:  # nothing in this place, or it is not for this container
+        except nvml.NVMLError:  # no part at this index, or none that this container may use
             continue
 
 
 def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; None, the variable unset, leaves all.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; None (variable unset) leaves all.
 
-    Entries are indices or (the beginnings of) UUIDs. As in CUDA, the list ends at the first entry that names no GPU,
-    and the index of a GPU that is cut means its first part.
-    Source: CUDA C++ Programming Guide, environment variables.
+    Entries are indices or prefixes of UUIDs. As in CUDA, the list ends at the first entry that names no GPU,
+    and the index of a partitioned GPU means its first part. Source: CUDA C++ Programming Guide, environment
+    variables.
     """
     if visible is None:
         return list(gpus)
@@ -135,7 +136,7 @@ def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> list[Gpu]:
     for entry in (part.strip() for part in visible.split(",")):
         found = [gpu for gpu in gpus if _is_named(gpu, entry)]
         if not found:
-            if entry not in ("", "-1"):  # the two ways to say that there shall be none
+            if entry not in ("", "-1"):  # the two ways to ask for no GPU
                 logger.warning(
                     "CUDA_VISIBLE_DEVICES names %r, which is no GPU here; it and what follows it is left out, as CUDA "
                     "does.",
@@ -154,7 +155,7 @@ def _is_named(gpu: Gpu, entry: str) -> bool:
 
 
 def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
-    """Return how much of a GPU is in use; None when the driver cannot say, as while a GPU is being reset."""
+    """Return the use of a GPU; None if the driver cannot say, for example while the GPU is being reset."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -168,7 +169,7 @@ def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
 
 
 def read_links(nvml: Nvml, uuids: Sequence[str]) -> dict[frozenset[str], str]:
-    """Return the kind of link between each two GPUs, by UUID. PCIe is assumed where the driver does not say."""
+    """Return the kind of link between every two GPUs, by UUID; PCIe if the driver does not say."""
     return {frozenset(pair): _read_link(nvml, *pair) for pair in combinations(uuids, 2)}
 
 
@@ -180,7 +181,7 @@ def _read_link(nvml: Nvml, one: str, other: str) -> str:
     try:
         if nvml.nvmlDeviceGetP2PStatus(*handles, P2P_NVLINK) == P2P_OK:
             return NVLINK
-    except nvml.NVMLError:  # parts of a GPU, and drivers of consumer cards
+    except nvml.NVMLError:  # raised for parts of a GPU, and by drivers of consumer cards
         pass
     try:
         is_far = nvml.nvmlDeviceGetTopologyCommonAncestor(*handles) >= TOPOLOGY_SYSTEM

@@ -1,1 +1,1 @@
-"""One model on several devices, which all ranks divide, fill and run together."""
+"""Divide one model among several devices, fill the parts and run them together."""

@@ -1,6 +1,5 @@
-"""Run consecutive layers on every rank, and micro-batches one behind the other through them (pipeline parallelism).
-
-Knows no files and no vectors: a stage turns what the stage before it sent into what it sends on.
+"""Pipeline parallelism: each rank runs consecutive layers, through which micro-batches pass one after
+another.
 """
 
 import copy
@@ -19,7 +18,7 @@ from worker.placement.placement import Rank
 
 
 class PassthroughEmbeddings(nn.Module):
-    """A module in place of the embeddings of a later stage, which passes received hidden states to the layers."""
+    """A module that replaces the embeddings of later stages and passes received hidden states to the layers."""
 
     def forward(
         self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **_: Any
@@ -29,7 +28,9 @@ class PassthroughEmbeddings(nn.Module):
 
 
 def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
-    """Reduce the model to this rank's stage: its layers, embeddings in front, norm or head behind."""
+    """Reduce the model to this rank's stage: its layers, with embeddings in the first and norm or head in the
+    last.
+    """
     first, count = rank.first_layer, rank.stage_layers[rank.number]
     parent_path, _, name = layout.layers.rpartition(".")
     parent = transformer.get_submodule(parent_path)
@@ -45,12 +46,14 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
 
 
 def _cut_config(transformer: nn.Module, first: int, count: int) -> None:
-    """Cut the configuration of transformers, in which modules look their layers up."""
+    """Reduce the transformers configuration to this stage's layers, because modules look up settings by
+    layer.
+    """
     if not hasattr(transformer, "config"):
         return
     config = copy.deepcopy(transformer.config)
     config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):  # which layers see a window only; looked up by position
+    if getattr(config, "layer_types", None):  # which layers attend within a window only; looked up by index
         config.layer_types = config.layer_types[first : first + count]
     transformer.config = config
 
@@ -61,7 +64,7 @@ def _replace(transformer: nn.Module, path: str, module: nn.Module | None) -> Non
 
 
 def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
-    """Split into at most `count` parts of similar numbers of tokens, the same on every rank."""
+    """Split a batch into at most `count` parts of similar token counts. All ranks get the same result."""
     bounds = [0]
     tokens, target = 0, batch.num_tokens / count
     for position, length in enumerate(batch.lengths.tolist(), start=1):
@@ -72,7 +75,7 @@ def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
 
 
 class PipelineStage:
-    """One rank's part of every micro-batch. The host waits only for hidden states that have not arrived."""
+    """One rank's stage of the pipeline. The host waits only for hidden states that have not arrived."""
 
     def __init__(self, rank: Rank, dtype: torch.dtype, device: torch.device) -> None:
         self._rank = rank
@@ -84,18 +87,18 @@ class PipelineStage:
         shapes: Sequence[tuple[int, ...]],
         compute: Callable[[int, Tensor | None], Any],
     ) -> list[Any]:
-        """Return what `compute(number, hidden states)` makes of every micro-batch, if this is the last stage; what
-        others make are hidden states, which are sent on.
+        """Return the last stage's results of `compute(number, hidden states)` for each micro-batch.
 
-        `shapes` are those of the hidden states [n, length, hidden size] of each micro-batch; every rank knows them.
+        Other stages send what `compute` returns to the next stage and return nothing. `shapes` are those of
+        the hidden states [n, length, hidden size] of each micro-batch, which every rank knows.
         """
         results: list[Any] = []
         arriving = self._receive(shapes[0])
         leaving: _Transfer | None = None
         for number in range(len(shapes)):
             hidden_states = None if arriving is None else arriving.finish()
-            # Posted before this one is computed, so that the stage before rarely waits for us to ask. One and no more:
-            # what waits and what leaves takes memory, and the plan counts one of each.
+            # Post the next receive before computing, so that the previous stage rarely waits for it. Only
+            # one: waiting and leaving hidden states take memory, and the plan counts one of each.
             arriving = self._receive(shapes[number + 1]) if number + 1 < len(shapes) else None
             made = compute(number, hidden_states)
             hidden_states = None
@@ -119,7 +122,9 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """Hidden states on their way to or from a neighbour. The tensor must be kept until they have arrived."""
+    """Hidden states being sent to or received from a neighbour. Keep the tensor until the transfer has
+    finished.
+    """
 
     request: Any
     hidden_states: Tensor

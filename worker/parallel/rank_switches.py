@@ -1,13 +1,13 @@
-"""Decide on the switches of ranks, with reasons. The same on every rank, since each takes what all agree to.
+"""Decide which switches the ranks of a model use, with reasons; all ranks reach the same decision.
 
-Each rank decides by its own card, which may be another than its neighbour's, and then asks them all. A rank that was
-asked by name for what cannot be raises instead, and ends its group with the reason.
+Each rank decides for its own card, which may differ from its neighbour's, and then asks all others. A rank
+that cannot use a switch that was asked for by name raises instead, and ends its group with the reason.
 
-Packed attention is compared with padded on all ranks at once, before any rank takes it. Ranks that share a model
-run every forward pass together. One that packs beside one that pads would wait for hidden states of another shape,
-or add up what belongs to other tokens; and one that leaves a pass in its middle, because its kernel raised, leaves
-the others waiting. So a kernel that raises answers zeros, each rank goes through the whole probe, and only then do
-all say what they found.
+Packed attention is compared with padding on all ranks at once before any rank uses it. Ranks that share a
+model run every forward pass together: one that packs beside one that pads would wait for hidden states of
+another shape, or add up values of different tokens; and one that leaves a pass midway because its kernel
+raised leaves the others waiting. So a kernel that raises returns zeros, each rank completes the whole probe,
+and only then do all exchange what they found.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ NOT_WANTED: Final = "it is not asked for"
 
 @dataclass(frozen=True, slots=True)
 class RankSwitches:
-    """The switches that ranks were asked for, on or off. `must_pack` if the setting for attention asks for packing."""
+    """The requested switches for ranks, on or off. `must_pack` is set if packed attention was asked for."""
 
     choices: tuple[SwitchChoice, ...]
     must_pack: bool
@@ -57,7 +57,7 @@ class RankSwitches:
         return tuple(choice.note for choice in self.choices if not choice.is_on)
 
     def refuse(self, name: str, reason: str) -> "RankSwitches":
-        """Return the switches with this one off. Raises ModelError when it was asked for."""
+        """Return the switches with this one off. Raises ModelError if it was asked for by name."""
         if name == PACKED_RANKS and self.must_pack:
             raise ModelError(f"Packed attention cannot be used, because {reason}; use padded or auto.")
         refused = (
@@ -68,7 +68,7 @@ class RankSwitches:
 
 
 def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision: Choice) -> RankSwitches:
-    """Return what all ranks agree to; `config` is the transformer's. Every rank must call it, and waits."""
+    """Return the switches that all ranks agree on; `config` is the transformer's. All ranks must call this."""
     shape = read_attention_shape(config)
     attention = choose_attention(order.attention, shape, order.device, precision.value)
     place = SwitchFacts(
@@ -94,7 +94,7 @@ def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision
 
 
 def _of_ranks(choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
-    """Return the switches of ranks. Those of single devices were not meant for this model."""
+    """Return the switches for ranks, sorted by name. Others were not meant for this model."""
     return sorted(
         (choice for choice in choices if choice.name in (PACKED_RANKS, QUEUED_RANKS)),
         key=lambda choice: choice.name,
@@ -103,12 +103,13 @@ def _of_ranks(choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
 
 PROBED: Final = "vectormill_probed"
 
-# The hidden states [tokens, hidden size] that this rank ends up with, of a probe in a form; a stage's are its own.
+# Returns the hidden states [tokens, hidden size] that this rank ends up with for a probe; a stage returns its
+# own.
 Compute = Callable[[Form, Batch], Tensor]
 
 
 class CapturingKernel:
-    """A kernel that keeps the first exception in `error` instead of raising it, and answers zeros."""
+    """A kernel that stores its first exception in `error` and returns zeros instead of raising it."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -133,11 +134,12 @@ def find_flaw(
     *,
     has_last_states: bool,
 ) -> str:
-    """Return what is wrong with packing, as the rest of a sentence behind "because"; empty if nothing is. The same on
-    all ranks, which `ask_all` asks: first for kernels that failed, since what these leave out is missing on others too.
+    """Return what is wrong with packing, to complete a "because"; empty if nothing. The same on all ranks.
 
-    `has_last_states` where this rank ends up with the model's own hidden states: those of an earlier stage are in them.
-    Raises ModelError when the pass ended in its middle, by anything but the kernel: the other ranks wait then.
+    The ranks first exchange whether kernels failed through `ask_all`, because the result of a failed kernel
+    is missing on other ranks too. `has_last_states` is set if this rank ends up with the model's last hidden
+    states, which depend on those of earlier stages. Raises ModelError if anything but the kernel ended the
+    pass midway: the other ranks are then left waiting.
     """
     capturing = CapturingKernel(kernel)
     transformers.AttentionInterface.register(PROBED, make_attention(capturing))
@@ -146,7 +148,7 @@ def find_flaw(
         with attending(transformer, PROBED):
             found = [compute(packed, probe) for probe in probes]
         if found[0].is_cuda:
-            torch.cuda.synchronize()  # an error of a kernel is only said by what asks the device next
+            torch.cuda.synchronize()  # a kernel's error is reported only by the next synchronization
     except Exception as error:
         raise ModelError(
             f"Packed attention ended a forward pass of this rank ({first_line(capturing.error or error)}), and the "
@@ -161,7 +163,7 @@ def find_flaw(
 
 @contextmanager
 def attending(transformer: nn.Module, kernel: str) -> Iterator[None]:
-    """Let the transformer attend by this kernel during the block."""
+    """Make the transformer attend with this kernel during the block."""
     before = str(transformer.config._attn_implementation)
     set_attention(transformer, kernel)
     try:
@@ -171,7 +173,7 @@ def attending(transformer: nn.Module, kernel: str) -> Iterator[None]:
 
 
 def set_attention(transformer: nn.Module, kernel: str) -> None:
-    """Set the kernel in every layer: transformers' own function misses the layers of a stage."""
+    """Set the attention kernel of every layer; transformers' own function misses the layers of a stage."""
     for module in transformer.modules():
         config: Any = getattr(module, "config", None)
         if config is not None:

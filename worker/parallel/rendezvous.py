@@ -1,4 +1,4 @@
-"""Let the ranks of one model find each other, and come to one decision. Knows no models and no batches."""
+"""Let the ranks of one model connect and agree on decisions."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,20 +14,23 @@ from worker.placement.placement import Rank
 
 PROCESS_GROUPS: Final = {CPU: "gloo", CUDA: "nccl"}
 
-# Questions of this process so far. Ranks load the same models in the same order, so that a number is one question.
+# The number of questions asked so far. Ranks load the same models in the same order, so a number identifies a
+# question.
 _questions = count()
 
 
 def join_process_group(rank: Rank, backend: str) -> None:
-    """Join the ranks and wait for all of them. A collective that exceeds the timeout raises on every rank.
+    """Connect the ranks and wait for all of them. A collective that exceeds the timeout raises on every rank.
 
-    With NCCL it ends the process instead. The executor is faster in both cases, see Engine.
+    With NCCL such a collective ends the process instead. The executor detects a hang earlier in both cases,
+    see Engine.
 
-    NCCL is not told the device, and so makes communicators when they are first used: one for two stages that talk.
-    Made at once, a single one would carry all that is sent and received, one after another on one stream, and no stage
-    could send a micro-batch before it has received all of them. Source: c10d, ProcessGroupNCCL::pointToPoint.
+    NCCL is not given the device, so it creates communicators on first use: one per pair of communicating
+    stages. If it created a single one at once, that would carry all transfers in order on one stream, and no
+    stage could send a micro-batch before it had received all of them. Source: c10d,
+    ProcessGroupNCCL::pointToPoint.
     """
-    if dist.is_initialized():  # by another model of this process
+    if dist.is_initialized():  # another model of this process has done it
         return
     dist.init_process_group(
         backend,
@@ -39,11 +42,12 @@ def join_process_group(rank: Rank, backend: str) -> None:
 
 
 def ask_all(rank: Rank, objection: str) -> str:
-    """Return the objection of the first rank that has one, with the rank; empty if none has. The same on every rank.
+    """Return the objection of the first rank that has one, with its number; empty if none. The same on every
+    rank.
 
-    All ranks have to ask, and each waits for what all others say. It takes no collective, and so neither memory on a
-    device nor a communicator. A rank that ends before it has spoken ends its group (worker.runner.runner_group), and
-    the others with it.
+    All ranks have to call this, and each waits for all others. It uses no collective, and so neither device
+    memory nor a communicator. If a rank ends before it has answered, worker.runner.runner_group ends the
+    whole group.
     """
     store = dist.PrefixStore(
         f"question {next(_questions)}",
@@ -55,11 +59,11 @@ def ask_all(rank: Rank, objection: str) -> str:
 
 
 def find_first_objection(said: Sequence[str]) -> str:
-    """Return the first objection, in the order of the ranks."""
+    """Return the first objection in the order of the ranks, with the rank's number; empty if there is none."""
     return next((f"{word} (on rank {number})" for number, word in enumerate(said) if word), "")
 
 
-@cache  # one for all that the ranks of a start say to each other: who closes one may delete its file
+@cache  # one store per start for all exchanges of its ranks: closing one may delete its file
 def _open_store(meeting_point: Path, world_size: int, timeout_seconds: float) -> dist.Store:
     store = dist.FileStore(str(meeting_point), world_size)
     store.set_timeout(timedelta(seconds=timeout_seconds))  # else 300 s, while others may still be starting

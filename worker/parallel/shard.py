@@ -1,13 +1,12 @@
-"""One rank's part of a network that several devices share, and how the parts of a batch go through it.
+"""One rank's part of a network that several devices share, and how the parts of a batch pass through it.
 
-Knows no tasks: what a network is given, and what becomes of what comes out of its last layer, is its encoder's.
+What goes into the network, and what happens to its last hidden states, is decided by the encoder.
 
-What ranks do together is done in one order on all of them. They are given batches in one order
-(worker.runner.runner_group), one thread starts them in that order (worker.runner.runner_process), and
-only starting a batch, or
-computing it where nothing is queued, sends anything to another rank: the thread that prepares the next one does not. So
-all that batch 1 says to other ranks stands before all that batch 2 says, whether a rank queues the second behind the
-first or is a little later and has it still to start.
+All ranks communicate in the same order. They receive batches in one order (worker.runner.runner_group), and
+one thread starts them in that order (worker.runner.runner_process). Only starting a batch, or computing it
+where nothing is queued, sends anything to another rank; the thread that prepares the next batch does not. So
+all communication of batch 1 precedes all communication of batch 2, whether a rank queues the second batch
+behind the first or starts it a little later.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,9 +34,10 @@ from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TEN
 
 
 def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Cut the linear layers of every layer, whose parameters may still be on the meta device.
+    """Split the linear layers of every layer, whose parameters may still be on the meta device.
 
-    Raises ModelError when heads or intermediate values do not divide by the number of ranks, or no layer can be cut.
+    Raises ModelError if heads or intermediate values do not divide by the number of ranks, or if no layer can
+    be split.
     """
     config, ranks = transformer.config, mesh.size()
     if layout.tensor_obstacle:
@@ -65,9 +65,10 @@ def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMe
 
 
 def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Cut parameters along their first dimension. Each layer's are gathered while the one before computes."""
+    """Split parameters along their first dimension. A layer's are gathered while the one before is computed."""
     layers = list(transformer.get_submodule(layout.layers))
-    # A unit of its own, so that a vocabulary is whole only while it is looked up, and not beside every layer.
+    # The embeddings are a separate unit, so that a vocabulary is whole only during its look-up, not beside
+    # every layer.
     fully_shard(transformer.get_submodule(layout.embeddings), mesh=mesh, reshard_after_forward=True)
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
@@ -77,7 +78,7 @@ def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh
 
 
 class LoadedShard:
-    """One rank's part of a network, filled. `num_bytes_read` are the bytes of its weights in the files."""
+    """One rank's part of a network, filled. `num_bytes_read` is the size of its weights in the files."""
 
     def __init__(
         self,
@@ -114,29 +115,33 @@ class LoadedShard:
 
     @property
     def reads_tokens(self) -> bool:
-        """Return True if the embeddings are here."""
+        """Return True if this rank has the embeddings."""
         return self._rank.is_first or not self._has_stages
 
     @property
     def has_last_states(self) -> bool:
-        """Return True if this rank ends up with the model's own hidden states."""
+        """Return True if this rank ends up with the model's last hidden states."""
         return self._rank.is_last or not self._has_stages
 
     @property
     def answers(self) -> bool:
-        """Return True if any batch's results come from this rank."""
+        """Return True if this rank returns the results of any batch."""
         return self._rank.is_first if self._rank.strategy == TENSOR else self.has_last_states
 
     def choose_parts(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Return what this rank computes of a batch, and whether it answers it. Asks no other rank."""
+        """Return the parts of a batch that this rank computes, and whether it returns their results.
+
+        Communicates with no other rank.
+        """
         return self._choose_parts(batch)
 
     def run_parts(
         self, shapes: Sequence[tuple[int, ...]], run: Callable[[int, Tensor | None], Any]
     ) -> list[Any]:
-        """Return what `run(number, hidden states of the stage before)` makes of each part; of stages, the last one's.
+        """Return the results of `run(number, hidden states of the previous stage)` for each part.
 
-        `shapes` are those of the parts' token ids; with the hidden size behind them they are those of hidden states.
+        In a pipeline only the last stage has results. `shapes` are those of the parts' token ids; with the
+        hidden size appended they are those of their hidden states.
         """
         if not self._has_stages:
             return [run(number, None) for number in range(len(shapes))]
@@ -147,7 +152,10 @@ class LoadedShard:
         return STRATEGIES[self._rank.strategy].has_stages
 
     def _divide(self, network: nn.Module, layout: Layout, *, is_compressed: bool) -> dict[str, Tensor]:
-        """Reduce the network to this rank's part. Return how parameters were cut if their modules do not tell."""
+        """Reduce the network to this rank's part.
+
+        Return how parameters were cut, by name, for modules that do not record it themselves.
+        """
         if self._has_stages:
             cut_stage(network, layout, self._rank)
             return hold_rounded(network) if is_compressed else {}
@@ -161,27 +169,30 @@ class LoadedShard:
         return {}
 
     def _take_whole(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Return the whole batch. Every rank ends up with all hidden states; the first one answers."""
+        """Return the whole batch. All ranks end up with all hidden states; the first returns the results."""
         return [batch], self._rank.is_first
 
     def _take_share(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Return this rank's sequences. A rank without any runs along, since gathering takes all ranks."""
+        """Return this rank's sequences. A rank without any computes one too, because gathering needs all
+        ranks.
+        """
         shares = split_micro_batches(batch, self._rank.world_size)
         is_idle = self._rank.number >= len(shares)
         return [batch.part(0, 1) if is_idle else shares[self._rank.number]], not is_idle
 
     def _take_micro_batches(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Cut between sequences, so that each has bounds of its own; the last stage answers."""
+        """Split the batch between sequences into micro-batches; the last stage returns the results."""
         return split_micro_batches(batch, self._rank.micro_batches), self._rank.is_last
 
 
 def open_device(order: EncoderOrder) -> torch.device:
-    """Return the device of this process, with the threads that it may use."""
+    """Return the device of this process, after limiting its threads."""
     if order.device.kind == CPU:
         torch.set_num_threads(order.num_threads)
         return torch.device("cpu")
     assert order.device.kind == CUDA
     device = torch.device("cuda:0")  # the environment shows a process only its own GPU
-    # Said before there is a mesh, which would take a launcher's LOCAL_RANK for the number of this GPU.
+    # Set before there is a mesh, which would otherwise take a launcher's LOCAL_RANK as the number of this
+    # GPU.
     torch.cuda.set_device(device)
     return device

@@ -1,7 +1,7 @@
-"""Run one rank's part of a model that gives vectors or labels, and that several devices share.
+"""Run one rank's part of a model that several devices share and that gives vectors or scores.
 
-Every rank is given the same batch and answers the vectors it ends up with, perhaps none: put one behind the other in
-the order of the ranks, they are the batch's. Knows no chunks and no pipes.
+Every rank receives the same batch and returns the vectors that it ends up with, possibly none: concatenated
+in the order of the ranks, they are the batch's vectors.
 """
 
 import importlib
@@ -55,12 +55,12 @@ from worker.placement.placement import Rank
 
 logger = logging.getLogger(__name__)
 
-# For a model whose answers are no vectors, as in worker.encoder.backends.
+# The encoder of extractors, as in worker.encoder.backends.
 EXTRACTOR: Final = "worker.tasks.extract.model.shard_encoder:RexShardEncoder"
 
 
 class ShardEncoder(Encoder):
-    """The encoder of one rank. Its constructor returns when all ranks are ready."""
+    """The encoder of one rank. The constructor returns when all ranks are ready."""
 
     def __init__(self, order: EncoderOrder, rank: Rank) -> None:
         start = time.perf_counter()
@@ -87,7 +87,8 @@ class ShardEncoder(Encoder):
         self._dense.to(self._device).eval()
         self._form, switches = self._load_form(order, precision)
         logger.info("%s attends %s on rank %d", order.card.name, self._form.attention, rank.number)
-        # Copies to the device have a stream of their own, so that they do not queue behind the current forward pass.
+        # Copies to the device use a stream of their own, so that they do not wait for the current forward
+        # pass.
         self._stream = torch.cuda.Stream() if QUEUED_RANKS in switches.names else None
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
@@ -105,7 +106,7 @@ class ShardEncoder(Encoder):
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
-        """Prepare a batch without talking to other ranks, while another one is computed."""
+        """Prepare a batch while another is computed, without communicating with other ranks."""
         batches, has_vectors = self._shard.choose_parts(batch)
         parts = [self._form.lay_out(each) for each in batches]
         arrays = [array for part in parts for array in part.arrays.values()]
@@ -122,7 +123,7 @@ class ShardEncoder(Encoder):
         return self._shard.num_bytes_read
 
     def _load_form(self, order: EncoderOrder, precision: Choice) -> tuple[Form, RankSwitches]:
-        """Load the packed form if all ranks can and agree with padding, else the padded one."""
+        """Return the packed form if all ranks can run it and it agrees with padding, else the padded form."""
         transformer, rank = self._transformer, self._rank
         switches = choose_rank_switches(order, rank, transformer.config, precision)
         token_inputs = list_token_inputs(transformer) if self._shard.reads_tokens else ()
@@ -149,7 +150,7 @@ class ShardEncoder(Encoder):
         return packed, switches
 
     def _compute(self, parts: Sequence[Part], has_vectors: bool, *joined: Tensor) -> Tensor:
-        """Return vectors [n, dim] of the parts, whose arrays are `joined`; none where others answer them."""
+        """Return vectors [n, dim] of the parts, whose arrays are `joined`; none if other ranks return them."""
         names = [list(part.arrays) for part in parts]
         left = iter(joined)
         tensors = [{name: next(left) for name in each} for each in names]
@@ -162,7 +163,7 @@ class ShardEncoder(Encoder):
         return torch.cat(vectors) if has_vectors else torch.empty((0, self._card.dimension))
 
     def _compute_probe(self, form: Form, probe: Batch) -> Tensor:
-        """Return [tokens, hidden size], of all tokens on every rank that has them."""
+        """Return the hidden states [tokens, hidden size] of all tokens, on each rank that holds them."""
         part = form.lay_out(probe)
         tensors = dict(zip(part.arrays, copy_inputs(list(part.arrays.values()), self._device), strict=True))
         made: list[Tensor] = []
@@ -176,14 +177,14 @@ class ShardEncoder(Encoder):
         return form.of_tokens(made[0], tensors)
 
     def _compute_here(self, arrays: Sequence[NDArray[np.int64]], compute: Compute) -> Ragged:
-        """Compute at once where nothing is queued, when the results are asked for."""
-        # Not inference_mode: what fully_shard gathers into was made outside of it.
+        """Compute when the results are requested, on a device without a queue."""
+        # Not inference_mode: the buffers that fully_shard gathers into were made outside of it.
         with losing_device() if self._device.type == CUDA else nullcontext(), torch.no_grad():
             return Ragged.from_matrix(compute(*copy_inputs(arrays, self._device)).float().cpu().numpy())
 
 
 def load_shard(order: EncoderOrder) -> Encoder:
-    """Load this rank's part. Raises ModelError when the model cannot be divided as the rank says."""
+    """Load this rank's part. Raises ModelError if the model cannot be divided in this way."""
     assert order.rank is not None
     if order.card.is_extractor:
         module, _, name = EXTRACTOR.partition(":")

@@ -1,1 +1,1 @@
-"""Plan which device loads what of a model, by what the model needs. Imports no torch."""
+"""Plan which device loads which part of a model, from the memory and arithmetic it needs. Imports no torch."""

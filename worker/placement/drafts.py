@@ -1,6 +1,7 @@
-"""Draft every plan that could be made for a fleet of devices, feasible or not. Chooses none, explains none.
+"""Draft every plan that could be made for a set of devices, whether it fits or not. Chooses and explains
+none.
 
-Devices with fast links between them share a replica first.
+Devices with fast links between them are the first to share a replica.
 """
 
 from bisect import bisect_right
@@ -16,16 +17,16 @@ from worker.placement.replicas import ReplicaBuilder, TooTight
 from worker.placement.room import Room
 from worker.placement.strategies import HYBRID, REPLICATE, SHARED
 
-# More sub-fleets than this are not looked at: eight devices of four classes have 81.
+# The largest number of subsets of devices that are tried: eight devices of four classes have 81.
 MOST_FLEETS = 128
 
 Group = tuple[Room, ...]
 
 
 def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
-    """Group rooms of one kind by `size`, within islands of the fastest links first, then across. Some may be left over.
+    """Group devices of one kind by `size`, first within islands of the fastest links. Some may be left over.
 
-    Parts of one GPU are dealt out to different groups, since they cannot share a replica.
+    Parts of one GPU are spread over different groups, because they cannot share a replica.
     """
     groups: list[Group] = []
     places = find_places(rooms)
@@ -43,7 +44,7 @@ def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
 
 
 def find_places(rooms: Sequence[Room]) -> dict[str, int]:
-    """Number the parts of each partitioned GPU by name; whole GPUs are left out."""
+    """Return the number of each GPU partition within its GPU, by device name; whole GPUs are left out."""
     places: dict[str, int] = {}
     counts: Counter[str] = Counter()
     for room in rooms:
@@ -54,7 +55,9 @@ def find_places(rooms: Sequence[Room]) -> dict[str, int]:
 
 
 def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -> list[list[Room]]:
-    """Return rooms of one kind that reach each other over links at least as fast; in the order of the rooms given."""
+    """Return groups of devices of one kind that are connected by links of at least this speed, in the given
+    order.
+    """
     islands: list[list[Room]] = []
     for room in rooms:
         reached = [
@@ -72,17 +75,17 @@ def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -
 
 
 def sub_fleets(rooms: Sequence[Room], links: Links) -> Iterator[list[Room]]:
-    """Yield the rooms, and the choices of fewer of them that differ: a plan that leaves a device idle may be the
-    fastest.
+    """Yield the distinct subsets of the devices, the full set first: leaving a device idle may be fastest.
 
-    Rooms of one size, speed and island are interchangeable, so only how many of each class are taken makes a choice.
+    Devices of equal memory, speed and island are interchangeable, so subsets differ only in the number taken
+    of each class.
     """
     classes: dict[object, list[Room]] = {}
     fastest = max(BYTES_PER_SECOND[kind] for kind in LINK_KINDS)
     islands = find_islands(rooms, links, fastest)
     for number, island in enumerate(islands):
         for room in island:
-            # A room alone on its island differs from others only by what it is.
+            # A device alone on its island differs from others only by its kind, memory and speed.
             place = number if len(island) > 1 else -1
             classes.setdefault((place, room.kind, room.capacity_bytes, room.flops), []).append(room)
     members = list(classes.values())
@@ -95,7 +98,7 @@ def sub_fleets(rooms: Sequence[Room], links: Links) -> Iterator[list[Room]]:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan in the running: its replicas, the rooms of its fleet that it leaves idle, and what could not be built."""
+    """A candidate plan: its replicas, the devices that it leaves idle, and what could not be built."""
 
     strategy: str
     group_size: int
@@ -118,7 +121,7 @@ class Draft:
 def draft_plans(
     rooms: Sequence[Room], links: Links, builder: ReplicaBuilder, strategy: str
 ) -> Iterator[Draft]:
-    """Yield every strategy that is allowed, on every number of devices a replica, on all rooms and on fewer of them."""
+    """Yield a draft for every allowed strategy, number of devices per replica, and subset of the devices."""
     is_free = strategy in (AUTO, HYBRID)
     for fleet in sub_fleets(rooms, links):
         if is_free or strategy == REPLICATE:
@@ -131,7 +134,7 @@ def draft_plans(
 
 
 def draft_replicas(rooms: Sequence[Room], builder: ReplicaBuilder) -> Draft:
-    """Draft a replica on every room that holds one alone."""
+    """Draft a replica on every device that can hold one alone."""
     built = {room.name: builder.build(REPLICATE, [room], "") for room in rooms}
     refused = {name: each for name, each in built.items() if isinstance(each, TooTight)}
     return Draft(
@@ -146,7 +149,7 @@ def draft_replicas(rooms: Sequence[Room], builder: ReplicaBuilder) -> Draft:
 def _draft_groups(
     rooms: Sequence[Room], size: int, strategy: str, links: Links, builder: ReplicaBuilder
 ) -> Draft:
-    """Draft a replica on every group of `size` rooms."""
+    """Draft a shared replica on every group of `size` devices."""
     replicas: list[Replica] = []
     refusals: list[TooTight] = []
     idle: dict[str, str] = {}
@@ -168,7 +171,7 @@ def _draft_groups(
 def _draft_hybrid(
     rooms: Sequence[Room], size: int, strategy: str, links: Links, builder: ReplicaBuilder
 ) -> Draft:
-    """Draft a replica on every room that holds one alone, and shared ones on the others."""
+    """Draft a replica on every device that can hold one alone, and shared replicas on the others."""
     alone = draft_replicas(rooms, builder)
     tight = [room for room in rooms if room.name in alone.idle]
     shared = _draft_groups(tight, size, strategy, links, builder)
@@ -177,7 +180,7 @@ def _draft_hybrid(
     return Draft(HYBRID, size, alone.replicas + shared.replicas, shared.idle, shared.refusals)
 
 
-# A model that holds no text of so many tokens is of no use, unless it reads no longer ones.
+# A plan whose longest text is shorter than this is useless, unless the model reads no longer texts.
 SHORTEST_USEFUL_TOKENS: Final = 512
 
 
@@ -188,9 +191,11 @@ def find_longest_text(
     strategy: str,
     max_tokens: int,
 ) -> int:
-    """Return `max_tokens` if a plan holds such a text; else the longest that fits, in steps of 512; 0 for none.
+    """Return `max_tokens` if a plan holds a text of that length, else the longest text that fits; 0 if none
+    does.
 
-    `make_builder` gives the builder of replicas that have to hold a text of so many tokens.
+    Lengths are tried in steps of 512 tokens. `make_builder` returns the builder of replicas that hold a text
+    of that many tokens.
     """
 
     def fits(tokens: int) -> bool:

@@ -1,7 +1,7 @@
-"""Predict the bytes that a model needs on a device, weights and activations. Asks no device, loads no weights.
+"""Predict the memory that a model needs on a device for weights and activations, without loading weights.
 
-Activations are those of a forward pass without gradients at its widest moment: a layer's output replaces that of the
-layer before, so that the number of layers does not matter and recomputing activations would save nothing.
+Activations are those of a forward pass without gradients at its peak: a layer's output replaces that of the
+layer before, so the number of layers does not matter and recomputing activations would save nothing.
 """
 
 from dataclasses import dataclass
@@ -11,41 +11,43 @@ from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size
 from worker.placement.model_shape import ModelShape, TensorSize
 
 VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
-# A scale for each group of compressed values.
+# Each group of compressed values has a scale.
 GROUP_BYTES: Final = {"int8": 4}
 COMPRESSED: Final = frozenset(GROUP_BYTES)
 
-# Bytes per sequence and squared length. A fused kernel holds no scores, but a padded batch has a mask [n, 1, L, L]:
-# bool, and as the numbers that are added to the scores (sdpa); with openvino 16 bytes were measured.
+# Bytes per sequence and squared length. A fused kernel stores no scores, but a padded batch has a mask [n, 1,
+# L, L]: as bool, and as numbers that are added to the scores (sdpa); with openvino 16 bytes were measured.
 OPENVINO_MASK_BYTES: Final = 16
 
-# Memory that kernels keep for themselves at the first batch: packed matrices, thread stacks, code. Measured 13 to 16
-# MB on a CPU; on CUDA the workspace of cuBLAS is of that size.
+# Memory that kernels keep from the first batch on: packed matrices, thread stacks, code. Measured 13 to 16 MB
+# on a CPU; cuBLAS' workspace on CUDA has that size.
 SCRATCH_BYTES: Final = 16_000_000
 
-# DeBERTa's scores [heads, L, L] that are alive together: content, both of positions, and what becomes of their sum; and
-# the mask and the positions as int64, and the mask as bool. Measured on a CPU at 64 to 512 tokens (docs/LOG.md).
+# DeBERTa's matrices of scores [heads, L, L] that are alive together: content, both position terms, and their
+# sum; and mask and positions as int64, and the mask as bool. Measured on a CPU at 64 to 512 tokens
+# (docs/LOG.md).
 RELATIVE_SCORES: Final = 4
 RELATIVE_MASK_BYTES: Final = 8 + 8 + 1
-# The relative positions themselves, projected as queries and as keys, lie there once for every sequence.
+# The embeddings of relative positions, projected as queries and as keys, exist once per sequence.
 RELATIVE_PROJECTIONS: Final = 2
 
-# An extractor projects them once, when it is loaded, and has as many heads at work as fit into so many bytes, or one:
-# its bias, what is added to it, and what both are gathered from, twice as wide (worker.tasks.extract.model.network).
+# An extractor projects them once, when it is loaded, and computes as many heads at a time as fit into this
+# many bytes, at least one. Matrices per head: the bias, what is added to it, and what both are gathered from,
+# twice as wide (worker.tasks.extract.model.network).
 BIAS_BYTES: Final = 64 << 20
 BIAS_MATRICES: Final = 4
-# For all heads: the number of a relative position as int64, and whether the pair is hidden.
+# For all heads together: the number of a relative position as int64, and whether the pair is hidden.
 EXTRACTOR_MASK_BYTES: Final = 8 + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory of one model.
+    """The memory needs of one model.
 
-    `layer_bytes` are the weights of each layer in order, for whoever gives layers to several devices, with the
-    `made_bytes` that are made of each at load and that no cut makes smaller. `bias_bytes` are the most that attention
-    takes beside a batch's tokens, and `bias_bytes_per_token_squared` what a small batch takes; of which
-    `spare_bytes_per_token` are there anyway, for the feed-forward block.
+    `layer_bytes` are the weights of each layer in order, for dividing layers among devices; they include
+    `made_bytes`, which are created per layer at load and do not shrink when a layer is split. `bias_bytes` is
+    the most that attention takes beyond a batch's tokens, and `bias_bytes_per_token_squared` what it takes
+    for a small batch; `spare_bytes_per_token` of these are allocated anyway, for the feed-forward block.
     """
 
     num_layers: int
@@ -65,7 +67,7 @@ class Footprint:
         return self.embedding_bytes + sum(self.layer_bytes) + self.other_bytes
 
     def predict_batch_bytes(self, num_sequences: int, length: int) -> int:
-        """Return what one forward pass needs beside the weights, for sequences padded to `length`."""
+        """Return the bytes of one forward pass besides the weights, for sequences padded to `length`."""
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
         tokens = num_sequences * length
         bias = min(self.bias_bytes, tokens * length * self.bias_bytes_per_token_squared)
@@ -73,10 +75,10 @@ class Footprint:
         return SCRATCH_BYTES + beside + tokens * per_token + num_sequences * self.bytes_per_sequence
 
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
-        """Return tokens, padding included, of the largest batch of such sequences that fits beside the weights; 0 for
+        """Return the tokens, padding included, of the largest batch of sequences of `length` that fits; 0 if
         none.
 
-        `free_bytes` is what is left when the weights are loaded.
+        `free_bytes` is the memory left once the weights are loaded.
         """
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
         per_sequence = per_token * length + self.bytes_per_sequence
@@ -86,11 +88,10 @@ class Footprint:
 def make_footprint(
     shape: ModelShape, precision: str, attention: str, *, arithmetic: str | None = None
 ) -> Footprint:
-    """Return the needs of a model whose weights have `precision`, with the attention kernel that an EncoderReport
-    names.
+    """Return the memory needs of a model with weights in `precision` and this attention kernel.
 
-    `arithmetic` is the precision of activations, and of the tensors that are not compressed; None means the same as
-    the weights', and fp32 where these are compressed.
+    `attention` is named as in an EncoderReport. `arithmetic` is the precision of activations and of
+    uncompressed tensors; None means that of the weights, or fp32 if these are compressed.
     """
     arithmetic = arithmetic or ("fp32" if precision in COMPRESSED else precision)
     value_bytes = int(VALUE_BYTES[arithmetic])
@@ -120,29 +121,29 @@ def make_footprint(
 
 
 def count_activations(shape: ModelShape) -> int:
-    """Return values per token that are alive at the widest moment of a layer.
+    """Return the number of values per token that are alive at the peak of a layer.
 
-    Two hidden states always are: the layer's input, which its caller holds, and the residual. Beside them are, in the
-    feed-forward block, the intermediate values before and after the activation function (with a gate: both halves
-    and their product); in the attention, queries, keys, values and what comes out.
+    Two hidden states always are: the layer's input, which its caller holds, and the residual. The
+    feed-forward block adds the intermediate values before and after the activation function (with a gate:
+    both halves and their product); attention adds queries, keys, values and its output.
     """
     if shape.is_gated:
         wide = (4 if shape.has_joined_gate else 3) * shape.intermediate_size
     else:
         wide = 2 * shape.intermediate_size
     attention = (2 * shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
-    if shape.is_extractor:  # which keeps what it embedded beside the two, for the convolution
+    if shape.is_extractor:  # it also keeps the embeddings, for its convolution
         return 3 * shape.hidden_size + max(wide, attention)
     if shape.num_relative_positions:
-        # The scores of every relative position, of which each pair of tokens then picks one. And transformers keeps
-        # what came out of each layer, whoever asks.
+        # The scores of all relative positions, from which each pair of tokens then picks one. transformers
+        # also keeps the output of every layer.
         relative = shape.num_heads * shape.num_relative_positions + 2 * shape.hidden_size
         return shape.num_layers * shape.hidden_size + max(wide, relative)
     return 2 * shape.hidden_size + max(wide, attention)
 
 
 def _count_bias(shape: ModelShape, value_bytes: int) -> dict[str, int]:
-    """Return the bytes of an extractor's attention bias. No intermediate values are held at that moment."""
+    """Return the bytes of an extractor's attention bias. No intermediate values are alive at that moment."""
     spare = count_activations(shape) - 3 * shape.hidden_size - 3 * shape.num_heads * shape.head_size
     return {
         "bias_bytes": BIAS_BYTES,
@@ -163,7 +164,7 @@ def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
 def _attention_bytes(shape: ModelShape, attention: str, value_bytes: int) -> int:
     if shape.is_extractor:
         return EXTRACTOR_MASK_BYTES
-    if shape.num_relative_positions:  # whatever the kernel: there is none for such scores
+    if shape.num_relative_positions:  # no fused kernel supports such scores
         return RELATIVE_SCORES * shape.num_heads * value_bytes + RELATIVE_MASK_BYTES
     if attention.startswith("packed"):
         return 0
@@ -171,5 +172,5 @@ def _attention_bytes(shape: ModelShape, attention: str, value_bytes: int) -> int
         return OPENVINO_MASK_BYTES
     mask_bytes = 1 + value_bytes
     if "eager" in attention:
-        return mask_bytes + 2 * shape.num_heads * value_bytes  # scores before and after the softmax
+        return mask_bytes + 2 * shape.num_heads * value_bytes  # the scores before and after the softmax
     return mask_bytes

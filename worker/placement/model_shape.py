@@ -1,6 +1,6 @@
-"""Read layers, widths and tensors of a model from its config.json and the headers of its weights.
+"""Read a model's layers, widths and tensors from its config.json and the headers of its weights.
 
-Reads no weights, knows no precision and no device. Where no weights are, somebody else says what they would be.
+No weights are read. If there are no weight files, the caller supplies the shapes that they would have.
 """
 
 import json
@@ -16,10 +16,10 @@ from vectormill.models.classifiers import is_structbert
 from vectormill.models.model_card import ModelCard
 from vectormill.models.weights import find_weights, read_header
 
-# Weights of a classifier's head (worker.model.classifiers), which vectors do not pass through.
+# Weights of a classifier's head (worker.model.classifiers), which vectors do not depend on.
 HEAD_PARTS: Final = frozenset({"pooler", "classifier", "score"})
 HEAD_FIRST_PARTS: Final = frozenset({"head", "pre_classifier"})
-# Other weights that the transformer of worker.model.network leaves out: other heads, and buffers.
+# Other weights that the transformer of worker.model.network does not load: other heads, and buffers.
 UNUSED_PARTS: Final = frozenset({"cls", "lm_head", "qa_outputs", "predictions", "position_ids"})
 UNUSED_FIRST_PARTS: Final = frozenset({"decoder"}) | {
     f"vocab_{name}" for name in ("transform", "layer_norm", "projector")
@@ -34,7 +34,7 @@ GATES: Final = {"gate_proj": False, "gate_up_proj": True, "up_gate_proj": True, 
 
 @dataclass(frozen=True, slots=True)
 class TensorSize:
-    """One tensor that is loaded. `layer` is None for embeddings and for what stands before or after the layers."""
+    """One tensor that is loaded. `layer` is None for embeddings and for anything else outside the layers."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,14 +50,18 @@ class TensorSize:
 
     @property
     def is_matrix(self) -> bool:
-        """Return a linear layer's weight [out, in]: what weight compression compresses."""
+        """Return True for the weight [out, in] of a linear layer, which is what weight compression
+        compresses.
+        """
         return len(self.shape) == 2 and not self.is_embedding
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that decide memory and arithmetic. `dense_values` are those of Dense modules or of a classifier's head,
-    always fp32. An extractor computes its relative positions in its own way (worker.tasks.extract.model).
+    """The sizes that determine memory and arithmetic.
+
+    `dense_values` counts the values of Dense modules or of a classifier's head, which are always fp32. An
+    extractor computes relative positions in its own way (worker.tasks.extract.model).
     """
 
     num_layers: int
@@ -75,13 +79,13 @@ class ModelShape:
 
     @property
     def num_relative_positions(self) -> int:
-        """Return a DeBERTa's number of relative positions, both directions; 0 for other models."""
+        """Return a DeBERTa's number of relative positions in both directions; 0 for other models."""
         found = (each.shape[0] for each in self.tensors if each.name.endswith("rel_embeddings.weight"))
         return next(found, 0)
 
 
 def has_weights(card: ModelCard) -> bool:
-    """Return True if the model's weights are there, in a file that is read."""
+    """Return True if the model has a weight file that can be read."""
     try:
         return bool(find_weights(card.path, card.name))
     except ModelError:
@@ -89,9 +93,9 @@ def has_weights(card: ModelCard) -> bool:
 
 
 def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:
-    """Read a model's sizes. `shapes` are its tensors' by name, where no file of weights tells them.
+    """Return the sizes of a model. `shapes` are its tensors' shapes by name, if no weight file has them.
 
-    Raises ModelError when the model's own files leave a size out.
+    Raises ModelError if the model's files leave a size out.
     """
     config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config", config)
@@ -143,7 +147,7 @@ def _count_head(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _count_dense(folder: Path) -> int:
-    """Return values of a Dense module, from its configuration: a matrix and perhaps a bias."""
+    """Return the number of values of a Dense module from its configuration: a matrix and optionally a bias."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     size = int(config["in_features"]) * int(config["out_features"])
     return size + int(config["out_features"]) * bool(config.get("bias", True))

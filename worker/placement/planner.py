@@ -1,9 +1,10 @@
-"""Decide which devices hold which part of a model, with reasons. Pure; imports no framework.
+"""Decide which devices hold which part of a model, with reasons. Imports no framework.
 
-Every strategy that is allowed is drafted on every number of devices a replica; what fits is ranked by predicted rate,
-and of plans that are about as fast the simplest is taken. So there is one mechanism and no special case for "fits",
-"does not fit" and "fits, but leaves too little room". A full batch is a wish: a plan with room for less is rated by
-what it has room for. Where none holds the longest text that the model reads, it is made for the longest that one does.
+Every allowed strategy is drafted for every number of devices per replica; the plans that fit are ranked by
+predicted rate, and of plans that are about as fast the simplest is chosen. So one mechanism covers "fits",
+"does not fit" and "fits, but leaves too little memory for batches". A full batch is not required: a plan with
+memory for less is rated for what it can hold. If no plan holds the longest text that the model reads, the
+plan is made for the longest text that one does hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,21 +30,21 @@ from worker.placement.replicas import Needs, ReplicaBuilder
 from worker.placement.room import Room, measure_room
 from worker.placement.strategies import STRATEGIES
 
-# Where more tokens at once no longer make the device faster (docs/LOG.md for CPUs).
+# The number of tokens at once beyond which a device gets no faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
-# The precision that encoders take when none is asked for, for weights that are compressed.
+# The default arithmetic of encoders, used when weights are compressed.
 ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
-# Where it is not said that batches are packed. With padding on CUDA too: a shard pads unless it is asked to pack, and a
-# whole replica does where the model cannot be packed; else it needs less.
+# The attention assumed if none is given. It is padded on CUDA too: a shard pads unless packing is asked for,
+# and so does a whole replica whose model cannot be packed; otherwise less memory is needed.
 ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "sdpa", MPS: "sdpa"}
-# Predictions are no better than this, so a simpler plan that is nearly as fast is the better plan.
+# Predictions are no more exact than this, so a simpler plan that is nearly as fast is preferred.
 ABOUT_AS_FAST: Final = 0.95
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
     """Return the placement of one model on the devices of one machine. Takes milliseconds; reads no weights.
 
-    Raises ModelDoesNotFit with what is missing and the cheapest ways out when not even short texts fit, and
+    Raises ModelDoesNotFit, with what is missing and the cheapest remedies, if not even short texts fit, and
     ConfigurationError for devices and strategies that do not exist.
     """
     if settings.strategy not in (AUTO, *STRATEGIES):

@@ -1,4 +1,4 @@
-"""What one device offers a plan: bytes that may be filled, and arithmetic per second. Asks no hardware."""
+"""The resources that one device offers a plan: bytes that may be filled, and arithmetic rate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,12 @@ from worker.devices.device import CPU, CUDA, MPS, Device
 
 GIB: Final = 1 << 30
 
-# Memory that a process takes of a device before the first weight: CUDA's context with the kernels of torch and cuBLAS'
-# workspace (what the driver keeps for itself is counted as used); on a CPU the interpreter with torch imported.
+# Memory that a process takes on a device before the first weight: CUDA's context with the kernels of torch
+# and the workspace of cuBLAS (what the driver keeps for itself counts as used); on a CPU the interpreter with
+# torch imported.
 OVERHEAD_BYTES: Final[Mapping[str, int]] = {CUDA: 768 << 20, MPS: GIB // 2, CPU: 400 << 20}
-# Dense bf16 tensor-core rates of data sheets, halved: what large matrix products of a real model reach. For ranking.
+# Half of the dense bf16 tensor-core rates in data sheets, which large matrix products of a real model reach.
+# Only for ranking.
 FLOPS_BY_CAPABILITY: Final[Mapping[str, float]] = {
     "sm_70": 60e12,
     "sm_75": 30e12,
@@ -32,27 +34,27 @@ FLOPS_MPS: Final = 10e12
 FLOPS_PER_CORE: Final = 130e9  # measured: AVX512 without bf16 instructions, fp32 (benchmarks/README.md)
 FLOPS_PER_BF16_CORE: Final = 500e9
 
-# The share of a device's memory that anyone may fill: plans keep below it, and above it batches shrink. One number for
-# both, or a batch that was planned would be shrunk at rest.
+# The share of a device's memory that all programs may fill: plans stay below it, and batches shrink above it.
+# Both use one number, because otherwise a planned batch would be shrunk.
 MEMORY_SHARE: Final = 0.9
-# Metal shares its memory with the processor, and lets a process have two thirds to three quarters.
+# Metal shares its memory with the CPU, and lets a process have two thirds to three quarters.
 MPS_SHARE: Final = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """One device in the eyes of the planner."""
+    """A device as seen by the planner."""
 
     name: str
     kind: str
     capacity_bytes: int
     flops: float
-    used_bytes: int = 0  # by others
-    card: str = ""  # of a part of a GPU: which GPU
+    used_bytes: int = 0  # by other programs
+    card: str = ""  # for a part of a GPU: the whole GPU
 
 
 def measure_room(device: Device, memory_share: float) -> Room:
-    """Return the room on a device of whose memory a share may be filled, by others and by the plan together."""
+    """Return the room on a device, of whose memory others and the plan together may fill `memory_share`."""
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
     used = count_used_bytes(device)
     capacity = int(device.memory_bytes * share) - used - OVERHEAD_BYTES[device.kind]
@@ -60,18 +62,20 @@ def measure_room(device: Device, memory_share: float) -> Room:
 
 
 def count_used_bytes(device: Device) -> int:
-    """Return what others use of the device; 0 where nobody says."""
+    """Return the bytes of the device that others use; 0 if unknown."""
     return 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
-    """Return the memory of an unused device that offers so many bytes to a plan: `measure_room` the other way round."""
+    """Return the memory of an unused device that offers `capacity_bytes` to a plan: the inverse of
+    `measure_room`.
+    """
     share = memory_share * (MPS_SHARE if kind == MPS else 1)
     return int((capacity_bytes + OVERHEAD_BYTES[kind]) / share)
 
 
 def guess_flops(device: Device) -> float:
-    """Guess arithmetic per second from the device's description. Only ratios between devices matter."""
+    """Estimate a device's arithmetic rate from its description. Only ratios between devices matter."""
     if device.kind == CPU:
         return device.num_threads * (FLOPS_PER_BF16_CORE if device.has_bf16 else FLOPS_PER_CORE)
     if device.kind == MPS:

@@ -1,4 +1,4 @@
-"""The strategies by which devices hold a model, a row each, with what is said of them. Builds no plan."""
+"""The strategies by which devices hold a model, one row each, with their descriptions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,9 @@ FULLY_SHARDED: Final = "fully_sharded"
 class Strategy:
     """One strategy.
 
-    `title` is what people call it. `how_shared` is said of the devices that share a replica, with {stages} and
-    {micro_batches}; empty where none do.
-
-    `why_slower` is said of a plan that was not taken. Where `has_stages`, each rank holds whole layers of its own, and
-    else a part of every layer.
+    `title` is its name for people. `how_shared` describes how devices share a replica, with {stages} and
+    {micro_batches} to fill in; empty if they do not. `why_slower` explains why such a plan was not chosen. If
+    `has_stages`, each rank holds whole layers of its own, otherwise a part of every layer.
     """
 
     name: str
@@ -29,7 +27,7 @@ class Strategy:
     has_stages: bool = False
 
 
-# From the simplest to the most demanding: of two that are as fast, the one that comes first is taken.
+# From the simplest to the most demanding: of two that are equally fast, the earlier one is chosen.
 STRATEGIES: Final[Mapping[str, Strategy]] = {
     strategy.name: strategy
     for strategy in (
@@ -53,5 +51,5 @@ STRATEGIES: Final[Mapping[str, Strategy]] = {
         ),
     )
 }
-# Those by which the devices of one replica share it.
+# The strategies by which several devices share one replica.
 SHARED: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.how_shared)
