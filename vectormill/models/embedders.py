@@ -55,9 +55,7 @@ PLAIN_EMBEDDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PromptedFamily:
-    """A family of models whose authors want a prompt that no file contains, recognized by the repository's
-    name.
-    """
+    """A family of models, recognized by name, whose authors want a prompt that no file contains."""
 
     name: str
     pattern: re.Pattern[str]
@@ -122,8 +120,9 @@ class Head:
 
 
 def find_head(tensors: Collection[str]) -> Head | None:
-    """Return the head that is among the tensors; a head that judges takes precedence over one that predicts
-    words.
+    """Return the head whose weights are among the tensors, or None.
+
+    A head that judges takes precedence over one that predicts words.
     """
     for name in sorted(tensors):
         purpose = _JUDGING_HEADS.get(name.partition(".")[0])
@@ -216,8 +215,9 @@ def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
 
 
 def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a model is and, if known, which task uses it. `called`, its name, helps to choose the
-    words.
+    """Return what a model is and, if known, which task uses it.
+
+    `called`, its name, helps to choose the words.
     """
     architecture = find_architecture(config)
     if not architecture:

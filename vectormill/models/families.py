@@ -19,8 +19,7 @@ BEHIND_PADDING: Final = "behind the padding id"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a transformer keeps its layers, and along which dimension their matrices may be split, as module
-    paths.
+    """The module paths of a transformer's layers, and the dimensions along which their matrices may be split.
 
     `columns` and `rows`, relative to a layer, are the linear layers that are split by output and by input.
     Between a column and the following row every rank has its own heads or its own intermediate values, so

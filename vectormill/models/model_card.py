@@ -353,7 +353,8 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 
 
 def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:
-    """Return True for a RexUniNLU. Its config.json is that of any DeBERTa, but its head's tensors have their
-    own names.
+    """Return True for a RexUniNLU.
+
+    Its config.json is that of any DeBERTa, but its head's tensors have their own names.
     """
     return config.get("model_type") == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS

@@ -126,8 +126,9 @@ def write_weights(shapes: Shapes, offset: float, path: Path) -> None:
 
 
 def fill(shapes: Shapes, offset: float) -> Iterator[NDArray[np.float32]]:
-    """Yield each tensor's values, always the same: norms 1, biases 0 except in the last pair, matrices
-    normal.
+    """Yield the values of each tensor, the same on every call.
+
+    Norms are 1, biases 0 except in the last pair, and matrices normally distributed.
     """
     random = np.random.default_rng(SEED)
     for name, shape in shapes.items():

@@ -78,8 +78,9 @@ class Registry:
         return self._entries[name]
 
     def card(self, name: str, *, weights: bool = False) -> ModelCard:
-        """Return the model's card; `weights` also downloads those, for a worker. Raise UnknownModel and
-        ModelError.
+        """Return the model's card; `weights` also downloads those, for a worker.
+
+        Raise UnknownModel and ModelError.
         """
         entry = self.entry(name)
         card = self._cards.get((name, weights))

@@ -27,9 +27,7 @@ def find_group_size(num_inputs: int) -> int:
 
 
 def find_cut_group(num_inputs: int, num_parts: int) -> int | None:
-    """Return the group size if splitting the inputs into `num_parts` cuts through groups; None if it does
-    not.
-    """
+    """Return the size of the groups that are cut if the inputs are split into `num_parts`; None if none is."""
     size = find_group_size(num_inputs)
     return size if (num_inputs // num_parts) % size else None
 

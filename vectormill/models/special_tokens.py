@@ -28,8 +28,9 @@ HEEDING_CODE: Final = frozenset({"tokenization_qwen.Qwen2Tokenizer", "tokenizati
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The special tokens before and after a text; `is_rewritten` means that tokenizer.json's template lacks
-    some.
+    """The special tokens before and after a text.
+
+    `is_rewritten` means that the template in tokenizer.json lacks some of them.
     """
 
     prefix: tuple[str, ...]

@@ -53,8 +53,9 @@ class ModelKind:
 
 
 def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec, which holds everything that determines a job's results. Raise InvalidOption with the
-    limits.
+    """Return the spec, which holds everything that determines a job's results.
+
+    Raise InvalidOption with the limits.
     """
     for name, choices in CHOICES.items():
         chosen = getattr(options, name)

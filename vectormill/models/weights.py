@@ -71,8 +71,9 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
 
 
 def read_header_bytes(path: Path) -> tuple[bytes, int]:
-    """Return the header as stored and the offset of the numbers; for a pickle the names and shapes as JSON,
-    and 0.
+    """Return the header as stored and the offset of the numbers.
+
+    For a pickle these are the names and shapes as JSON, and 0.
     """
     if path.suffix != SAFETENSORS:
         return json.dumps({name: each.shape for name, each in read_header(path).items()}).encode(), 0
@@ -96,7 +97,7 @@ def _unpickle(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
             return _SizesUnpickler(io.BytesIO(archive.read(name))).load()
-    with path.open("rb") as file:  # as before torch 1.6: a magic number, a version and a system come first
+    with path.open("rb") as file:  # before torch 1.6: a magic number, a version and a system come first
         for _ in range(3):
             _SizesUnpickler(file).load()
         return _SizesUnpickler(file).load()

@@ -20,9 +20,7 @@ STRIP: Final = 8192
 
 
 def _slots(count: int, form: str) -> npt.NDArray[np.uint32]:
-    """Return the four characters of each number below `count`, packed into one uint32 that is only ever
-    copied.
-    """
+    """Return the four characters of each number below `count`, packed into a uint32 for copying."""
     return np.frombuffer("".join(form % number for number in range(count)).encode(), dtype=np.uint32)
 
 
@@ -32,8 +30,9 @@ _TAIL: Final = _slots(1000, "%03d,")
 
 
 def write_decimals(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return the characters [n, d × 16] of finite float32 [n, d]; each row is numbers and commas, ending in
-    "]".
+    """Return the characters [n, d × 16] of finite float32 [n, d].
+
+    Each row consists of numbers and commas and ends in "]".
     """
     num_rows, dimensions = vectors.shape
     numbers = np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1)
@@ -46,8 +45,9 @@ def write_decimals(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 
 def _write_strip(numbers: npt.NDArray[np.float32], words: npt.NDArray[np.uint32]) -> None:
-    """Fill the slots of `numbers`, four words each: sign and one digit, four digits, four digits, three and
-    comma.
+    """Fill the slots of `numbers`, each of four words.
+
+    A slot holds sign and one digit, four digits, four digits, three digits and a comma.
     """
     magnitude = np.abs(numbers).astype(np.float64)
     is_odd = ((magnitude < SMALLEST) & (magnitude != 0)) | (magnitude >= 1)

@@ -28,8 +28,9 @@ MAX_HALF: Final = 65504.0
 
 @dataclass(frozen=True, slots=True)
 class VectorType:
-    """One vector type. `column` is its SQL type, `row` the dtype of a row, `wire` the dtype in a column's
-    binary form.
+    """One vector type.
+
+    `column` is its SQL type, `row` the dtype of a row, `wire` the dtype in a column's binary form.
     """
 
     name: str

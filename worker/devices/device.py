@@ -111,12 +111,11 @@ class Inventory:
 
 
 def parse_devices(text: str, inventory: Inventory) -> list[Device]:
-    """Return the devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1" or
-    "cpu:0,cpu:1".
+    """Return the devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1".
 
-    auto takes every accelerator, or else the CPU: one device per NUMA node. Named CPU devices share the cores
-    evenly, so that two workers on one machine do not compete. Raises ConfigurationError with the devices that
-    exist.
+    auto takes every accelerator, or else the CPU: one device per NUMA node. CPU devices that are named, such
+    as "cpu:0,cpu:1", share the cores evenly, so that two workers on one machine do not compete. Raises
+    ConfigurationError with the devices that exist.
     """
     accelerators = {device.name: device for device in inventory.accelerators}
     if text == "auto":

@@ -38,8 +38,9 @@ class AmdGpu:
 
 
 def is_built_for_rocm() -> bool:
-    """Return True if torch was built for ROCm. Reads its files: an import takes seconds and creates a
-    context.
+    """Return True if torch was built for ROCm.
+
+    Reads its files: an import takes seconds and creates a context.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -119,8 +120,9 @@ def _select(visible: str | None, gpus: Sequence[AmdGpu]) -> Iterator[AmdGpu]:
 
 
 def find_amd_links(gpus: Mapping[str, AmdGpu]) -> dict[frozenset[str], str]:
-    """Return the kind of link between every two GPUs, by name. Infinity Fabric counts as NVLink: it is as
-    fast.
+    """Return the kind of link between every two GPUs, by name.
+
+    Infinity Fabric counts as NVLink: it is as fast.
     """
     return {frozenset(names): _find_link(*(gpus[name] for name in names)) for names in combinations(gpus, 2)}
 

@@ -15,8 +15,9 @@ from worker.placement.placement import Rank
 
 
 class DeviceLost(Exception):
-    """The device can compute nothing more in this process, which must exit. The batch may or may not be the
-    cause.
+    """The device can compute nothing more in this process, which must exit.
+
+    The batch may or may not be the cause.
     """
 
 
@@ -27,8 +28,9 @@ class ForwardPass(Protocol):
     """
 
     def start(self) -> None:
-        """Queue the batch on a device that computes asynchronously, without waiting. On other devices do
-        nothing.
+        """Queue the batch on a device that computes asynchronously, without waiting.
+
+        On other devices do nothing.
         """
         ...
 
@@ -138,8 +140,9 @@ class EncoderReport:
 
 
 def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
-    """Return a sentence for each difference between two reports that matters to batches; load times are
-    ignored.
+    """Return a sentence for each difference between two reports that matters to batches.
+
+    How long loading took does not matter.
     """
     names = (
         "attention",

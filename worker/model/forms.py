@@ -126,8 +126,7 @@ PROMPT_LENGTHS = "prompt_lengths"
 
 
 class PackedForm(Form):
-    """The layout with sequences one after another, separated by bounds, so that no padding is computed or
-    sent.
+    """The layout with sequences one after another, so that no padding is computed or sent.
 
     Every rank that computes a sequence uses the same bounds for it, whatever heads or layers it holds.
     `token_inputs` are those of PaddedForm. The transformer must attend with `kernel` while this form runs.

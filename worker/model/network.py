@@ -1,6 +1,4 @@
-"""The network of an encoder: a transformer, its pooling and its Dense modules as one torch module; and its
-loading.
-"""
+"""The network of an encoder, a torch module of transformer, pooling and Dense modules, and its loading."""
 
 import inspect
 import json
@@ -32,9 +30,7 @@ UNUSED_WEIGHTS = ("pooler.",)
 
 
 class Dense(nn.Module):
-    """A sentence-transformers Dense module: a linear layer, an activation and optionally a residual
-    connection.
-    """
+    """A sentence-transformers Dense module: a linear layer, an activation and maybe a residual connection."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -55,8 +51,7 @@ class Dense(nn.Module):
 
 
 class EncoderNetwork(nn.Module):
-    """The whole network: token ids and masks [n, length] to vectors [n, card.dimension] or label scores, in
-    fp32.
+    """The whole network: token ids and masks [n, length] to fp32 vectors [n, card.dimension] or scores.
 
     Without an attention mask the batch has no padding; the values of a mask are never read back from the
     device.
@@ -102,8 +97,9 @@ def list_token_inputs(transformer: nn.Module) -> tuple[str, ...]:
 
 
 def find_pad_token_id(config: dict[str, object]) -> int:
-    """Return the token id used for padding; if the model has none any id will do, since padding is masked
-    out.
+    """Return the token id used for padding.
+
+    Any id will do if the model has none, since padding is masked out everywhere.
     """
     pad_token_id = config.get("pad_token_id")
     return pad_token_id if isinstance(pad_token_id, int) and pad_token_id >= 0 else 0

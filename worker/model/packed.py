@@ -113,8 +113,9 @@ def varlen_kernel(
     scale: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """Attend with torch's varlen_attn. `query` is [tokens, heads, head_dim], `key` and `value` have key
-    heads.
+    """Attend with torch's varlen_attn.
+
+    `query` is [tokens, heads, head_dim], `key` and `value` have key heads.
     """
     from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler; only CUDA gets here
 
@@ -300,16 +301,17 @@ SMALLEST_COSINE_16_BIT: Final = 0.999
 
 
 class PackingFailed(Exception):
-    """Packed attention does not give the results of padding. The message completes a sentence after
-    "because".
+    """Packed attention does not give the results of padding.
+
+    The message completes a sentence after "because".
     """
 
 
 class PackedNetwork(nn.Module):
-    """The whole network over packed tokens: [tokens] with bounds [n + 1] to vectors [n, card.dimension] in
-    fp32.
+    """The whole network over packed tokens [tokens] with bounds [n + 1].
 
-    It changes the given network, whose transformer attends with the packed kernel from now on.
+    It returns vectors [n, card.dimension] in fp32. It changes the given network, whose transformer attends
+    with the packed kernel from now on.
     """
 
     def __init__(self, network: EncoderNetwork, kernel: str) -> None:

@@ -211,8 +211,9 @@ def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def multiply_scaled(
     numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Multiply scaled [tokens, in] by a scaled weight [out, in] into [tokens, out], on a GPU with 8-bit
-    products.
+    """Multiply scaled [tokens, in] by a scaled weight [out, in] into [tokens, out].
+
+    Needs a GPU that multiplies 8-bit floats.
     """
     product: Tensor = torch._scaled_mm(
         numbers, weight.t(), scale_a=scales, scale_b=weight_scales.t(), out_dtype=torch.bfloat16
@@ -328,7 +329,8 @@ STEPS: Final[Mapping[str, Step]] = {
     "direct_flash": Step(attend_directly),
     "flash3": Step(attend_by_flash3),
     "fused_qkv": Step(fuse),
-    # A product errs by 4 % of its length, in any direction, and so does a sum of them: 0.999. Models make more of it.
+    # A product has a relative error of 4 % in a random direction, and so has a sum of products: a cosine of
+    # 0.999. Further layers of the model increase it.
     "fp8": Step(multiply_in_8_bits, smallest_cosine=0.99, is_final=True),
     "compile": Step(compile_graphs),
 }
@@ -340,8 +342,9 @@ def apply_switches(
     compute_probes: ComputeProbes,
     steps: Mapping[str, Step] = STEPS,
 ) -> tuple[SwitchChoice, ...]:
-    """Turn the chosen switches on. Return the choices; those that fail or change results are turned off
-    again.
+    """Turn the chosen switches on.
+
+    Return the choices; those that fail or change results are turned off again.
 
     Raises ModelError if a switch that was asked for by name fails or if the device is lost, and NotUndone.
     """
@@ -363,8 +366,9 @@ def apply_switches(
 def _try_step(
     network: PackedNetwork, step: Step, compute_probes: ComputeProbes, expected: list[Tensor]
 ) -> tuple[list[Tensor], str | None]:
-    """Turn one switch on. Return the probes with it, and what is wrong, to complete a "because"; None if
-    nothing.
+    """Turn one switch on.
+
+    Return the probes with it, and what is wrong, to complete a "because"; None if nothing.
     """
     undo: Undo = None
     try:

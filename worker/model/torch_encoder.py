@@ -157,8 +157,9 @@ class TorchEncoder(Encoder):
         packed: PackedNetwork | None,
         refused: Mapping[str, SwitchChoice],
     ) -> tuple[SwitchChoice, ...]:
-        """Return the requested switches, on or off. Raises ModelError if one that was named fails, and
-        NotUndone.
+        """Return the requested switches, on or off.
+
+        Raises ModelError if one that was named fails, and NotUndone.
         """
         padded_because = "" if packed is not None else attention.reason
         place = SwitchFacts(order.device, self._shape.hidden_size, padded_because)

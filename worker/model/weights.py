@@ -111,8 +111,9 @@ class RoundedLinear(Rounded):
 
     @property
     def weight(self) -> Tensor:
-        """Return the restored weight [out, in]. Scales in bf16 would add as much error as the rounding
-        itself.
+        """Return the restored weight [out, in].
+
+        Scales in bf16 would add as much error as the rounding itself.
         """
         return (self.numbers * self.scales).to(self.dtype).flatten(1)
 

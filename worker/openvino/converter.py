@@ -1,10 +1,10 @@
-"""Convert a model to openvino's format and compare it with torch. Runs in a short-lived process: it imports
-torch.
+"""Convert a model to openvino's format and compare it with torch.
 
-The converted network takes word embeddings as an input; their table is in a file of its own, from which the
-rows of a batch are read (word_table.py). A compressed weight becomes 8-bit constants and the operations that
-restore it, in the pattern that openvino documents for compressed weights: the CPU plugin fuses them with the
-following product and never holds the restored weight.
+It imports torch, so it runs in a short-lived process. The converted network takes word embeddings as an
+input; their table is in a file of its own, from which the rows of a batch are read (word_table.py). A
+compressed weight becomes 8-bit constants and the operations that restore it, in the pattern that openvino
+documents for compressed weights: the CPU plugin fuses them with the following product and never holds the
+restored weight.
 """
 
 import json
@@ -191,9 +191,7 @@ class EmbeddedNetwork(nn.Module):
         return vectors
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the word embeddings [n, length, dim] of ids [n, length], scaled where the architecture does
-        so.
-        """
+        """Return the word embeddings [n, length, dim] of ids [n, length], scaled if the architecture does so."""
         embeddings: Tensor = self._lookup[0](input_ids)
         return embeddings
 

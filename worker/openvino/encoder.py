@@ -33,8 +33,9 @@ class Buffers:
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Take an uninitialized array of this shape from the pool; it may be a part of a larger one, its
-        `base`.
+        """Take an uninitialized array of this shape from the pool.
+
+        It may be a view of a larger array, its `base`.
         """
         size = math.prod(shape)
         with self._lock:
@@ -73,8 +74,9 @@ class BufferWatch:
         self._look_at = 0.0
 
     def note(self, num_tokens: int, now: float) -> bool:
-        """Note a batch. Return True at most every RELEASE_SECONDS, if recent batches needed at most half of
-        the buffers.
+        """Note a batch.
+
+        Return True at most every RELEASE_SECONDS, if recent batches needed at most half of the buffers.
         """
         self._recent_tokens = max(self._recent_tokens, num_tokens)
         self._kept_tokens = max(self._kept_tokens, num_tokens)
@@ -94,9 +96,7 @@ FORGET_SECONDS: Final = 1.0
 
 
 class OpenVINOEncoder(Encoder):
-    """The encoder of a converted network on some cores of a CPU; each stream computes one padded batch at a
-    time.
-    """
+    """The encoder of a converted network on some cores of a CPU, with one padded batch per stream."""
 
     def __init__(
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
@@ -178,9 +178,7 @@ class OpenVINOEncoder(Encoder):
                     self._requests.put(request)
 
     def _read_types(self) -> None:
-        """Compile the network with token types in place of the one without, so that weights are not held
-        twice.
-        """
+        """Compile the network with token types, freeing the one without, so that weights are not held twice."""
         with self._taking_all:
             if self.network.reads_types:
                 return

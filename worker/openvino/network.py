@@ -25,8 +25,7 @@ class MappedWeights:
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, dtype=np.uint8)
 
     def forget(self) -> None:
-        """Drop the pages that were read so far; the kernel's page cache returns them when they are used
-        again.
+        """Drop the pages that were read so far; the page cache supplies them again when they are used.
 
         Does nothing where the system does not support it.
         """

@@ -60,9 +60,7 @@ class EmbeddingRows:
         return out
 
     def _find_places(self, ids: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        """Return the cache slots of these words, reading those that are missing; None if the cache is too
-        small.
-        """
+        """Return the cache slots of these words, reading missing rows; None if the cache is too small."""
         places = self._places[ids]
         is_missing = places < 0
         if not is_missing.any():

@@ -238,9 +238,7 @@ def _num_joined(name: str, joined: Mapping[str, int]) -> int:
 
 
 def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
-    """Return the name that a stage's parameter has in the whole model, whose layers are counted from the
-    first.
-    """
+    """Return the name of a stage's parameter in the whole model, which also counts the earlier layers."""
     return re.sub(
         rf"^({re.escape(layout.layers)}\.)(\d+)\.",
         lambda match: f"{match[1]}{int(match[2]) + first_layer}.",

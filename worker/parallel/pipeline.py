@@ -1,6 +1,4 @@
-"""Pipeline parallelism: each rank runs consecutive layers, through which micro-batches pass one after
-another.
-"""
+"""Pipeline parallelism: each rank runs consecutive layers, and micro-batches pass through the ranks."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -28,8 +26,8 @@ class PassthroughEmbeddings(nn.Module):
 
 
 def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
-    """Reduce the model to this rank's stage: its layers, with embeddings in the first and norm or head in the
-    last.
+    """Reduce the model to this rank's stage: its layers, and the embeddings, norm or head if they belong to
+    it.
     """
     first, count = rank.first_layer, rank.stage_layers[rank.number]
     parent_path, _, name = layout.layers.rpartition(".")
@@ -46,9 +44,7 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
 
 
 def _cut_config(transformer: nn.Module, first: int, count: int) -> None:
-    """Reduce the transformers configuration to this stage's layers, because modules look up settings by
-    layer.
-    """
+    """Reduce transformers' configuration to this stage's layers, because modules look up settings by layer."""
     if not hasattr(transformer, "config"):
         return
     config = copy.deepcopy(transformer.config)
@@ -122,8 +118,9 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """Hidden states being sent to or received from a neighbour. Keep the tensor until the transfer has
-    finished.
+    """Hidden states being sent to or received from a neighbour.
+
+    Keep the tensor until the transfer has finished.
     """
 
     request: Any

@@ -42,8 +42,9 @@ def join_process_group(rank: Rank, backend: str) -> None:
 
 
 def ask_all(rank: Rank, objection: str) -> str:
-    """Return the objection of the first rank that has one, with its number; empty if none. The same on every
-    rank.
+    """Return the objection of the first rank that has one, with its number; empty if none.
+
+    The same on every rank.
 
     All ranks have to call this, and each waits for all others. It uses no collective, and so neither device
     memory nor a communicator. If a rank ends before it has answered, worker.runner.runner_group ends the

@@ -173,8 +173,9 @@ class LoadedShard:
         return [batch], self._rank.is_first
 
     def _take_share(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Return this rank's sequences. A rank without any computes one too, because gathering needs all
-        ranks.
+        """Return this rank's sequences.
+
+        A rank without any computes one too, because gathering needs all ranks.
         """
         shares = split_micro_batches(batch, self._rank.world_size)
         is_idle = self._rank.number >= len(shares)

@@ -1,5 +1,6 @@
-"""Draft every plan that could be made for a set of devices, whether it fits or not. Chooses and explains
-none.
+"""Draft every plan that could be made for a set of devices, whether it fits or not.
+
+Chooses and explains none.
 
 Devices with fast links between them are the first to share a replica.
 """
@@ -55,8 +56,9 @@ def find_places(rooms: Sequence[Room]) -> dict[str, int]:
 
 
 def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -> list[list[Room]]:
-    """Return groups of devices of one kind that are connected by links of at least this speed, in the given
-    order.
+    """Return the groups of devices of one kind that are connected by links of at least this speed.
+
+    Devices keep the given order.
     """
     islands: list[list[Room]] = []
     for room in rooms:
@@ -191,8 +193,7 @@ def find_longest_text(
     strategy: str,
     max_tokens: int,
 ) -> int:
-    """Return `max_tokens` if a plan holds a text of that length, else the longest text that fits; 0 if none
-    does.
+    """Return `max_tokens` if a plan holds a text of that length, else the longest length that fits, or 0.
 
     Lengths are tried in steps of 512 tokens. `make_builder` returns the builder of replicas that hold a text
     of that many tokens.

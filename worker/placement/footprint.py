@@ -75,10 +75,10 @@ class Footprint:
         return SCRATCH_BYTES + beside + tokens * per_token + num_sequences * self.bytes_per_sequence
 
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
-        """Return the tokens, padding included, of the largest batch of sequences of `length` that fits; 0 if
-        none.
+        """Return the tokens, padding included, of the largest batch that fits; 0 if none does.
 
-        `free_bytes` is the memory left once the weights are loaded.
+        The batch's sequences have `length` tokens. `free_bytes` is the memory left once the weights are
+        loaded.
         """
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
         per_sequence = per_token * length + self.bytes_per_sequence
@@ -157,7 +157,7 @@ def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
         num_groups = tensor.num_values // find_group_size(tensor.shape[1])
         return int(tensor.num_values * VALUE_BYTES[precision]) + num_groups * GROUP_BYTES[precision]
     if precision in COMPRESSED and tensor.is_embedding and tensor.shape[0] >= SMALLEST_TABLE_ROWS:
-        return tensor.num_values + tensor.shape[0] * GROUP_BYTES["int8"]  # a vocabulary is int8 in both
+        return tensor.num_values + tensor.shape[0] * GROUP_BYTES["int8"]  # a vocabulary is int8 in every case
     return tensor.num_values * value_bytes
 
 

@@ -50,9 +50,7 @@ class TensorSize:
 
     @property
     def is_matrix(self) -> bool:
-        """Return True for the weight [out, in] of a linear layer, which is what weight compression
-        compresses.
-        """
+        """Return True for a linear layer's weight [out, in], which weight compression compresses."""
         return len(self.shape) == 2 and not self.is_embedding
 
 

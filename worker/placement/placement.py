@@ -173,8 +173,9 @@ def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) ->
 
 
 def draw_placement(placement: Placement) -> str:
-    """Draw the plan as text, device by device, then its reasons: █ weights, ▒ activations of a full batch, ·
-    headroom.
+    """Draw the plan as text, device by device, followed by its reasons.
+
+    █ stands for weights, ▒ for activations of a full batch, · for headroom.
     """
     return draw_plan(placement_json(placement))
 

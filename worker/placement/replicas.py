@@ -292,8 +292,9 @@ class ReplicaBuilder:
         return Replica(FULLY_SHARDED, (stage,), 1, batch_tokens, rate)
 
     def _hold_ranks(self, rooms: Sequence[Room], held: int, per_token: int) -> tuple[Stage, int] | TooTight:
-        """Return one stage over all devices and its tokens. Each holds the same; the smallest sets the
-        tokens.
+        """Return one stage over all devices and its tokens.
+
+        Each holds the same; the smallest sets the tokens.
         """
         smallest = min(rooms, key=lambda room: room.capacity_bytes)
         tokens = self._tokens_in(smallest.capacity_bytes - held, per_token)

@@ -67,9 +67,7 @@ def count_used_bytes(device: Device) -> int:
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
-    """Return the memory of an unused device that offers `capacity_bytes` to a plan: the inverse of
-    `measure_room`.
-    """
+    """Return the memory of an unused device that offers `capacity_bytes`: the inverse of `measure_room`."""
     share = memory_share * (MPS_SHARE if kind == MPS else 1)
     return int((capacity_bytes + OVERHEAD_BYTES[kind]) / share)
 

@@ -155,9 +155,7 @@ def _wanted_bytes(device: Device, tenant: Tenant) -> int:
 def _divide_devices(
     inventory: Inventory, devices: Sequence[Device], tenants: Sequence[Tenant]
 ) -> tuple[Planned, ...]:
-    """Give each model the fewest devices that hold it, then each further device to the model that is worst
-    off.
-    """
+    """Give each model the fewest devices that hold it, then each further one to the model worst off."""
     if len(devices) < len(tenants):
         raise ModelDoesNotFit(f"{len(tenants)} models cannot have one of {len(devices)} devices each.")
     wanted = [_wanted_bytes(devices[0], tenant) for tenant in tenants]

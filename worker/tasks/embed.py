@@ -1,5 +1,6 @@
-"""The task `embed`: compute a vector for each text. A long text may be read in passages whose vectors are
-joined.
+"""The task `embed`: compute a vector for each text.
+
+A long text may be read in passages whose vectors are joined.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -85,8 +85,9 @@ class Classification:
 
 
 class Compare:
-    """The task of scoring pairs with an embedding model by the cosine of their vectors. Implements
-    WorkerTask.
+    """The task of scoring pairs with an embedding model by the cosine of their vectors.
+
+    Implements WorkerTask.
     """
 
     def __init__(self, embed: Embed) -> None:
@@ -181,8 +182,9 @@ def with_types(read: TokenizedTexts) -> TokenizedTexts:
 
 
 def merge(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
-    """Merge parts into one list of `num_texts` texts. A part's first member are its texts' indices in that
-    list.
+    """Merge parts into one list of `num_texts` texts.
+
+    A part's first member are its texts' indices in that list.
 
     Texts that are in no part have no tokens.
     """

@@ -60,8 +60,8 @@ class WorkerTask(Protocol):
         """
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
-        """Return the inputs of one sequence made from this text, to check that a model process still
-        computes.
+        """Return the inputs of one sequence of this text, by which a model process is checked for correct
+        results.
         """
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:

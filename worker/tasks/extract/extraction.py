@@ -63,8 +63,9 @@ FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """The sequences of one level of all texts. Sequence i belongs to text `texts[i]`; each input has a row
-    for it.
+    """The sequences of one level of all texts.
+
+    Sequence i belongs to text `texts[i]`; each input has a row for it.
     """
 
     inputs: Mapping[str, Ragged]
@@ -249,9 +250,7 @@ class Extract:
         return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        """Return what is wrong with a canary's cells and logits; empty if they nearly equal the expected
-        ones.
-        """
+        """Return what is wrong with a canary's cells and logits; empty if they are nearly as expected."""
         if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
             return "its answer has another number of cells"
         known = expected[1:].reshape(-1, CELL_WIDTH)

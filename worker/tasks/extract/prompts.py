@@ -258,8 +258,9 @@ class HintWriter:
         self._roots: Hints | None = None
 
     def write(self, levels: Sequence[Asked]) -> list[Hints]:
-        """Return the hints of each text's level. The first level is the same for all texts and is written
-        once.
+        """Return the hints of each text's level.
+
+        The first level is the same for all texts and is written once.
         """
         others = [asked for asked in levels if list(asked) != [()]]
         written = iter(self._write(others))

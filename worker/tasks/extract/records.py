@@ -103,7 +103,8 @@ def find_type_places(window: Window) -> Places:
             "the text has a special token such as [SEP] in a span, and a prompt with it cannot be read"
         )
     if window.num_hint_tokens > hint_end:
-        # Text tokens that count as hint hide the type that stands where they do, by number of character.
+        # Text tokens with type id 0 count as hint; one that has the same character offset as a type replaces
+        # that type's position.
         starts = window.tokens.starts[hint_end : window.num_hint_tokens].tolist()
         hidden = {start: hint_end + index for index, start in enumerate(starts)}
         places = np.array(
@@ -144,8 +145,9 @@ def find_candidates(cells: Floats, type_places: Places, num_hint_tokens: int, le
 
 
 def _mean_probabilities(logits: Floats, spans: Places, heads: Places, tails: Places) -> list[float]:
-    """Return the mean probability of each span's three cells, computed in float32 and then rounded to 4
-    decimals, as in the reference.
+    """Return the mean probability of each span's three cells, rounded to 4 decimals.
+
+    As in the reference, the mean is computed in float32 before it is rounded.
     """
     probabilities = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
     means = (probabilities[spans] + probabilities[heads] + probabilities[tails]) / np.float32(3)
@@ -298,8 +300,9 @@ class TextState:
         self.text = self._grown(self.text, window)
 
     def read_level(self, windows: Sequence[Window], rows: Sequence[Floats]) -> None:
-        """Read the results of all windows of the level, in order. Raises LimitExceeded and as `read_spans`
-        does.
+        """Read the results of all windows of the level, in order.
+
+        Raises LimitExceeded and as `read_spans` does.
         """
         if self.token is None:
             below = self._read_spans(windows, rows)
@@ -367,8 +370,9 @@ class TextState:
         return below
 
     def _end_pass(self) -> None:
-        """End the last level. A classified text without labels is asked once more, whatever the logits'
-        signs.
+        """End the last level.
+
+        A classified text without labels is asked once more, whatever the logits' signs.
         """
         if self.token is None or self.is_blank or self._labels:
             self._is_done = True

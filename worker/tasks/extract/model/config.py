@@ -125,8 +125,7 @@ def parse_config(written: Mapping[str, Any], place: str) -> DebertaConfig:
 
 
 def tabulate_distances(config: DebertaConfig, longest: int) -> NDArray[np.int64]:
-    """Return the index of the relative embedding [2 * longest + 1] for each distance from -longest to
-    longest.
+    """Return the relative embedding's index [2 * longest + 1] for each distance -longest … longest.
 
     Distances of half the buckets and more share them logarithmically, but only if `max_relative_positions` is
     positive as configured: unlike transformers, the reference does not replace -1 by the number of positions.
@@ -141,8 +140,9 @@ def tabulate_distances(config: DebertaConfig, longest: int) -> NDArray[np.int64]
 
 
 def _round_logarithmically(distances: NDArray[np.int64], middle: int, longest: int) -> NDArray[np.int64]:
-    """Map distances to logarithmic buckets in float32, so that values near an integer round as in the
-    reference.
+    """Map distances to logarithmic buckets.
+
+    Computed in float32, so that values near an integer round as in the reference.
     """
     magnitude = np.maximum(np.abs(distances), max(1, middle - 1))
     share = np.log((magnitude / np.float32(middle)).astype(np.float32)) / np.log(

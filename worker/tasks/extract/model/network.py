@@ -104,8 +104,9 @@ class SelfAttention(nn.Module):
             )
 
     def forward(self, states: Tensor, index: Tensor, columns: slice, is_hidden: Tensor) -> Tensor:
-        """Attend over states [n, length, hidden]. `index`, `columns` and `is_hidden` are those of
-        Encoder.forward.
+        """Attend over states [n, length, hidden].
+
+        `index`, `columns` and `is_hidden` are those of Encoder.forward.
         """
         query, key, value = (self._split(proj(states)) for proj in self._projections())
         num_sequences, length = states.shape[:2]
@@ -332,9 +333,7 @@ class RexNetwork(nn.Module):
         return states
 
     def _index_distances(self, position_ids: Tensor) -> tuple[Tensor, slice]:
-        """Return the relative embedding numbers of all token pairs, and the slice of embeddings they fall
-        into.
-        """
+        """Return the relative embedding number of each token pair, and the slice that these fall into."""
         assert self._table is not None, "prepare() comes first"
         middle = len(self._numbers) // 2
         farthest = min(_find_farthest(position_ids), middle)

@@ -97,8 +97,9 @@ class RexShardEncoder(DirectEncoder):
 
 
 def _gather(parameter: Tensor) -> Tensor:
-    """Return the whole of a parameter that is sliced over the ranks. All ranks must call this in the same
-    order.
+    """Return the whole of a parameter that is sliced over the ranks.
+
+    All ranks must call this in the same order.
     """
     if isinstance(parameter, DTensor):
         whole: Tensor = parameter.full_tensor()
