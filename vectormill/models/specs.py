@@ -90,7 +90,7 @@ def find_own_task(card: ModelCard) -> str:
 
 
 def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec for vectors of an embedding model. Raise InvalidOption."""
+    """Return the spec for vectors of an embedding model. Raise InvalidOption for values it cannot have."""
     max_tokens = choose_max_tokens(card, options, SMALLEST_MAX_TOKENS)
     dimensions = card.dimension if options.dimensions is None else options.dimensions
     if not 1 <= dimensions <= card.dimension:
@@ -113,7 +113,10 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
 
 
 def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec of an extraction, which reads texts of any length in windows. Raise InvalidOption."""
+    """Return the spec of an extraction, which reads texts of any length in windows.
+
+    Raise InvalidOption for values it cannot have.
+    """
     if options.extract_schema is None:
         raise InvalidOption(
             f'The task {EXTRACT} needs a schema, such as {{"person": null, "organization": {{"founder": null}}}}.'
@@ -134,7 +137,10 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
 
 
 def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Return the spec for scores of a classifier, or of comparing two vectors. Raise InvalidOption."""
+    """Return the spec for scores of a classifier, or of comparing two vectors.
+
+    Raise InvalidOption for values it cannot have.
+    """
     classifier = card.classifier
     if card.unread:
         raise InvalidOption(
@@ -162,7 +168,10 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
 
 
 def choose_max_tokens(card: ModelCard, options: EncodingOptions, least: int) -> int:
-    """Return how many tokens are read: the model's maximum, or fewer if requested. Raise InvalidOption."""
+    """Return how many tokens are read: the model's maximum, or fewer if requested.
+
+    Raise InvalidOption if the number is below `least` or above the maximum.
+    """
     max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
     if not least <= max_tokens <= card.max_tokens:
         raise InvalidOption(

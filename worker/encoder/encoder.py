@@ -170,7 +170,7 @@ class Encoder(Protocol):
 
     @abstractmethod
     def prepare(self, batch: Batch) -> ForwardPass:
-        """Do the part of the work that needs no device. Raises as `encode` does."""
+        """Prepare the batch as far as possible before its turn on the device. Raises as `encode` does."""
 
     @abstractmethod
     def describe(self) -> EncoderReport:

@@ -56,7 +56,7 @@ class PackedBatch:
 
 
 def pack_batch(batch: Batch, shape: AttentionShape) -> PackedBatch:
-    """Pack the batch without padding. Positions start again with every sequence."""
+    """Pack the batch without padding. Position ids restart in every sequence."""
     tokens = {
         name: batch.inputs[name].covered.astype(np.int64) for name in TOKEN_INPUTS if name in batch.inputs
     }
@@ -115,7 +115,7 @@ def varlen_kernel(
 ) -> Tensor:
     """Attend with torch's varlen_attn.
 
-    `query` is [tokens, heads, head_dim], `key` and `value` have key heads.
+    `query` is [tokens, heads, head_dim]; `key` and `value` are [tokens, key heads, head_dim].
     """
     from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler; only CUDA gets here
 
@@ -347,7 +347,11 @@ class PackedNetwork(nn.Module):
 def pack_network(
     network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
 ) -> PackedNetwork:
-    """Return the packed network. Raises PackingFailed if the network was restored, else ModelError."""
+    """Return the packed network, compared with padding.
+
+    Raises PackingFailed if packing fails and the padded network still works, and ModelError if the device is
+    lost.
+    """
     probes = make_probes(network.transformer.config, max_tokens)
     padded_attention = network.attention
     try:

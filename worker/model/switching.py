@@ -342,11 +342,10 @@ def apply_switches(
     compute_probes: ComputeProbes,
     steps: Mapping[str, Step] = STEPS,
 ) -> tuple[SwitchChoice, ...]:
-    """Turn the chosen switches on.
+    """Turn the chosen switches on, and off again if they fail or change results. Return the choices.
 
-    Return the choices; those that fail or change results are turned off again.
-
-    Raises ModelError if a switch that was asked for by name fails or if the device is lost, and NotUndone.
+    Raises ModelError if a switch that was asked for by name fails or if the device is lost, and NotUndone if
+    a switch cannot be undone.
     """
     settled = {choice.name: choice for choice in choices}
     wanted = [name for name in steps if name in settled and settled[name].is_on]
@@ -366,9 +365,9 @@ def apply_switches(
 def _try_step(
     network: PackedNetwork, step: Step, compute_probes: ComputeProbes, expected: list[Tensor]
 ) -> tuple[list[Tensor], str | None]:
-    """Turn one switch on.
+    """Turn one switch on. Return the probes computed with it, and what is wrong with it.
 
-    Return the probes with it, and what is wrong, to complete a "because"; None if nothing.
+    The latter completes a sentence after "because"; it is None if nothing is wrong.
     """
     undo: Undo = None
     try:

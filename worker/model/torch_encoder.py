@@ -159,7 +159,7 @@ class TorchEncoder(Encoder):
     ) -> tuple[SwitchChoice, ...]:
         """Return the requested switches, on or off.
 
-        Raises ModelError if one that was named fails, and NotUndone.
+        Raises ModelError if a switch that was asked for by name fails, and NotUndone if one cannot be undone.
         """
         padded_because = "" if packed is not None else attention.reason
         place = SwitchFacts(order.device, self._shape.hidden_size, padded_because)

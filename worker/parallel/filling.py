@@ -172,7 +172,7 @@ def fill(
 
     `first_layer` is the index in the whole model of this part's first layer. `joined` are those of the
     layout, where each of the matrices in one tensor is cut separately. `cuts` are, by name, the parameters as
-    they were cut, for modules that hold a part without saying of what.
+    they were cut, for modules that do not record which part they hold.
     """
     buffers = [
         (module, name, buffer)

@@ -26,9 +26,7 @@ class PassthroughEmbeddings(nn.Module):
 
 
 def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
-    """Reduce the model to this rank's stage: its layers, and the embeddings, norm or head if they belong to
-    it.
-    """
+    """Reduce the model to this rank's stage: its layers, and embeddings, norm or head if they belong to it."""
     first, count = rank.first_layer, rank.stage_layers[rank.number]
     parent_path, _, name = layout.layers.rpartition(".")
     parent = transformer.get_submodule(parent_path)

@@ -67,5 +67,5 @@ def find_first_objection(said: Sequence[str]) -> str:
 @cache  # one store per start for all exchanges of its ranks: closing one may delete its file
 def _open_store(meeting_point: Path, world_size: int, timeout_seconds: float) -> dist.Store:
     store = dist.FileStore(str(meeting_point), world_size)
-    store.set_timeout(timedelta(seconds=timeout_seconds))  # else 300 s, while others may still be starting
+    store.set_timeout(timedelta(seconds=timeout_seconds))  # the default is 300 s
     return store

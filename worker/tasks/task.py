@@ -60,9 +60,7 @@ class WorkerTask(Protocol):
         """
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
-        """Return the inputs of one sequence of this text, by which a model process is checked for correct
-        results.
-        """
+        """Return the inputs of one sequence of this text, whose result shows that a model process computes."""
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
         """Return what is wrong with the model's results for canaries; empty if nothing is.

@@ -110,9 +110,10 @@ class Extraction:
         return self._ask()
 
     def take(self, results: Ragged, failures: Mapping[int, ItemFailure] | None = None) -> Prompts | None:
-        """Take a row of results for each sequence of the last level. Return the next level; None at the end.
+        """Take a row of results for each sequence of the last level, and return the next level's sequences.
 
-        `failures` maps the numbers of sequences in the last Prompts to failures; their texts fail.
+        Return None at the end. `failures` maps the numbers of sequences in the last Prompts to failures;
+        their texts fail.
         """
         if len(results) != len(self._asked):
             raise ValueError(f"{len(results)} rows of results are not those of {len(self._asked)} sequences")
