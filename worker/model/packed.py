@@ -289,7 +289,7 @@ def register_packed_attention() -> None:
         transformers.AttentionInterface.register(name, make_attention(kernel))
 
 
-# Lengths of the probe: a single token first, a single token after another sequence, and a long sequence.
+# Lengths of a probe's sequences: a single token, sequences after another one's end, and a long sequence.
 PROBE_LENGTHS: Final = (1, 5, 37, 150)
 # Another probe exceeds the window of local layers by this many tokens, if the model reads that many: its last
 # tokens may not attend to its first ones.
