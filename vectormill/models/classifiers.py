@@ -32,7 +32,7 @@ class Classifier:
 
 
 def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Classifier | None:
-    """Return the classification head of a model; None if it has none. Raise ModelError for an unknown head."""
+    """Return a model's classification head; None if it has none. Raise ModelError for an unknown head."""
     architecture = (config.get("architectures") or [""])[0]
     if is_structbert(config):
         return Classifier(STRUCTBERT, "cls", _read_structbert_labels(name, directory, config), SOFTMAX)
@@ -53,7 +53,10 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
 
 
 def is_structbert(config: Mapping[str, Any]) -> bool:
-    """Return True for a StructBERT. Its configuration names no class: only `base_model_prefix` identifies it."""
+    """Return True for a StructBERT.
+
+    Its configuration names no class: only `base_model_prefix` identifies it.
+    """
     return "model_type" not in config and config.get("base_model_prefix") == "encoder"
 
 

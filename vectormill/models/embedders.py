@@ -22,7 +22,7 @@ BARE_ENCODER: Final = "a bare encoder, which sentence-transformers gives mean po
 
 @dataclass(frozen=True, slots=True)
 class PlainEmbedder:
-    """An architecture whose checkpoints embed texts by convention: its pooling, and whose convention that is."""
+    """An architecture whose checkpoints embed texts by convention, with the convention's origin."""
 
     architecture: str
     pooling: str
@@ -138,7 +138,7 @@ def find_plain_embedder(architecture: str, head: Head | None) -> PlainEmbedder |
 
 
 def refuse_plain(name: str, path: str, config: Mapping[str, Any], head: Head | None) -> str:
-    """Return the error sentence for a model that does not say how to encode, with the task or option to use."""
+    """Return the error for a model that does not say how to encode, naming the task or option to use."""
     purpose, reader = describe_purpose(f"{name} {path}", config)
     what = f"The model {name!r} is {purpose}"
     if head is not None and find_architecture(config) in PLAIN_EMBEDDERS:

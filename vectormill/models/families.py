@@ -12,8 +12,7 @@ from typing import Final
 from vectormill.domain.errors import ModelError
 
 FROM_ZERO: Final = "from zero"
-# RoBERTa counts positions from its padding token's id + 1, and gives a padding token that occurs in a text no
-# position.
+# RoBERTa counts positions from its padding token's id + 1, and skips padding tokens within a text.
 BEHIND_PADDING: Final = "behind the padding id"
 
 

@@ -63,7 +63,7 @@ def write_random_extractor(shape: ExtractorShape, tokenizer: Path, target: Path)
 
 
 def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
-    """Return the configuration of the DeBERTa-v2 published for Chinese: relative positions and a convolution."""
+    """Return the configuration of the Chinese DeBERTa-v2: with relative positions and a convolution."""
     return {
         "model_type": "deberta-v2",
         "hidden_size": shape.hidden_size,

@@ -27,14 +27,14 @@ def find_group_size(num_inputs: int) -> int:
 
 
 def find_cut_group(num_inputs: int, num_parts: int) -> int | None:
-    """Return the size of the groups that are cut if the inputs are split into `num_parts`; None if none is."""
+    """Return the size of the groups cut by splitting the inputs into `num_parts`; None if none is cut."""
     size = find_group_size(num_inputs)
     return size if (num_inputs // num_parts) % size else None
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedWeight:
-    """A rounded weight: numbers * scales is [rows, groups, group size], to be reshaped to the weight's shape."""
+    """A rounded weight: numbers * scales, [rows, groups, group size], reshaped to the weight's shape."""
 
     numbers: NDArray[np.int8]  # [rows, groups, group size], -127 to 127
     scales: NDArray[np.float32]  # [rows, groups, 1]

@@ -40,7 +40,10 @@ class SpecialTokens:
 
 
 def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
-    """Return the special tokens before and after each text. Raise UnsupportedModel if the files do not tell."""
+    """Return the special tokens before and after each text.
+
+    Raise UnsupportedModel if the files do not tell.
+    """
     config = _read(directory / "tokenizer_config.json")
     code = _find_code(config)
     foreign = [each for each in code if each not in HEEDING_CODE]

@@ -37,7 +37,7 @@ MakeSpec = Callable[[ModelCard, EncodingOptions], EncodingSpec]
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task that a kind of model supports: the options that affect it, and the function that makes its spec."""
+    """A task that a kind of model supports: the options that affect it and the function making its spec."""
 
     options: tuple[str, ...]
     make: MakeSpec

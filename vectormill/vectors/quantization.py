@@ -16,7 +16,7 @@ SMALLEST_CODE: Final = -128
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """The ranges of int8 codes in a vector space: each dimension's smallest and largest value, float32 [d]."""
+    """The ranges of int8 codes in a vector space: each dimension's lowest and highest value, float32 [d]."""
 
     low: npt.NDArray[np.float32]
     high: npt.NDArray[np.float32]
@@ -53,7 +53,7 @@ def widen_ranges(ranges: Ranges, share: float) -> Ranges:
 
 
 def quantize(vectors: npt.NDArray[np.float32], ranges: Ranges) -> npt.NDArray[np.int8]:
-    """Return int8 codes [n, d] of finite float32 [n, d]; values outside the ranges get the code at their end."""
+    """Return int8 codes [n, d] of finite float32 [n, d]; values outside the ranges get the end's code."""
     steps = np.floor((vectors - ranges.low) / ranges.steps)
     codes: npt.NDArray[np.int8] = (np.clip(steps, 0, NUM_STEPS) + SMALLEST_CODE).astype(np.int8)
     return codes

@@ -9,7 +9,10 @@ Numbers = NDArray[np.float32]
 
 
 class Numbered(TypedDict):
-    """A score in API results. `label` and `probabilities` are None for a model with one number and no labels."""
+    """A score in API results.
+
+    `label` and `probabilities` are None for a model with one number and no labels.
+    """
 
     score: float
     label: str | None

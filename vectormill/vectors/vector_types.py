@@ -136,7 +136,7 @@ def pack_block(rows: Rows, present: npt.NDArray[np.bool_], kind: VectorType) -> 
 def read_block(
     content: bytes, kind: VectorType, num_items: int, dimensions: int
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Return the rows [num_items, width] of a chunk's block, and bool [num_items]: whether each has a vector."""
+    """Return the rows [num_items, width] of a chunk's block, and bool [num_items]: True with a vector."""
     if kind.has_nan:
         rows: Rows = np.frombuffer(content, dtype=kind.row).reshape(num_items, dimensions)
         return rows, ~np.isnan(rows[:, 0])

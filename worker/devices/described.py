@@ -1,4 +1,4 @@
-"""Devices that are described rather than detected, to plan purchases: "4x24GiB,nvlink" or "2x32cores,256GiB"."""
+"""Devices described in text such as "4x24GiB,nvlink" or "2x32cores,256GiB", for planning purchases."""
 
 import re
 from itertools import combinations, pairwise

@@ -154,7 +154,7 @@ def _find_socket(core: int) -> int:
 
 
 def _find_node(core: int) -> int:
-    """Return the NUMA node of a logical processor, from a link in its folder; 0 if the kernel reports none."""
+    """Return a logical processor's NUMA node, from a link in its folder; 0 if the kernel reports none."""
     nodes = sorted((CPU_TOPOLOGY / f"cpu{core}").glob("node[0-9]*"))
     return int(nodes[0].name.removeprefix("node")) if nodes else 0
 

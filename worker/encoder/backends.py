@@ -135,7 +135,10 @@ def _is_installed(backend: Backend) -> bool:
 def _load(
     backend: Backend, order: EncoderOrder, choice: Choice, precision: Choice, notes: tuple[str, ...]
 ) -> Encoder:
-    """Import and load one backend. Imports late, so that openvino with a cached conversion never loads torch."""
+    """Import and load one backend.
+
+    Imports late, so that openvino with a cached conversion never loads torch.
+    """
     if not backend.has_packed_attention:
         padded_because = f"{backend.name} has no packed attention"
         choose_switches(order.switches, SwitchFacts(order.device, 0, padded_because), is_package_installed)

@@ -1,4 +1,4 @@
-"""The interface between the engine and the encoders that compute vectors. Imports no framework, so not torch."""
+"""The interface between the engine and the encoders that compute vectors. Imports no framework."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def device_choice(order: EncoderOrder) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The number of bytes that one process has read from a model's files, and the seconds that loading took."""
+    """The bytes that one process has read from a model's files, and the seconds that loading took."""
 
     device: str
     num_bytes: int
@@ -135,7 +135,7 @@ class EncoderReport:
 
     @property
     def num_started(self) -> int:
-        """Return the number of in-flight batches of a process: one per stream, and one queued on the device."""
+        """Return a process's number of in-flight batches: one per stream, and one queued on the device."""
         return self.num_streams + self.is_queued
 
 

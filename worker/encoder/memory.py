@@ -1,4 +1,4 @@
-"""Memory of processes that run models: recognize out-of-memory errors, and return freed memory to the system."""
+"""Recognize out-of-memory errors of frameworks, and return freed memory to the system."""
 
 import ctypes
 import re

@@ -111,7 +111,10 @@ SWITCHES: Final[Mapping[str, Switch]] = {
 
 @dataclass(frozen=True, slots=True)
 class SwitchDefaults:
-    """The switches that were measured to pay on a card. `measured` says when, on what, and with which torch."""
+    """The switches that were measured to pay on a card.
+
+    `measured` says when, on what, and with which torch.
+    """
 
     switches: tuple[str, ...]
     measured: str
@@ -219,7 +222,10 @@ def find_defaults(device: Device, defaults: Mapping[str, SwitchDefaults]) -> Swi
 
 
 def load_defaults(path: Path = DEFAULTS_PATH) -> dict[str, SwitchDefaults]:
-    """Load the measured defaults by device feature, such as sm_90. Raises ConfigurationError for unknown switches."""
+    """Load the measured defaults by device feature, such as sm_90.
+
+    Raises ConfigurationError for unknown switches.
+    """
     written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     found = {}
     for feature, entry in written.items():

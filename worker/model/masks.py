@@ -30,7 +30,7 @@ def find_attention_mask(padded: PaddedBatch, config: Any) -> NDArray[np.int64] |
 
 
 def tell_masks(transformer: nn.Module) -> None:
-    """Mark in the transformer's configuration that padding follows the texts and that no mask has to be read."""
+    """Mark in the transformer's configuration that padding follows the texts, so no mask has to be read."""
     transformers.AttentionMaskInterface.register("sdpa", make_sdpa_mask)
     transformers.AttentionMaskInterface.register("eager", make_eager_mask)
     config: Any = transformer.config
@@ -74,7 +74,7 @@ def _sees_nothing_behind(config: Any) -> bool:
 
 
 def _is_recorded(mask: Tensor | None) -> bool:
-    """Return True if the pass is being traced for export; the graph must then serve batches with padding too."""
+    """Return True if the pass is traced for export; the graph must then serve batches with padding too."""
     asked = transformers.utils.import_utils
     return (
         asked.is_torchdynamo_exporting()

@@ -184,7 +184,10 @@ def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
 
 
 def _find_activation(path: str) -> nn.Module:
-    """Return the torch class of this import path. No other module is imported: the path comes with the model."""
+    """Return the torch class of this import path.
+
+    No other module is imported: the path comes with the model.
+    """
     name = path.rsplit(".", 1)[-1]
     activation = getattr(nn, name, None)
     if not path.startswith("torch.") or not (

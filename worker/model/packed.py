@@ -399,7 +399,10 @@ def find_deviation(
 
 
 def make_probes(config: Any, max_tokens: int) -> list[Batch]:
-    """Return test batches, which are the same on every machine. The longest sequence has a batch of its own."""
+    """Return test batches, which are the same on every machine.
+
+    The longest sequence has a batch of its own.
+    """
     tokens = np.random.default_rng(0)
 
     def make(lengths: Iterable[int]) -> Batch:
@@ -414,7 +417,7 @@ def make_probes(config: Any, max_tokens: int) -> list[Batch]:
 
 
 def find_largest_window(config: Any) -> int:
-    """Return the largest attention window of the layers, in tokens; 0 if every layer attends to all tokens."""
+    """Return the layers' largest attention window in tokens; 0 if every layer attends to all tokens."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and "sliding_attention" not in kinds:
         return 0

@@ -45,7 +45,10 @@ class LazyModule(ModuleType):
 
 @contextmanager
 def stub_modules(*modules: ModuleType) -> Iterator[None]:
-    """Make imports of these names find the given modules during the block. Loaded modules are not replaced."""
+    """Make imports of these names find the given modules during the block.
+
+    Loaded modules are not replaced.
+    """
     ours = [module for module in modules if module.__name__ not in sys.modules]
     sys.modules.update({module.__name__: module for module in ours})
     try:

@@ -134,7 +134,10 @@ def _describe(projection: nn.Module | None) -> tuple[object, ...]:
 
 
 def join_projections(projections: tuple[Projection, ...]) -> Projection:
-    """Return one projection that concatenates the outputs of all. The given projections lose their weights."""
+    """Return one projection that concatenates the outputs of all.
+
+    The given projections lose their weights.
+    """
     return _remake(
         projections[0],
         {
@@ -201,7 +204,7 @@ class ScaledLinear(nn.Module):
 
 
 def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values [n, in] in float8_e4m3fn and scales [n, 1] in fp32, whose product approximates the rows."""
+    """Return values [n, in] in float8_e4m3fn and scales [n, 1] in fp32; their product approximates rows."""
     wide = rows.float()
     scales = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
     # A value beyond the largest float8 would become NaN, so values are clamped.

@@ -57,7 +57,7 @@ DTYPES: Final = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
 
 
 class TorchEncoder(Encoder):
-    """The encoder of one torch device: packed if that is exact and either requested or faster, else padded."""
+    """The encoder of one torch device: packed if that is exact and requested or faster, else padded."""
 
     def __init__(
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()

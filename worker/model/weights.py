@@ -23,7 +23,10 @@ from vectormill.models.weights import SAFETENSORS
 
 
 class PickledWeights:
-    """A pickled weight file with the methods of `safe_open`. It is memory-mapped: only what is used is read."""
+    """A pickled weight file with the methods of `safe_open`.
+
+    It is memory-mapped: only what is used is read.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises ModelError if it holds anything but tensors."""

@@ -114,7 +114,10 @@ def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], pr
 
 
 def _make_input(num_sequences: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, attention mask and pooling mask of sequences of several lengths, the first without padding."""
+    """Return ids, attention mask and pooling mask of sequences of different lengths.
+
+    Only the first sequence has no padding.
+    """
     lengths = torch.arange(length, length - num_sequences, -1).unsqueeze(1)
     mask = (torch.arange(length) < lengths).long()
     return torch.arange(5, 5 + length) * mask, mask, mask.clone()
@@ -191,7 +194,10 @@ class EmbeddedNetwork(nn.Module):
         return vectors
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the word embeddings [n, length, dim] of ids [n, length], scaled if the architecture does so."""
+        """Return the word embeddings [n, length, dim] of ids [n, length].
+
+        They are scaled if the architecture does so.
+        """
         embeddings: Tensor = self._lookup[0](input_ids)
         return embeddings
 

@@ -178,7 +178,7 @@ class OpenVINOEncoder(Encoder):
                     self._requests.put(request)
 
     def _read_types(self) -> None:
-        """Compile the network with token types, freeing the one without, so that weights are not held twice."""
+        """Compile the network with token types in place of the one without, to hold weights only once."""
         with self._taking_all:
             if self.network.reads_types:
                 return

@@ -63,7 +63,10 @@ class WeightFiles:
         self._open.close()
 
     def read(self, name: str, dim: int, ranges: list[tuple[int, int]], dtype: torch.dtype) -> Tensor:
-        """Return ranges of the tensor along `dim`, concatenated. Raises ModelError if the tensor is missing."""
+        """Return ranges of the tensor along `dim`, concatenated.
+
+        Raises ModelError if the tensor is missing.
+        """
         file, stored, _ = self._find(name)
         view = file.get_slice(stored)
         before = (slice(None),) * dim
@@ -133,7 +136,10 @@ Range = tuple[int, int]
 
 
 def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
-    """Return the bare transformer in evaluation mode with parameters on the meta device. Raises ModelError."""
+    """Return the bare transformer in evaluation mode with parameters on the meta device.
+
+    Raises ModelError.
+    """
     try:
         config = load_config(card)
         if hasattr(config, "use_cache"):

@@ -16,7 +16,7 @@ from worker.placement.placement import Rank
 
 
 class PassthroughEmbeddings(nn.Module):
-    """A module that replaces the embeddings of later stages and passes received hidden states to the layers."""
+    """A module in place of a later stage's embeddings, which passes received hidden states to the layers."""
 
     def forward(
         self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **_: Any
@@ -26,7 +26,7 @@ class PassthroughEmbeddings(nn.Module):
 
 
 def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
-    """Reduce the model to this rank's stage: its layers, and embeddings, norm or head if they belong to it."""
+    """Reduce the model to this rank's stage: its layers, and its embeddings, norm or head if it has them."""
     first, count = rank.first_layer, rank.stage_layers[rank.number]
     parent_path, _, name = layout.layers.rpartition(".")
     parent = transformer.get_submodule(parent_path)
@@ -42,7 +42,7 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
 
 
 def _cut_config(transformer: nn.Module, first: int, count: int) -> None:
-    """Reduce transformers' configuration to this stage's layers, because modules look up settings by layer."""
+    """Reduce the configuration to this stage's layers, because modules look up settings by layer."""
     if not hasattr(transformer, "config"):
         return
     config = copy.deepcopy(transformer.config)

@@ -68,7 +68,10 @@ class RankSwitches:
 
 
 def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision: Choice) -> RankSwitches:
-    """Return the switches that all ranks agree on; `config` is the transformer's. All ranks must call this."""
+    """Return the switches that all ranks agree on; `config` is the transformer's.
+
+    All ranks must call this.
+    """
     shape = read_attention_shape(config)
     attention = choose_attention(order.attention, shape, order.device, precision.value)
     place = SwitchFacts(

@@ -60,7 +60,7 @@ def ask_all(rank: Rank, objection: str) -> str:
 
 
 def find_first_objection(said: Sequence[str]) -> str:
-    """Return the first objection in the order of the ranks, with the rank's number; empty if there is none."""
+    """Return the first objection in the order of the ranks, with the rank's number; empty if none."""
     return next((f"{word} (on rank {number})" for number, word in enumerate(said) if word), "")
 
 

@@ -65,7 +65,10 @@ def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMe
 
 
 def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Split parameters along their first dimension. A layer's are gathered while the one before is computed."""
+    """Split parameters along their first dimension.
+
+    A layer's are gathered while the one before is computed.
+    """
     layers = list(transformer.get_submodule(layout.layers))
     # The embeddings are a separate unit, so that a vocabulary is whole only during its look-up, not beside
     # every layer.

@@ -150,7 +150,7 @@ class ShardEncoder(Encoder):
         return packed, switches
 
     def _compute(self, parts: Sequence[Part], has_vectors: bool, *joined: Tensor) -> Tensor:
-        """Return vectors [n, dim] of the parts, whose arrays are `joined`; none if other ranks return them."""
+        """Return vectors [n, dim] of the parts with arrays `joined`; none if other ranks return them."""
         names = [list(part.arrays) for part in parts]
         left = iter(joined)
         tensors = [{name: next(left) for name in each} for each in names]

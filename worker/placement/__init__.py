@@ -1,1 +1,1 @@
-"""Plan which device loads which part of a model, from the memory and arithmetic it needs. Imports no torch."""
+"""Plan which device loads which part of a model, by its memory and arithmetic. Imports no torch."""

@@ -145,7 +145,7 @@ def _count_head(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _count_dense(folder: Path) -> int:
-    """Return the number of values of a Dense module from its configuration: a matrix and optionally a bias."""
+    """Return the number of values of a Dense module from its configuration: a matrix and maybe a bias."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     size = int(config["in_features"]) * int(config["out_features"])
     return size + int(config["out_features"]) * bool(config.get("bias", True))

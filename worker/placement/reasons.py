@@ -85,7 +85,7 @@ def _describe_sharing(replica: Replica, link: str) -> str:
 
 
 def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) -> dict[str, str]:
-    """Return the reason for each unused device: the obstacle to using all devices, or the draft's own reason."""
+    """Return a reason for each unused device: the obstacle to using all devices, or the draft's own."""
     busy = {device for replica in chosen.replicas for device in replica.devices}
     over_all = [
         refusal.reason
@@ -136,7 +136,7 @@ def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
 
 
 def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
-    """Return the first smaller precision with which every device would hold a whole replica; empty if none."""
+    """Return the first smaller precision with which every device holds a whole replica; empty if none."""
     if chosen.strategy == REPLICATE and not chosen.idle:
         return ()
     rooms = asked.rooms
@@ -233,7 +233,7 @@ def smaller_precisions(asked: Asked) -> tuple[str, ...]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return device names in words: cuda:0; cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
+    """Return device names in words: cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
     numbered = [re.fullmatch(r"(.*\D)(\d+)", name) for name in names]
     if len(names) > 2 and all(numbered):
         numbers = [int(match[2]) for match in numbered if match]

@@ -265,7 +265,7 @@ class ReplicaBuilder:
         return Replica(TENSOR, (stage,), 1, tokens, rate)
 
     def _refuse_cut_groups(self, ranks: int) -> TooTight | None:
-        """Refuse to cut through quantization groups of compressed matrices, which would change their values."""
+        """Refuse cuts through quantization groups of compressed matrices: they would change values."""
         precision, shape = self._needs.precision, self._shape
         if precision not in COMPRESSED:
             return None
@@ -369,7 +369,7 @@ class ReplicaBuilder:
 
 
 def tensor_parallel_sizes(shape: ModelShape) -> list[int]:
-    """Return the numbers of ranks that divide the heads and the intermediate size; a rank needs whole heads."""
+    """Return the numbers of ranks that divide the heads, which stay whole, and the intermediate size."""
     return [
         ranks
         for ranks in range(1, shape.num_key_value_heads + 1)

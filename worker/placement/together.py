@@ -42,7 +42,10 @@ class Planned:
 
 
 def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Return one plan per model, in order. Raises as `plan_placement` does for the first that does not fit."""
+    """Return one plan per model, in order.
+
+    Raises as `plan_placement` does for the first that does not fit.
+    """
     if len(tenants) == 1:
         return (_plan(inventory, tenants[0]),)
     devices = parse_devices(tenants[0].settings.devices, inventory)

@@ -38,7 +38,10 @@ class RequestState(Protocol):
         """Return the number of leading tokens in each sequence that are left out of pooling."""
 
     def start(self) -> TokenizedTexts:
-        """Return the first sequences. A sequence without tokens is not encoded; `failures` holds the reason."""
+        """Return the first sequences.
+
+        A sequence without tokens is not encoded; `failures` holds the reason.
+        """
 
     def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
         """Take one row of results for each of the last sequences, and the failures among them.
@@ -60,7 +63,7 @@ class WorkerTask(Protocol):
         """
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
-        """Return the inputs of one sequence of this text, whose result shows that a model process computes."""
+        """Return the inputs of one sequence of this text; its result shows that a model process computes."""
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
         """Return what is wrong with the model's results for canaries; empty if nothing is.

@@ -102,7 +102,7 @@ class Extraction:
 
     @property
     def num_left_out(self) -> list[int]:
-        """Return for each text the number of types left out because they or the path above them are too long."""
+        """Return for each text the number of types left out because they or their paths are too long."""
         return [state.num_left_out for state in self._states]
 
     def start(self) -> Prompts | None:
@@ -191,7 +191,10 @@ class Extraction:
             yield window
 
     def _tokenize(self, texts: Sequence[str]) -> None:
-        """Tokenize each text once and keep it while any level needs it. A text that has grown is a new text."""
+        """Tokenize each text once and keep it while any level needs it.
+
+        A text that has grown is a new text.
+        """
         new = sorted(set(texts) - self._tokens.keys())
         self._tokens |= dict(zip(new, self._tokenizer.encode(new), strict=True))
 

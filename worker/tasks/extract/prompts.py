@@ -180,7 +180,7 @@ Asked = Mapping[Prefix, Schema]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A special token and the string after it; `question` is the path and type it asks for, None for a path."""
+    """A special token and the string after it; `question` is the path and type it asks for, if any."""
 
     string: str
     question: tuple[Prefix, str] | None

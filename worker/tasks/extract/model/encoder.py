@@ -77,7 +77,7 @@ class RexEncoder(DirectEncoder):
 
 
 def refuse_wishes(order: EncoderOrder) -> None:
-    """Raise ModelError for a backend, attention or switch that was requested by name and does not exist here."""
+    """Raise ModelError if a backend, attention or switch was requested by name and does not exist here."""
     if order.backend not in (AUTO, BACKEND):
         raise ModelError(f"Extraction runs with {BACKEND} alone, not with {order.backend}; use auto.")
     if order.attention == PACKED:

@@ -42,7 +42,10 @@ class PaddedInputs:
 def compute_cells(
     network: RexNetwork, batch: Batch, device: torch.device, *, max_cells: int = MAX_CELLS
 ) -> Ragged:
-    """Run one padded forward pass and return its cells as float32 rows. Sequences do not affect one another."""
+    """Run one padded forward pass and return its cells as float32 rows.
+
+    Sequences do not affect one another.
+    """
     inputs = pad_inputs(batch, device)
     with torch.inference_mode():
         logits = network(**inputs.tokens, is_token=inputs.is_token)

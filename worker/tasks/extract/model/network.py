@@ -374,7 +374,10 @@ def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> R
 
 
 def outline_network(directory: Path, config: DebertaConfig, dtype: torch.dtype) -> RexNetwork:
-    """Return the network without weights, for comparing names and shapes with the files. Raises ModelError."""
+    """Return the network without weights, for comparing names and shapes with the files.
+
+    Raises ModelError.
+    """
     with torch.device("meta"):
         network = RexNetwork(config)
     network.to(dtype)
@@ -397,7 +400,7 @@ def _find_farthest(position_ids: Tensor) -> int:
 
 
 def _see(groups: Tensor) -> Tensor:
-    """Return bool [n, length, length]: True for tokens of the same group, and between group 0 and all others."""
+    """Return bool [n, length, length]: True within a group, and between group 0 and all other groups."""
     rows, columns = groups[:, :, None], groups[:, None, :]
     return (rows == columns) | (rows == 0) | (columns == 0)
 
