@@ -347,9 +347,9 @@ def cut_windows(
         type_ids = np.zeros(len(joined), np.int32)
         type_ids[len(hint.tokens) + 2 :] = tokenizer.text_type_id
         if start:
-            # When the library cuts a text into windows, the template's type ids apply only to the first window
-            # and to [SEP]: the text of later windows has 1, whatever the template says. With a template of zeros
-            # [SEP] then counts as a hint token.
+            # When the library cuts a text into windows, the type ids of the template apply only to the first
+            # window and to [SEP]: the text of later windows has 1, whatever the template says. With a
+            # template of zeros [SEP] then counts as a hint token.
             type_ids[len(hint.tokens) + 2 : -1] = 1
         yield _lay_window(hint, joined, type_ids, tokenizer)
 
