@@ -72,8 +72,8 @@ def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pie
         write_statistics=False,
     )
     with closing(pages), writer:
-        # Each page is a row group. Larger groups need memory several times; smaller ones lengthen the footer, which is in
-        # memory until the end: 25 MiB for the 8,000 pages of ten million rows.
+        # Each page is a row group. Larger groups need several times the memory; smaller ones lengthen the footer,
+        # which is in memory until the end: 25 MiB for the 8,000 pages of ten million rows.
         for page in pages:
             writer.write_table(_make_table(page, spec, inclusion, schema))
             yield sink.take()
