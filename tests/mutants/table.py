@@ -262,7 +262,7 @@ MUTANTS: Final = (
     Mutant(
         "a swap asks nothing of its run",
         "indexer/swapping.py",
-        "        context.hold(connection)  # first: a run that was cancelled or lost must change nothing\n",
+        "        context.hold(connection)  # first, because a run that was cancelled or lost must change nothing\n",
         "",
         (
             "tests/integration/runs/test_canary.py::"
