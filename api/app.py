@@ -154,7 +154,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         health,
     ):
         app.include_router(routes.router)
-    for router in (collections.index_router, *CONSOLE_ROUTERS):
+    for router in (collections.index_router, batches.file_router, *CONSOLE_ROUTERS):
         app.include_router(router)
     register_handlers(app)
     add_middlewares(app, settings, resources)

@@ -37,8 +37,8 @@ from vectormill.batches.request_batch import (
     parse_file_name,
 )
 
-files = APIRouter(tags=["files"])
-batches = APIRouter(tags=["batches"])
+router = APIRouter(tags=["batches"])
+file_router = APIRouter(tags=["files"])
 
 
 async def take_file_id(
@@ -59,7 +59,7 @@ FileId = Annotated[UUID, Depends(take_file_id)]
 BatchId = Annotated[UUID, Depends(take_batch_id)]
 
 
-@serve(files, operations.UPLOAD)
+@serve(file_router, operations.UPLOAD)
 async def post_file(
     request: Request, resources: ResourcesDependency, idempotency_key: IdempotencyKey
 ) -> FileBody:
@@ -67,7 +67,7 @@ async def post_file(
     return describe_file(await receive_file(request, resources, idempotency_key))
 
 
-@serve(files, operations.LIST_FILES)
+@serve(file_router, operations.LIST_FILES)
 def get_files(resources: ResourcesDependency, query: FileQuery) -> FilePage:
     """List files, newest first unless another order is asked for."""
     after = None if query.after is None else parse_file_name(query.after)
@@ -82,14 +82,14 @@ def get_files(resources: ResourcesDependency, query: FileQuery) -> FilePage:
     return make_page(FilePage, [describe_file(file) for file in found], query.limit)
 
 
-@serve(files, operations.SHOW_FILE)
+@serve(file_router, operations.SHOW_FILE)
 def get_file(resources: ResourcesDependency, file_id: FileId) -> FileBody:
     """Show one file."""
     with resources.engine.connect() as connection:
         return describe_file(find_file(connection, file_id))
 
 
-@serve(files, operations.READ_FILE)
+@serve(file_router, operations.READ_FILE)
 def get_content(resources: ResourcesDependency, file_id: FileId) -> PieceResponse:
     """Read the content of a file as a stream, the same every time."""
     with resources.engine.connect() as connection:
@@ -101,7 +101,7 @@ def get_content(resources: ResourcesDependency, file_id: FileId) -> PieceRespons
     return PieceResponse(content, operations.READ_FILE.media_types[0], headers)
 
 
-@serve(files, operations.DELETE_FILE)
+@serve(file_router, operations.DELETE_FILE)
 def delete_file(resources: ResourcesDependency, file_id: FileId) -> DeletedFile:
     """Delete the file; its disk space is free some seconds later."""
     with resources.engine.begin() as connection:
@@ -109,7 +109,7 @@ def delete_file(resources: ResourcesDependency, file_id: FileId) -> DeletedFile:
     return DeletedFile(id=name_file(file_id), object="file", deleted=True)
 
 
-@serve(batches, operations.CREATE)
+@serve(router, operations.CREATE)
 def post_batch(
     resources: ResourcesDependency, body: BatchRequest, idempotency_key: IdempotencyKey
 ) -> BatchBody:
@@ -136,7 +136,7 @@ def post_batch(
         return describe_batch(create_batch(connection, new))
 
 
-@serve(batches, operations.LIST)
+@serve(router, operations.LIST)
 def get_batches(resources: ResourcesDependency, query: BatchQuery) -> BatchPage:
     """List batches, newest first."""
     after = None if query.after is None else parse_batch_name(query.after)
@@ -145,20 +145,15 @@ def get_batches(resources: ResourcesDependency, query: BatchQuery) -> BatchPage:
     return make_page(BatchPage, [describe_batch(batch) for batch in found], query.limit)
 
 
-@serve(batches, operations.SHOW)
+@serve(router, operations.SHOW)
 def get_batch(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
     """Show one batch: its state, its counts, and its files when it has ended."""
     with resources.engine.connect() as connection:
         return describe_batch(find_batch(connection, batch_id))
 
 
-@serve(batches, operations.CANCEL)
+@serve(router, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
     """Cancel the batch; lines that have an answer are in its output file. A second time changes nothing."""
     with resources.engine.begin() as connection:
         return describe_batch(cancel_batch(connection, batch_id))
-
-
-router = APIRouter()
-router.include_router(files)
-router.include_router(batches)
