@@ -18,7 +18,7 @@ from worker.batching.batch import Batch
 from worker.devices.device import CUDA
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
-from worker.runner.memory import read_peak_bytes
+from worker.runner.memory import STATUS, read_peak_bytes
 
 ALONE_FACTORY: Final = "benchmarks.children.gauged:load_alone"
 SHARD_FACTORY: Final = "benchmarks.children.gauged:load_shard"
@@ -31,13 +31,22 @@ class Reading:
     """The memory use of one rank so far.
 
     `before_bytes` is that of the process with all libraries imported and no model loaded; `peak_bytes` is the
-    peak of the last batch. On a GPU, bytes of tensors are counted; elsewhere, resident bytes.
+    peak of the last batch. On a GPU, bytes of tensors are counted; elsewhere, resident bytes. Of the growth since
+    `before_bytes`, `file_bytes` are pages of files, such as the code of libraries. How many of them one access maps
+    depends on the kernel and on the page cache: 30 MB for the first batch with large folios, a few without.
     """
 
     pid: int
     before_bytes: int
     loaded_bytes: int
     peak_bytes: int = 0
+    file_bytes: int = 0
+
+
+def read_file_bytes() -> int:
+    """Return the resident bytes of this process that are pages of files; 0 where Linux does not tell."""
+    lines = STATUS.read_text(encoding="utf-8").splitlines() if STATUS.exists() else ()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile:"))
 
 
 def find_reading(directory: Path, rank: int) -> Path:
@@ -55,7 +64,7 @@ class GaugedEncoder(Encoder):
         self._is_cuda = order.device.kind == CUDA
         self._path = find_reading(order.cache_dir, order.rank.number if order.rank is not None else 0)
         _import_all(order)
-        self._before_bytes = self._read_now()
+        self._before_bytes, self._before_file_bytes = self._read_now(), read_file_bytes()
         self._encoder = load(order)
         self._loaded_bytes = self._read_now()
         self._start_peak()
@@ -73,7 +82,8 @@ class GaugedEncoder(Encoder):
         self._start_peak()
 
     def _write(self, peak_bytes: int) -> None:
-        reading = Reading(os.getpid(), self._before_bytes, self._loaded_bytes, peak_bytes)
+        file_bytes = max(0, read_file_bytes() - self._before_file_bytes)
+        reading = Reading(os.getpid(), self._before_bytes, self._loaded_bytes, peak_bytes, file_bytes)
         unfinished = self._path.with_suffix(".tmp")
         unfinished.write_text(json.dumps(asdict(reading)), encoding="utf-8")
         unfinished.replace(self._path)

@@ -176,4 +176,7 @@ def test_what_the_plan_counts_for_a_rank_is_near_what_it_really_takes(strategy: 
     assert len(shards) == len(readings) == 2
     for shard, reading in zip(shards, readings, strict=True):
         foreseen = shard.weight_bytes + shard.activation_bytes + SCRATCH_BYTES
-        assert abs(foreseen / (reading.peak_bytes - reading.before_bytes) - 1) < 0.15, (shard, reading)
+        most = reading.peak_bytes - reading.before_bytes
+        # Pages of libraries' code are counted or not: how many are mapped is the kernel's choice, not the model's.
+        taken = min(max(foreseen, most - reading.file_bytes), most)
+        assert abs(foreseen / taken - 1) < 0.15, (shard, reading)
