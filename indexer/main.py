@@ -133,8 +133,8 @@ class Claims:
             thread.join()
 
 
-# A poll is one look-up in an index of open runs. LISTEN is not used, so that a connection pooler may be in
-# between.
+# A poll is one look-up in an index of open runs. Notifications of Postgres are not used, so that a connection pooler
+# may be in between.
 _POLL_SECONDS: Final = 0.25
 _TIDY_SECONDS: Final = 60.0
 _OUTAGE_SECONDS: Final = 1.0
