@@ -125,7 +125,7 @@ def share_of(part: float, whole: float) -> float:
 
 
 def find_runs(stretches: Sequence[Stretch]) -> list[StageStretch]:
-    """Return the bottlenecks of a job in order of time, adjacent equal ones joined.
+    """Return the stage that limited a job over time, with consecutive stretches of one stage merged.
 
     A stretch without measurements counts as the one before.
     """

@@ -200,7 +200,7 @@ class AnsweredLine:
 
 
 class _Strips:
-    """A converter of a block's rows to decimals, which converts one strip of rows at a time."""
+    """Writes a block's rows as JSON lists of numbers, several consecutive rows at a time."""
 
     def __init__(self, rows: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> None:
         self._rows = rows

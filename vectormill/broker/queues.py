@@ -124,7 +124,7 @@ class Sentinel:
         self._run_id: str | None = None
 
     def has_lost_content(self) -> bool:
-        """Return True once after each loss, and at the first call if no earlier scheduler's key exists.
+        """Return True if Redis lost its data since the last call, or holds no earlier key at the first.
 
         Raise redis.exceptions.RedisError while Redis is away.
         """

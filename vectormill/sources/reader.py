@@ -122,7 +122,7 @@ class Reader:
         return None
 
     def cancel(self) -> None:
-        """Stop the reading, and its query on a server that supports that, from another thread."""
+        """Stop reading, and cancel the query if the server supports that. Called from another thread."""
 
 
 class BatchSize:

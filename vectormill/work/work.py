@@ -209,6 +209,6 @@ def claim(
     lease_seconds: float,
     **values: Any,
 ) -> list[tuple[Lease, Row[Any]]]:
-    """Claim rows with a statement made by `compose_claim`. Return each lease with its row of `returning`."""
+    """Claim rows with a statement of `compose_claim`. Return each lease with the columns it returned."""
     rows = connection.execute(statement, {"owner": owner, "lease_seconds": lease_seconds, **values})
     return [(Lease(work, row.id, row.state, row.fence, row.attempt, lease_seconds), row) for row in rows]

@@ -78,7 +78,7 @@ class Line:
 
 
 class WaitingSequences:
-    """Waiting sequences of several requests by length, which also knows the oldest request. Knows no batches.
+    """The waiting sequences of all requests by length, with the oldest request. It forms no batches.
 
     Requests are added in order of age. Their sequences leave in part or all at once.
     """

@@ -157,7 +157,7 @@ class TorchEncoder(Encoder):
         packed: PackedNetwork | None,
         refused: Mapping[str, SwitchChoice],
     ) -> tuple[SwitchChoice, ...]:
-        """Return the requested switches, on or off.
+        """Apply the requested switches to the packed network, and return each with whether it is on.
 
         Raises ModelError if a switch that was asked for by name fails, and NotUndone if one cannot be undone.
         """

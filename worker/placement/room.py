@@ -43,7 +43,7 @@ MPS_SHARE: Final = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A device as seen by the planner."""
+    """What the placement planner knows about a device: its usable memory and estimated speed."""
 
     name: str
     kind: str
