@@ -115,8 +115,9 @@ def post_batch(
 ) -> BatchBody:
     """Answer the lines of a file by a job, and then by a file of answers.
 
-    The same request again, while its batch has not ended or for ten minutes, answers the same batch: clients repeat
-    what was not answered in time. Other metadata, or an Idempotency-Key of its own, makes another.
+    The same request again answers the same batch while that is at work, or if it has completed and was created in the
+    last ten minutes: clients repeat what was not answered in time. A cancelled batch is not answered again. Other
+    metadata, or an Idempotency-Key of its own, makes another.
     """
     Intake(resources.settings).look(resources.engine)  # its number of items is not known yet
     words = "".join(word for pair in (body.metadata or {}).items() for word in pair)
