@@ -27,7 +27,7 @@ SHAPE: Final = (4, 16, 32)  # hidden states [n, length, hidden size] of a micro-
 
 
 class Begun:
-    """What each stage has begun, as a file a micro-batch: told from process to process."""
+    """A record, shared between processes as one file a micro-batch, of what each stage has begun."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -53,7 +53,7 @@ def forget_bounds(
     return exact_kernel(query, key, value, whole, len(query), *others)
 
 
-# Of the last rank; the others have the right one.
+# This is the value of the last rank; the others have the right one.
 KERNELS: Final[Mapping[str, Kernel]] = {
     "right": exact_kernel,
     "refuses": refuse,

@@ -1,4 +1,4 @@
-"""Whatever way a text's tokens are found, they are those that the Rust library gives."""
+"""Each way of tokenizing a text gives the token ids of the Rust tokenizers library."""
 
 from collections.abc import Sequence
 from functools import cache

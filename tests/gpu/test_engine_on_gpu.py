@@ -76,7 +76,7 @@ def smallest_cosine(found: NDArray[np.float32], expected: NDArray[np.float32]) -
         pytest.param("cuda", "fp32", 0.9999, marks=NEEDS_GPU),
         pytest.param("cuda", "auto", 0.999, marks=NEEDS_GPU),
         pytest.param("cuda", "fp16", 0.999, marks=NEEDS_GPU),
-        # What rounding alone leaves, and a little less (vectormill/models/rounding.py).
+        # The cosine that rounding alone leaves, minus a margin (vectormill/models/rounding.py).
         pytest.param("cuda", "int8", 0.998, marks=NEEDS_GPU),
     ],
 )

@@ -115,7 +115,7 @@ class Reader:
         and for a row without a key or a key that occurs twice in a batch. Duplicates across batches are for
         the caller to find.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the reader of each kind of source overrides it
 
     def count_rows(self) -> int | None:
         """Return the approximate number of rows; None if no cheap estimate is available."""

@@ -107,7 +107,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
         """Return a reader. `patience_seconds` is the timeout of each database statement; 0 means none."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the options of each kind of source override it
 
 
 class ColumnOptions(Options, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ QUIET: Final = {
 }
 
 
-# What is installed for each package that ask_package.py asks through.
+# The packages to install for each client that ask_package.py uses.
 PINS: Final = {
     "litellm": ("litellm==1.106.2",),
     "cohere": ("cohere==7.3.1",),

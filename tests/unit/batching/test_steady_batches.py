@@ -124,7 +124,7 @@ def test_batches_are_full_and_no_chunk_is_left_behind() -> None:
         assert max(run.ages.values()) <= 1.5 * SLOTS * batches_per_chunk + 2 * SLOTS, draw.__name__
         assert len(run.ended) == len(chunks)
         packed = run_chunks(chunks, 16 * BUDGET, BatchCost(quadratic_length=2304, pads=False))
-        # Of 6 x 512 queries, 26,000 tokens, not one batch can be filled.
+        # 6 x 512 queries have 26,000 tokens, which fill not one batch.
         assert sum(packed.fills) / len(packed.fills) >= (0.6 if draw is query else 0.85), draw.__name__
 
 

@@ -1,4 +1,4 @@
-"""What the keeper of leases does when things go wrong beside the database; and who is encoded alone."""
+"""Tests of lease renewal when something other than the database fails, and of quarantine."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a worker counts of its chunks for those who watch it: ends, waits, and the time in which it holds them."""
+"""Tests of the counters that a worker reports of its chunks: outcomes, waits and the time they are held."""
 
 from contextlib import ExitStack
 from uuid import UUID

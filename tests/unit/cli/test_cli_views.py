@@ -1,4 +1,4 @@
-"""What commands show of jobs, runs, workers and texts, and what they read of the words that they are given."""
+"""Tests of how commands print jobs, runs, workers and texts, and of how they parse their arguments."""
 
 import io
 from pathlib import Path

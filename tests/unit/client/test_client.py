@@ -1,4 +1,4 @@
-"""What a client sends, and what it makes of answers that are none. On the real API: tests/integration/cli."""
+"""Tests of the client's requests and of broken answers; tests/integration/cli uses the real API."""
 
 import gzip
 import io

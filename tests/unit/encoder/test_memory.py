@@ -93,6 +93,6 @@ def test_large_blocks_between_small_ones_go_back_to_the_system() -> None:
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
-    # Of the 64 MiB in large blocks; what else the process gives and takes meanwhile is of a MiB or so.
+    # This counts the 64 MiB in large blocks; other allocations of the process meanwhile are about 1 MiB.
     assert measure("as it comes") < 32
     assert measure("apart") > 56

@@ -194,5 +194,5 @@ def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() 
         batch = pool.take_batch()
         pool.remove(length)
         assert footprint.predict_batch_bytes(len(batch), length) <= free_bytes
-        # Of each two tokens the number of their distance, the mask and the logit, for all sequences together.
+        # Each pair of tokens costs its distance, its mask and its logit, over all sequences.
         assert len(batch) * length**2 * (8 + 1 + 4) <= free_bytes
