@@ -15,28 +15,27 @@ from numpy.typing import NDArray
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("alembic", "api", "indexer", "scheduler", "vectormill", "worker")
-# Where commits have the function that loads an encoder, the encoder's types and the engine; oldest places
-# first.
-FACTORIES: Final = ("worker/encoder/backends.py", "worker/model/factory.py")
+# How the function that loads an encoder begins in every commit, whatever module it is in.
+LOADER: Final = "\ndef load_encoder("
 ENCODERS: Final = ("worker.model.encoder", "worker.encoder.encoder")
-FACTORY: Final = (
-    '"""Loads nothing."""\nfrom benchmarks.children.null_device import load_encoder as load_encoder\n'
-)
+# Appended to that module: the rest of it is needed, and the last definition of a name is the one in force.
+FACTORY: Final = "\n\nfrom benchmarks.children.null_device import load_encoder as load_encoder\n"
 
 
 def link_tree(tree: Path, target: Path) -> Path:
     """Fill `target` with links to a checkout and to these benchmarks, with the null encoder as the encoder.
 
     A worker of any commit, started as usual, then has a device that takes no time. Raise LookupError when
-    `tree` is no checkout whose encoders are loaded from a known place.
+    `tree` is not a checkout of the project.
     """
-    factory = next((name for name in FACTORIES if (tree / name).is_file()), None)
+    modules = sorted((tree / "worker").rglob("*.py"))
+    factory = next((path for path in modules if LOADER in path.read_text(encoding="utf-8")), None)
     if factory is None:
-        raise LookupError(f"{tree} is no checkout of the project with one of {', '.join(FACTORIES)}.")
+        raise LookupError(f"{tree} is not a checkout of the project: its worker has no load_encoder().")
     target.mkdir(parents=True)
     for name in PRODUCT:
         if (tree / name).exists():
-            _link(tree, target, Path(name), Path(factory))
+            _link(tree, target, Path(name), factory.relative_to(tree))
     (target / "benchmarks").symlink_to(ROOT / "benchmarks")
     return target
 
@@ -49,7 +48,7 @@ def python_environment(linked: Path) -> Mapping[str, str]:
 def _link(tree: Path, target: Path, name: Path, replaced: Path) -> None:
     """Link `name` whole; a folder that contains the replaced file is created, and its contents are linked."""
     if name == replaced:
-        (target / name).write_text(FACTORY, encoding="utf-8")
+        (target / name).write_text((tree / name).read_text(encoding="utf-8") + FACTORY, encoding="utf-8")
     elif name in replaced.parents:
         (target / name).mkdir()
         for entry in (tree / name).iterdir():
