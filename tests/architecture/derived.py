@@ -148,12 +148,20 @@ def make_speed() -> str:
     )
     ratio = ours["to the peer"].partition(" ")[0]
     rows = (
-        ("", "Vectormill", "beside it"),
-        ("docstrings a second", f"{ours['texts/s']}, committed to Postgres", f"{peer['texts/s']}, in memory"),
-        ("the same, as a ratio", ratio, "`SentenceTransformer.encode`"),
+        ("", "Vectormill", "compared with"),
+        (
+            "docstrings per second",
+            f"{ours['texts/s']}, committed to Postgres",
+            f"{peer['texts/s']}, in memory, by `SentenceTransformer.encode`",
+        ),
+        ("ratio of the two", ratio, ""),
         ("padding", ours["padding"], peer["padding"]),
-        ("queries a second, 64 clients", server["requests/s"], f"{other['requests/s']}, infinity's server"),
-        ("their p99", server["p99"], other["p99"]),
+        (
+            "queries per second from 64 clients",
+            server["requests/s"],
+            f"{other['requests/s']}, by infinity's server",
+        ),
+        ("99th percentile of their latency", server["p99"], other["p99"]),
     )
     return table(rows)
 
