@@ -151,10 +151,9 @@ def make_speed() -> str:
         ("", "Vectormill", "compared with"),
         (
             "docstrings per second",
-            f"{ours['texts/s']}, committed to Postgres",
+            f"{ours['texts/s']}, committed to Postgres ({ratio})",
             f"{peer['texts/s']}, in memory, by `SentenceTransformer.encode`",
         ),
-        ("ratio of the two", ratio, ""),
         ("padding", ours["padding"], peer["padding"]),
         (
             "queries per second from 64 clients",
