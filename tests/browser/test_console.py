@@ -288,7 +288,9 @@ def test_failed_texts_are_told_with_their_keys_and_tried_again(site: Site, page:
 def test_what_cannot_be_done_any_more_is_a_notice_on_the_page(browser: Browser, site: Site) -> None:
     job = submit(site.engine, make_items(4, "n"))
     with opened_quietly(browser, "light", DESKTOP) as page:
-        page.route("**/console/live/**", lambda route: route.abort())  # the page is not told what happens meanwhile
+        page.route(
+            "**/console/live/**", lambda route: route.abort()
+        )  # the page is not told what happens meanwhile
         page.goto(f"{site.url}/console/jobs/{job.id}")
         with site.engine.begin() as connection:
             cancel_job(connection, job.id)
