@@ -21,7 +21,7 @@ def one_of(*names: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if value not in names:
-            raise ValueError(f"{value!r} is none of {', '.join(names)}")
+            raise ValueError(f"must be one of {', '.join(names)}; got {value!r}")
         return value
 
     return AfterValidator(check)
@@ -47,47 +47,50 @@ class WorkerSettings(BaseSettings):
         default=AUTO, description="The library that runs the model."
     )
     precision: Annotated[str, one_of(AUTO, *PRECISIONS)] = Field(
-        default=AUTO, description="The precision of weights; int8 is restored for the arithmetic."
+        default=AUTO, description="The precision of weights; int8 weights are decompressed for computing."
     )
     attention: Literal["auto", "packed", "padded"] = Field(
-        default="auto", description="Leave padding out of the forward pass."
+        default="auto",
+        description="Whether the forward pass leaves padding out (packed) or computes it (padded).",
     )
     switches: Annotated[str, AfterValidator(check_switches)] = Field(
-        default=AUTO, description="Faster ways through the network: auto, none, or their names."
+        default=AUTO, description="Optional optimizations: auto, none, or names separated by commas."
     )
     strategy: Annotated[str, one_of(AUTO, *STRATEGIES)] = Field(
         default=AUTO, description="How devices share the model."
     )
     threads: int | None = Field(
-        default=None, ge=1, description="Threads of one forward pass; one per core when unset."
+        default=None, ge=1, description="Threads per forward pass; one per core if unset."
     )
     max_batch_tokens: int | None = Field(
-        default=None, ge=16, description="Padded tokens in a batch; by device if unset."
+        default=None, ge=16, description="Maximum padded tokens in a batch; chosen by device if unset."
     )
     memory_high_watermark: float = Field(
         default=MEMORY_SHARE,
         gt=0,
         le=1,
-        description="Share of the device's memory that plans fill, and above which batches shrink.",
+        description="Share of the device's memory that plans may fill, and above which batches shrink.",
     )
     memory_low_watermark: float = Field(
-        default=0.5, ge=0, le=1, description="Share of it above which batches do not grow."
+        default=0.5, ge=0, le=1, description="Share of the device's memory above which batches do not grow."
     )
-    slots: int = Field(default=16, ge=1, description="Bulk chunks at work at the same time, at the most.")
+    slots: int = Field(
+        default=16, ge=1, description="Maximum number of bulk chunks encoded at the same time."
+    )
     interactive_slots: int = Field(
-        default=2, ge=1, description="Interactive chunks encoded at the same time."
+        default=2, ge=1, description="Maximum number of interactive chunks encoded at the same time."
     )
     reuse_bytes: int = Field(
-        default=64 << 20, ge=0, description="Memory for vectors of texts that may occur again; 0: none."
+        default=64 << 20, ge=0, description="Memory for vectors of texts that may occur again; 0 for none."
     )
     model_load_timeout_seconds: float = Field(
-        default=600.0, gt=0, description="A model that loads longer has failed."
+        default=600.0, gt=0, description="Time after which loading a model counts as failed."
     )
     forward_timeout_seconds: float = Field(
-        default=600.0, gt=0, description="A forward pass that takes longer hangs."
+        default=600.0, gt=0, description="Time after which a forward pass counts as hung."
     )
     max_runner_restarts: int = Field(
-        default=5, ge=0, description="Model processes lost in a row before giving up."
+        default=5, ge=0, description="Model processes lost in a row before the worker gives up."
     )
 
     @model_validator(mode="after")

@@ -74,7 +74,7 @@ def beat(engine: Engine, state: str = "running") -> None:
     samples = [Sample(10.0 * ago, 40_000 + 1000 * (ago % 7), 9216, 85 + ago % 10) for ago in range(60, 0, -1)]
     report: dict[str, Any] = {
         "state": state,
-        "device": {"value": "cuda:0", "reason": "asked for"},
+        "device": {"value": "cuda:0", "reason": "requested"},
         "backend": {"value": "torch", "reason": "the only one on cuda"},
         "precision": {"value": "bf16", "reason": "the device has bf16 matrix instructions"},
         "bound_by": {"value": "run", "reason": "The device was computing in 90% of the time."},

@@ -129,7 +129,7 @@ def test_a_tensor_that_is_missing_or_too_many_is_named(tmp_path: Path) -> None:
         ),
         (
             {"add": "encoder.encoder.layer.9.output.dense.bias"},
-            "layer.9.output.dense.bias is nothing that this model has",
+            "layer.9.output.dense.bias does not belong to this model",
         ),
         ({"remove": "classifier.bias"}, "classifier.bias is missing"),
     ):
@@ -189,7 +189,7 @@ def test_a_head_that_is_not_there_is_named(tmp_path: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     del tensors["classifier.out_proj.weight"]
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"classifier\.out_proj\.weight are missing, and would be random"):
+    with pytest.raises(ModelError, match=r"would be random: missing classifier\.out_proj\.weight"):
         load_classifier(read_card(directory), "torch", tmp_path)
 
 

@@ -149,7 +149,7 @@ def test_a_compiler_that_fuses_wrongly_is_caught_and_the_network_goes_on_without
     expected = model.probe()
     choice = switch(model, compile_with(fuse_wrongly))
     assert not choice.is_on
-    assert choice.reason.startswith("with it the network deviates")
+    assert choice.reason.startswith("the network deviates with it")
     assert model.packed.attention == EXACT
     assert all(torch.equal(one, other) for one, other in zip(model.probe(), expected, strict=True))
 
@@ -166,9 +166,9 @@ def test_a_compiler_that_is_missing_switches_it_off_with_its_reason() -> None:
     assert model.packed.attention == EXACT
     assert all(torch.equal(one, other) for one, other in zip(model.probe(), expected, strict=True))
     with pytest.raises(
-        ModelError, match=r"The switch compile cannot be used, because it failed: .* C\+\+ compiler"
+        ModelError, match=r"The switch compile cannot be used because it failed: .* C\+\+ compiler"
     ):
-        apply_switches(model.packed, [SwitchChoice("compile", True, "asked for", True)], model.probe)
+        apply_switches(model.packed, [SwitchChoice("compile", True, "requested", True)], model.probe)
 
 
 @NEEDS_COMPILER
@@ -179,7 +179,7 @@ def test_a_compiled_model_gives_the_vectors_of_one_that_is_not(
     model = Compiled("bert")
     batches = make_lengths(6)
     expected = [model.encode(lengths) for lengths in batches]
-    choices = [SwitchChoice(name, True, "asked for", True) for name in names]
+    choices = [SwitchChoice(name, True, "requested", True) for name in names]
     assert all(choice.is_on for choice in apply_switches(model.packed, choices, model.probe))
     assert model.packed.attention == OPAQUE
     num_graphs = count_graphs()

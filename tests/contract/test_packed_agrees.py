@@ -150,7 +150,7 @@ def test_a_kernel_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: p
     """Padding could not go on in this process, and the next one would try the same kernel again."""
     monkeypatch.setattr(packed_network, "is_device_lost", lambda: True)
     transformer = make_transformer("bert")
-    with pytest.raises(ModelError, match=r"broke cuda:99 .*; ask for padded attention\.$"):
+    with pytest.raises(ModelError, match=r"broke cuda:99 .*; use padded attention\.$"):
         # Without a GPU the first copy to it fails, which stands for the kernel.
         pack_network(
             network_of(transformer),

@@ -150,16 +150,16 @@ def test_a_kernel_that_is_bad_on_one_rank_packs_none_and_keeps_none_waiting(
     assert first == second
     assert (first["packed"], first["on"]) == (False, [])
     (note,) = first["notes"]
-    assert note.startswith(f"The switch packed_ranks is off, because {reason}")
+    assert note.startswith(f"The switch packed_ranks is off because {reason}")
     asked = [rank[f"{strategy}|{kernel}|asked"]["error"] for rank in found]
     assert asked[0] == asked[1]
-    assert asked[0].startswith(f"Packed attention cannot be used, because {reason}")
+    assert asked[0].startswith(f"Packed attention cannot be used because {reason}")
     assert asked[0].endswith("; use padded or auto.")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_rank_that_does_not_want_to_pack_keeps_the_others_from_it(strategy: str, found: Found) -> None:
-    note = "The switch packed_ranks is off, because it is not asked for (on rank {})."
+    note = "The switch packed_ranks is off because it was not requested (on rank {})."
     for case, wants, refuses in (("another card", 0, 1), ("another card first", 1, 0)):
         for rank in found:
             assert not rank[f"{strategy}|{case}"]["packed"]

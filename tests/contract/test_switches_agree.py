@@ -52,7 +52,7 @@ def pack(transformer: Any) -> PackedNetwork:
 
 def switch_on(packed: PackedNetwork, *names: str) -> tuple[SwitchChoice, ...]:
     shape = read_attention_shape(packed.transformer.config)
-    choices = [SwitchChoice(name, True, "asked for", True) for name in names]
+    choices = [SwitchChoice(name, True, "requested", True) for name in names]
     return apply_switches(packed, choices, lambda: compute_probes(packed, shape, 64, CPU))
 
 
@@ -206,7 +206,7 @@ def test_a_switch_that_fails_and_cannot_be_undone_costs_another_load_and_no_vect
     report = encoder.describe()
     assert len(loads) == 2
     assert report.switches == ("fused_qkv",)
-    assert [note for note in report.notes if note.startswith("The switch fp8 is off, because")]
+    assert [note for note in report.notes if note.startswith("The switch fp8 is off because")]
     np.testing.assert_allclose(encode(encoder), expected, atol=1e-5)
 
 

@@ -166,7 +166,7 @@ def test_every_architecture_takes_all_that_need_no_certain_card(
     wanted = [
         one for one in names if not (one == "fused_qkv" and name == "modernbert")
     ]  # which has one already
-    choices = [SwitchChoice(one, True, "asked for", True) for one in wanted]
+    choices = [SwitchChoice(one, True, "requested", True) for one in wanted]
     settled = apply_switches(packed, choices, lambda: compute_probes(packed, shape, 64, torch.device(device)))
     assert all(choice.is_on for choice in settled)
     assert packed.attention == DIRECT
@@ -200,6 +200,6 @@ def test_a_model_of_large_layers_is_taken_with_products_in_8_bits(
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
     shape = read_attention_shape(packed.transformer.config)
-    choices = [SwitchChoice(one, True, "asked for", True) for one in ("fused_qkv", "fp8")]
+    choices = [SwitchChoice(one, True, "requested", True) for one in ("fused_qkv", "fp8")]
     settled = apply_switches(packed, choices, lambda: compute_probes(packed, shape, 64, torch.device(device)))
     assert all(choice.is_on for choice in settled)

@@ -38,12 +38,14 @@ def describe_inventory(text: str) -> Inventory:
         match = GROUP.fullmatch(part)
         if match is None or link not in DESCRIBED_LINKS:
             raise ConfigurationError(
-                f"The devices {text!r} cannot be read. Write for example 4x24GiB,nvlink or 2x24GiB+1x80GiB@sm_90; "
-                f"links are {', '.join(DESCRIBED_LINKS)}. Or a processor: 2x32cores,256GiB."
+                f"Invalid devices {text!r}: expected GPUs such as 4x24GiB,nvlink or 2x24GiB+1x80GiB@sm_90, with one of "
+                f"the links {', '.join(DESCRIBED_LINKS)}, or a processor such as 2x32cores,256GiB."
             )
         sizes += [(float(match["size"]), match["capability"] or "sm_80")] * int(match["count"] or 1)
     if not 1 <= len(sizes) <= MOST_DEVICES or min(size for size, _ in sizes) <= 0:
-        raise ConfigurationError(f"The devices {text!r} are not 1 to {MOST_DEVICES} devices with memory.")
+        raise ConfigurationError(
+            f"Invalid devices {text!r}: expected 1 to {MOST_DEVICES} devices with more than 0 GiB of memory each."
+        )
     devices = tuple(
         Device(
             name=f"cuda:{index}",
@@ -71,7 +73,9 @@ def describe_inventory(text: str) -> Inventory:
 def _describe_processor(num_nodes: int, num_cores: int, size: float) -> Inventory:
     """Return a CPU with one thread per core, numbered node by node, without bf16."""
     if not 1 <= num_nodes * num_cores <= MOST_CORES or size <= 0:
-        raise ConfigurationError(f"The processor is not one of 1 to {MOST_CORES} cores with memory.")
+        raise ConfigurationError(
+            f"Invalid processor: expected 1 to {MOST_CORES} cores and more than 0 GiB of memory."
+        )
     return Inventory(
         accelerators=(),
         physical_cores=tuple((core,) for core in range(num_nodes * num_cores)),

@@ -195,7 +195,7 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
     try:
         gpus = select_visible(visible, list_gpus(nvml))
     except nvml.NVMLError as error:
-        logger.warning("The NVIDIA driver does not tell its GPUs, so none is used: %s.", error)
+        logger.warning("Cannot list the NVIDIA GPUs, so none is used: %s.", error)
         return []
     return [
         Device(
@@ -228,8 +228,8 @@ def detect_rocm_devices(
     gpus = list_amd_gpus(topology)
     if gpus and not is_built_for_rocm():
         logger.warning(
-            "There are %d AMD GPUs, and torch here is not built for ROCm, so none is used; set TORCH_INDEX_URL to the "
-            "one for ROCm and run `make setup`.",
+            "Found %d AMD GPUs, but torch is not built for ROCm, so none is used. Set TORCH_INDEX_URL to the index for "
+            "ROCm and run `make setup`.",
             len(gpus),
         )
         return [], Links(MEMORY)

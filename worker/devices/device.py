@@ -71,7 +71,7 @@ class Device:
     memory_bytes: int
     features: frozenset[str] = frozenset()
     description: str = ""
-    reason: str = "asked for"  # why it was selected, for the worker's report
+    reason: str = "requested"  # why it was selected, for the worker's report
     num_tokenizer_threads: int = 0
     uuid: str = ""  # identifies a GPU whichever are visible: the driver's UUID, or AMD's unique id
     free_bytes: int | None = None
@@ -130,7 +130,7 @@ def parse_devices(text: str, inventory: Inventory) -> list[Device]:
             return found
     names = [name.strip() for name in text.split(",")]
     if len(set(names)) != len(names):
-        raise ConfigurationError(f"The devices {text!r} name a device twice.")
+        raise ConfigurationError(f"Invalid devices {text!r}: a device is listed twice.")
     num_cpus = sum(name.startswith("cpu:") for name in names)
     processors = {device.name: device for device in split_processor(inventory, num_cpus)} if num_cpus else {}
     known = accelerators | processors
@@ -138,11 +138,11 @@ def parse_devices(text: str, inventory: Inventory) -> list[Device]:
         if name not in known:
             there = ", ".join([*accelerators, "cpu"])
             hint = (
-                f"; {num_cpus} CPU devices are cpu:0 to cpu:{num_cpus - 1}" if name.startswith("cpu:") else ""
+                f" ({num_cpus} CPU devices are cpu:0 to cpu:{num_cpus - 1})"
+                if name.startswith("cpu:")
+                else ""
             )
-            raise ConfigurationError(
-                f"There is no device {name!r} on this machine{hint}. There are: {there}."
-            )
+            raise ConfigurationError(f"Unknown device {name!r}; this machine has: {there}{hint}.")
     return [known[name] for name in names]
 
 
@@ -151,7 +151,7 @@ def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
     groups = inventory.physical_cores
     if num_devices > len(groups):
         raise ConfigurationError(
-            f"{num_devices} CPU devices need as many cores; {len(groups)} may be used here."
+            f"{num_devices} CPU devices need at least as many cores, but only {len(groups)} are available."
         )
     bounds = [len(groups) - len(groups) * (num_devices - i) // num_devices for i in range(num_devices + 1)]
     return _make_processors(inventory, bounds)

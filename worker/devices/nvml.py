@@ -73,7 +73,7 @@ def open_nvml() -> Nvml | None:
         import pynvml  # imported late: `vectormill doctor` runs without the worker's packages
     except ImportError:
         logger.warning(
-            "NVIDIA GPUs are not looked for: install nvidia-ml-py, which comes with vectormill[worker]."
+            "Cannot look for NVIDIA GPUs: install nvidia-ml-py, which comes with vectormill[worker]."
         )
         return None
     try:
@@ -81,7 +81,7 @@ def open_nvml() -> Nvml | None:
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
     except pynvml.NVMLError as error:
-        logger.warning("There is an NVIDIA driver, but it cannot be asked for its GPUs: %s.", error)
+        logger.warning("An NVIDIA driver is installed, but it cannot be queried for its GPUs: %s.", error)
         return None
     nvml: Nvml = pynvml
     return nvml
@@ -94,7 +94,7 @@ def list_gpus(nvml: Nvml) -> list[Gpu]:
         try:
             gpus += _describe(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
         except nvml.NVMLError as error:  # a GPU that fell off the bus does not affect the others
-            logger.warning("GPU %d is left out, because its driver does not describe it: %s.", index, error)
+            logger.warning("Ignoring GPU %d, because the driver cannot describe it: %s.", index, error)
     return gpus
 
 
@@ -138,8 +138,8 @@ def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> list[Gpu]:
         if not found:
             if entry not in ("", "-1"):  # the two ways to ask for no GPU
                 logger.warning(
-                    "CUDA_VISIBLE_DEVICES names %r, which is no GPU here; it and what follows it is left out, as CUDA "
-                    "does.",
+                    "CUDA_VISIBLE_DEVICES names %r, which is not a GPU of this machine; it and the entries after it "
+                    "are ignored, as CUDA does.",
                     entry,
                 )
             break

@@ -63,7 +63,7 @@ def list_backends(
         if flaw := _find_flaw(BACKENDS[wanted], device, is_installed, must_pack=must_pack):
             others = " or ".join(["auto", *(name for name in BACKENDS if name != wanted)])
             raise ModelError(f"The backend {wanted} {flaw}; use {others}.")
-        return [(BACKENDS[wanted], "asked for")]
+        return [(BACKENDS[wanted], "requested")]
     found: list[tuple[Backend, str]] = []
     flaws: list[str] = []
     for backend in BACKENDS.values():
@@ -71,9 +71,7 @@ def list_backends(
         if flaw is not None:
             flaws.append(f"{backend.name} {flaw}")
         else:
-            found.append(
-                (backend, "; ".join(flaws) or f"the fastest on a {device.kind} where it was measured")
-            )
+            found.append((backend, "; ".join(flaws) or f"measured to be the fastest on {device.kind}"))
     if not found:
         raise ModelError(f"No backend can run a model on {device.name}: {'; '.join(flaws)}.")
     return found
@@ -83,11 +81,11 @@ def _find_flaw(
     backend: Backend, device: Device, is_installed: Callable[[Backend], bool], *, must_pack: bool
 ) -> str | None:
     if not backend.runs_on(device):
-        return f"runs on a {backend.only_kind} only, and not on {device.name}"
+        return f"runs only on {backend.only_kind}, not on {device.name}"
     if not is_installed(backend):
         return f"is not installed (`pip install {backend.package}`)"
     if must_pack and not backend.has_packed_attention:
-        return "has no packed attention, which was asked for"
+        return "does not support packed attention, which was requested"
     return None
 
 
@@ -121,11 +119,11 @@ def load_encoder(order: EncoderOrder) -> Encoder:
         except CannotRun as error:
             flaw = str(error)
         except Exception as error:  # a framework may raise anything; another one may work
-            logger.exception("%s cannot load %s.", backend.name, order.card.name)
+            logger.exception("%s failed to load %s.", backend.name, order.card.name)
             flaw = f"{type(error).__name__}: {error}"
         notes = (*notes, f"{backend.name} cannot run this model: {flaw}")
-        logger.warning("%s is left for %s: %s", backend.name, order.card.name, flaw)
-    raise ModelError(f"{order.card.name} cannot be loaded, because {'; '.join(notes)}.")
+        logger.warning("Not using %s for %s: %s", backend.name, order.card.name, flaw)
+    raise ModelError(f"Cannot load {order.card.name}: {'; '.join(notes)}.")
 
 
 def _is_installed(backend: Backend) -> bool:
@@ -140,7 +138,7 @@ def _load(
     Imports late, so that openvino with a cached conversion never loads torch.
     """
     if not backend.has_packed_attention:
-        padded_because = f"{backend.name} has no packed attention"
+        padded_because = f"{backend.name} does not support packed attention"
         choose_switches(order.switches, SwitchFacts(order.device, 0, padded_because), is_package_installed)
     return _find(backend.loader)(order, choice, precision, notes)
 

@@ -22,22 +22,22 @@ def choose_precision(wanted: str, device: Device) -> Choice:
         if device.kind == CUDA and device.has_bf16:
             return Choice(BF16, "the device computes bf16 natively")
         if device.kind == CUDA:
-            return Choice(FP16, "the device computes fp16 natively, and no bf16")
+            return Choice(FP16, "the device computes fp16 natively, but not bf16")
         if device.kind == CPU and device.has_bf16:
             return Choice(BF16, "the processor has bf16 matrix instructions")
         return Choice(FP32, "the device has no bf16 matrix instructions")
     if wanted == BF16 and device.kind == CPU and not device.has_bf16:
         raise ModelError(
-            "This processor has neither AVX512-BF16 nor AMX and would emulate bf16, many times slower; use fp32."
+            "This processor has neither AVX512-BF16 nor AMX and would emulate bf16, many times slower. Use fp32."
         )
     if wanted == BF16 and device.kind == CUDA and not device.has_bf16:
         raise ModelError(f"{device.description or device.name} would emulate bf16; use fp16.")
     if wanted == FP16 and device.kind == CPU:
         better = BF16 if device.has_bf16 else FP32
-        raise ModelError(f"fp16 is not offered on CPUs, most of which would emulate it; use {better}.")
+        raise ModelError(f"fp16 is not supported on CPUs, most of which would emulate it; use {better}.")
     if wanted in COMPRESSED:
-        return Choice(wanted, f"asked for; the arithmetic is {find_arithmetic(wanted, device)}")
-    return Choice(wanted, "asked for")
+        return Choice(wanted, f"requested; the arithmetic is {find_arithmetic(wanted, device)}")
+    return Choice(wanted, "requested")
 
 
 def find_arithmetic(precision: str, device: Device) -> str:
@@ -59,7 +59,7 @@ def choose_extraction_precision(wanted: str, device: Device) -> Choice:
     chosen = choose_precision(wanted, device)
     if chosen.value not in EXTRACTION_PRECISIONS:
         raise ModelError(
-            f"Extraction computes in {' or '.join(EXTRACTION_PRECISIONS)}, not in {chosen.value}."
+            f"Extraction supports only {' and '.join(EXTRACTION_PRECISIONS)}, not {chosen.value}."
         )
     return chosen
 
@@ -100,15 +100,17 @@ def choose_attention(wanted: str, shape: AttentionShape, device: Device, precisi
     Raises ModelError if packed is asked for and is not exact or cannot run.
     """
     if wanted == PADDED:
-        return Choice(PADDED, "asked for")
+        return Choice(PADDED, "requested")
     obstacle = find_obstacle(shape, device, precision)
     if wanted == PACKED:
         if obstacle:
-            raise ModelError(f"Packed attention cannot be used, because {obstacle}; use padded or auto.")
-        return Choice(PACKED, "asked for")
+            raise ModelError(f"Packed attention cannot be used because {obstacle}; use padded or auto.")
+        return Choice(PACKED, "requested")
     assert wanted == AUTO
     if device.kind == CPU:
-        return Choice(PADDED, "a processor has no packed kernel, and batches of like lengths pad little")
+        return Choice(
+            PADDED, "CPUs have no packed kernel, and batches of similar lengths need little padding"
+        )
     if obstacle:
         return Choice(PADDED, obstacle)
     return Choice(PACKED, "no padding is computed")
@@ -120,18 +122,17 @@ def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
     if family.packing_obstacle:
         return family.packing_obstacle
     if not family.positions:
-        return f"the architecture {shape.model_type!r} is not one that was compared with padding"
+        return f"packing was not verified for the architecture {shape.model_type!r}"
     if device.kind == CPU:
         return ""  # computed sequence by sequence, in any precision and head size
     if device.kind != CUDA:
         return f"{device.kind} has no packed kernel"
     if precision == FP32:
-        return "the packed kernel computes in 16 bit only, and the precision is fp32"
+        return "the packed kernel supports only 16-bit precisions, and the precision is fp32"
     if shape.head_dim % HEAD_DIM_STEP or shape.head_dim > LARGEST_HEAD_DIM:
-        return f"the packed kernel takes heads of 8, 16, … 256 dimensions, and these have {shape.head_dim}"
+        return f"the packed kernel supports heads of 8, 16, … 256 dimensions, and the model's have {shape.head_dim}"
     capability = device.compute_capability
     if capability is not None and capability < SMALLEST_CAPABILITY:
-        return (
-            f"the packed kernel needs compute capability 8.0, and {device.description} has {capability / 10}"
-        )
+        has = f"{device.description} has {capability / 10}"
+        return f"the packed kernel needs compute capability 8.0 or higher, and {has}"
     return ""

@@ -158,7 +158,7 @@ def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
         was, became = getattr(before, name), getattr(now, name)
         pairs.append((name, was.value, became.value, f" ({became.reason})"))
     return tuple(
-        f"{name} was {was} and is {became}{why}" for name, was, became, why in pairs if was != became
+        f"{name} changed from {was} to {became}{why}" for name, was, became, why in pairs if was != became
     )
 
 

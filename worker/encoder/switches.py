@@ -50,16 +50,16 @@ class Switch:
         """Return the requirements of the switch in words; empty if it has none."""
         parts = []
         if self.smallest_capability is not None:
-            more = "" if self.largest_capability == self.smallest_capability else " or more"
+            more = "" if self.largest_capability == self.smallest_capability else " or higher"
             parts.append(f"compute capability {self.smallest_capability / 10}{more}")
         if self.package is not None:
             parts.append(f"the package {self.package}")
         if self.needs_packed:
             parts.append("packed attention")
         if self.is_of_ranks:
-            parts.append("a model that several devices share")
+            parts.append("a model shared by several devices")
         if self.pays_from_hidden_size:
-            parts.append(f"meant for hidden sizes of {self.pays_from_hidden_size:,} and more")
+            parts.append(f"meant for hidden sizes of {self.pays_from_hidden_size:,} or more")
         return ", ".join(parts)
 
 
@@ -73,29 +73,29 @@ SWITCHES: Final[Mapping[str, Switch]] = {
         ),
         Switch(
             "flash3",
-            "FlashAttention 3 instead of the FlashAttention 2 that torch carries.",
+            "FlashAttention 3 instead of torch's built-in FlashAttention 2.",
             smallest_capability=90,
             largest_capability=90,
             package="flash_attn_interface",
         ),
         Switch(
             "fused_qkv",
-            "Query, key and value are one product instead of three, where a layer has them apart.",
+            "Query, key and value are one product instead of three in layers with separate projections.",
         ),
         Switch(
             "compile",
-            "The layers are compiled at load (torch.compile), which joins what is computed number by number.",
+            "The layers are compiled at load (torch.compile), which fuses element-wise operations.",
         ),
         Switch(
             "fp8",
-            "Large products in numbers of 8 bits with a scale a row; vectors keep a cosine of 0.99 to those without.",
+            "Large products use 8-bit floats with a scale per row; vectors keep a cosine of 0.99 to those without it.",
             smallest_capability=89,
             pays_from_hidden_size=2048,
             changes_vectors=True,
         ),
         Switch(
             PACKED_RANKS,
-            "Devices that share a model compute no padding, and pass none on.",
+            "Devices that share a model neither compute padding nor pass it on.",
             is_of_ranks=True,
         ),
         Switch(
@@ -132,7 +132,7 @@ class SwitchFacts:
 
 @dataclass(frozen=True, slots=True)
 class SwitchChoice:
-    """A requested switch, on or off. `reason` says why it is on, or completes "off, because"."""
+    """A requested switch, on or off. `reason` says why it is on, or completes "off because"."""
 
     name: str
     is_on: bool
@@ -143,15 +143,15 @@ class SwitchChoice:
         """Return this choice turned off. Raises ModelError if the switch was asked for by name."""
         if self.is_asked:
             raise ModelError(
-                f"The switch {self.name} cannot be used, because {reason}; "
-                "leave it out of VECTORMILL_WORKER_SWITCHES, or say auto or none."
+                f"The switch {self.name} cannot be used because {reason}; "
+                "remove it from VECTORMILL_WORKER_SWITCHES, or set that to auto or none."
             )
         return SwitchChoice(self.name, False, reason, False)
 
     @property
     def note(self) -> str:
         """Return the sentence of the worker's report about a switch that is off."""
-        return f"The switch {self.name} is off, because {self.reason}."
+        return f"The switch {self.name} is off because {self.reason}."
 
 
 def choose_switches(
@@ -168,7 +168,7 @@ def choose_switches(
     """
     names = parse_switches(wanted)
     if names is not None:
-        asked = [SwitchChoice(name, True, "asked for", True) for name in names]
+        asked = [SwitchChoice(name, True, "requested", True) for name in names]
     else:
         found = find_defaults(place.device, load_defaults() if defaults is None else defaults)
         asked = [SwitchChoice(name, True, f"measured: {found.measured}", False) for name in found.switches]
@@ -184,9 +184,9 @@ def describe_switches(wanted: str, device: Device) -> str:
     names = parse_switches(wanted)
     found = find_defaults(device, load_defaults())
     listed, why = (
-        (names, "asked for") if names is not None else (found.switches, f"measured: {found.measured}")
+        (names, "requested") if names is not None else (found.switches, f"measured: {found.measured}")
     )
-    return f"Switches that {device.name} tries: {', '.join(listed)} ({why})." if listed else ""
+    return f"Switches to try on {device.name}: {', '.join(listed)} ({why})." if listed else ""
 
 
 def list_wanted(wanted: str, device: Device) -> tuple[str, ...]:
@@ -209,8 +209,8 @@ def parse_switches(wanted: str) -> tuple[str, ...] | None:
         if name not in SWITCHES:
             nearest = difflib.get_close_matches(name, [*SWITCHES, AUTO, NONE], n=1, cutoff=0)
             raise ConfigurationError(
-                f"{name!r} is no switch; did you mean {nearest[0]}? There are {', '.join(SWITCHES)}; "
-                "auto uses those that are faster on the card, none uses none."
+                f"Unknown switch {name!r}; did you mean {nearest[0]}? Expected auto (those that are faster on the "
+                f"GPU), none, or names from: {', '.join(SWITCHES)}."
             )
     return tuple(name for name in SWITCHES if name in names)
 
@@ -231,9 +231,13 @@ def load_defaults(path: Path = DEFAULTS_PATH) -> dict[str, SwitchDefaults]:
     for feature, entry in written.items():
         unknown = sorted(set(entry["switches"]) - set(SWITCHES))
         if unknown or not str(entry["measured"]).strip():
-            flaw = f"names unknown switches: {', '.join(unknown)}" if unknown else "does not say how"
+            flaw = (
+                f"names unknown switches: {', '.join(unknown)}"
+                if unknown
+                else "does not say how they were measured"
+            )
             raise ConfigurationError(
-                f"{path.name} {flaw} ({feature}); write it again with `python -m benchmarks gpu --write`."
+                f"{path.name} {flaw} ({feature}); regenerate it with `python -m benchmarks gpu --write`."
             )
         ordered = tuple(name for name in SWITCHES if name in entry["switches"])
         found[feature] = SwitchDefaults(ordered, str(entry["measured"]))
@@ -247,14 +251,15 @@ def is_package_installed(package: str) -> bool:
 def _settle(choice: SwitchChoice, place: SwitchFacts, is_installed: Callable[[str], bool]) -> SwitchChoice:
     switch = SWITCHES[choice.name]
     if switch.is_of_ranks != place.is_shared:
-        where = "several devices share this model" if place.is_shared else "this model is on one device"
+        where = "several devices share this model" if place.is_shared else "this model runs on one device"
         return SwitchChoice(choice.name, False, where, choice.is_asked)
     obstacle = _find_obstacle(switch, place, is_installed)
     if obstacle is not None:
         return choice.refuse(obstacle)
     if not choice.is_asked and place.hidden_size < switch.pays_from_hidden_size:
         return choice.refuse(
-            f"it pays from a hidden size of {switch.pays_from_hidden_size:,}, and the model has {place.hidden_size:,}"
+            f"it pays off from a hidden size of {switch.pays_from_hidden_size:,}, "
+            f"and the model's is {place.hidden_size:,}"
         )
     return choice
 
@@ -263,15 +268,15 @@ def _find_obstacle(switch: Switch, place: SwitchFacts, is_installed: Callable[[s
     device = place.device
     smallest, largest = switch.smallest_capability, switch.largest_capability
     if smallest is not None:
-        needed = f"{smallest / 10}{'' if largest == smallest else ' or more'}"
+        needed = f"{smallest / 10}{'' if largest == smallest else ' or higher'}"
         capability = device.compute_capability
         if device.kind != CUDA or capability is None:
-            return f"it needs a GPU of compute capability {needed}, and {device.name} is none"
+            return f"it needs a GPU with compute capability {needed}, and {device.name} is not one"
         if capability < smallest or (largest is not None and capability > largest):
             description = device.description or device.name
             return f"it needs compute capability {needed}, and {description} has {capability / 10}"
     if switch.package is not None and not is_installed(switch.package):
         return f"the package {switch.package} is not installed"
     if switch.needs_packed and place.padded_because:
-        return f"it is of packed attention, and batches are padded: {place.padded_because}"
+        return f"it needs packed attention, and batches are padded: {place.padded_because}"
     return None

@@ -84,7 +84,7 @@ def check_published(card: ModelCard) -> None:
         if rename(stored) not in _BUFFERS
     }
     flaws = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    flaws += [f"{name} is nothing that this model has" for name in sorted(found.keys() - wanted.keys())]
+    flaws += [f"{name} does not belong to this model" for name in sorted(found.keys() - wanted.keys())]
     flaws += [
         f"{name} has the shape {list(found[name])} instead of {list(wanted[name])}"
         for name in sorted(found.keys() & wanted.keys())
@@ -93,7 +93,7 @@ def check_published(card: ModelCard) -> None:
     if flaws:
         more = f", and {len(flaws) - 3} more" if len(flaws) > 3 else ""
         raise ModelError(
-            f"The weights in {card.path} are not those of the model {card.name!r}: {'; '.join(flaws[:3])}{more}."
+            f"The weights in {card.path} do not match the model {card.name!r}: {'; '.join(flaws[:3])}{more}."
         )
 
 
@@ -178,8 +178,8 @@ def load_head(card: ModelCard) -> nn.Module:
     values = read_tensors(card, names.values())
     if missing := sorted(set(names.values()) - values.keys()):
         raise ModelError(
-            f"The weights in {card.path} do not fill the head of model {card.name!r}: {', '.join(missing)} "
-            "are missing, and would be random."
+            f"The weights in {card.path} are incomplete for the head of model {card.name!r}, which would be random: "
+            f"missing {', '.join(missing)}."
         )
     head.to_empty(device="cpu").float()
     try:

@@ -119,7 +119,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
         config = load_config(card)
         if config.is_encoder_decoder:
             raise ModelError(
-                f"The model {card.name!r} is an encoder with a decoder; only one stack is supported."
+                f"The model {card.name!r} has both an encoder and a decoder, which is not supported."
             )
         with _counting(on_read, num_bytes):
             if is_published(card):
@@ -134,12 +134,13 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
                 **options,
             )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        raise ModelError(f"The model {card.name!r} cannot be loaded from {card.path}: {error}") from error
+        raise ModelError(f"Cannot load the model {card.name!r} from {card.path}: {error}") from error
     missing = [key for key in loading["missing_keys"] if not key.startswith(UNUSED_WEIGHTS)]
     if missing or loading["mismatched_keys"]:
         raise ModelError(
-            f"The weights in {card.path} do not fill the model {card.name!r}: {len(missing)} tensors are missing "
-            f"(such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have another shape."
+            f"The weights in {card.path} are incomplete for the model {card.name!r}: {len(missing)} tensors are "
+            f"missing (such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have the "
+            "wrong shape."
         )
     return prepare_transformer(model)
 
@@ -193,7 +194,7 @@ def _find_activation(path: str) -> nn.Module:
     if not path.startswith("torch.") or not (
         isinstance(activation, type) and issubclass(activation, nn.Module)
     ):
-        raise ModelError(f"The activation {path!r} of a Dense module is not one of torch; it is not run.")
+        raise ModelError(f"Cannot run the activation {path!r} of a Dense module: it is not part of torch.")
     return activation()
 
 
@@ -215,7 +216,7 @@ def check_tokenizer(card: ModelCard) -> None:
         )
     except (OSError, ValueError, KeyError, AttributeError, ImportError, TypeError) as error:
         logger.warning(
-            "The tokenizer of %s was not compared with transformers', which cannot read it: %s",
+            "Could not compare the tokenizer of %s with transformers, which cannot read it: %s",
             card.name,
             error,
         )
@@ -228,8 +229,8 @@ def check_tokenizer(card: ModelCard) -> None:
         found = ours.row(number).tolist()
         if found != expected:
             raise UnsupportedModel(
-                f"The tokenizer.json of model {card.name!r} gives other tokens than transformers' own class, such as "
-                f"{found[:8]} instead of {expected[:8]} for {texts[number][:40]!r}. Write it again in an "
+                f"The tokenizer.json of model {card.name!r} returns different tokens from transformers' own class, "
+                f"such as {found[:8]} instead of {expected[:8]} for {texts[number][:40]!r}. Regenerate it in an "
                 "environment that you trust: "
                 "AutoTokenizer.from_pretrained(…).save_pretrained(…)."
             )

@@ -364,7 +364,7 @@ def pack_network(
     except Exception as error:
         if device.type == "cuda" and is_device_lost():
             raise ModelError(
-                f"Packed attention broke {device} for this process ({first_line(error)}); ask for padded attention."
+                f"Packed attention broke {device} for this process ({first_line(error)}); use padded attention."
             ) from error
         network.transformer.set_attn_implementation(padded_attention)
         if isinstance(error, PackingFailed):

@@ -28,7 +28,7 @@ def find_layers(transformer: nn.Module) -> list[nn.Module]:
     """
     lists = [module for module in transformer.modules() if isinstance(module, nn.ModuleList) and len(module)]
     if not lists:
-        raise ValueError("its layers are in no list")
+        raise ValueError("the model has no list of layers")
     return list(max(lists, key=_count_weights))
 
 
@@ -66,7 +66,7 @@ class FusedProjections(nn.Module):
             parts = self.joined(states).split(self.sizes, dim=-1)
             self._states, self._parts = states, dict(enumerate(parts))
         elif self._states is not states:
-            raise RuntimeError("query, key and value were asked with different states, and cannot be fused")
+            raise RuntimeError("query, key and value are computed from different states and cannot be fused")
         part = self._parts.pop(number)
         if not self._parts:
             self._states = None
@@ -377,12 +377,12 @@ def _try_step(
         undo = step.turn_on(network, compute_probes)
         found = compute_probes()
         deviation = find_deviation(expected, found, step.smallest_cosine)
-        flaw = f"with it the network deviates: {deviation}" if deviation else None
+        flaw = f"the network deviates with it: {deviation}" if deviation else None
     except Exception as error:  # a kernel, a compiler or a package may raise anything
         if expected[0].is_cuda and is_device_lost():
             raise ModelError(
                 f"A switch broke {expected[0].device} for this process ({first_line(error)}); "
-                "say VECTORMILL_WORKER_SWITCHES=none."
+                "set VECTORMILL_WORKER_SWITCHES=none."
             ) from error
         found, flaw = [], f"it failed: {first_line(error)}"
     if flaw is not None and undo is not None:

@@ -76,9 +76,9 @@ class TorchEncoder(Encoder):
         # Copies to the device use a stream of their own, so that they do not wait for the current forward
         # pass.
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
-        logger.info("%s attends %s: %s", order.card.name, attention.value, attention.reason)
+        logger.info("%s uses %s attention: %s", order.card.name, attention.value, attention.reason)
         if order.device.kind == CUDA and packed is None and order.attention == AUTO:
-            notes = (*notes, f"Batches are padded, because {attention.reason}.")
+            notes = (*notes, f"Batches are padded because {attention.reason}.")
         notes = (*notes, *(switch.note for switch in switches if not switch.is_on))
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
@@ -146,7 +146,7 @@ class TorchEncoder(Encoder):
         except PackingFailed as error:
             if order.attention == PACKED:
                 raise ModelError(
-                    f"Packed attention cannot be used, because {error}; use padded or auto."
+                    f"Packed attention cannot be used because {error}; use padded or auto."
                 ) from error
             return Choice(PADDED, str(error)), None
 

@@ -36,7 +36,7 @@ class PickledWeights:
                 path, map_location="cpu", weights_only=True, **options
             )
         except Exception as error:  # torch raises any error for a pickle that holds more than tensors
-            raise ModelError(f"The tensors of {path} cannot be read: {error}") from error
+            raise ModelError(f"Cannot read the tensors of {path}: {error}") from error
 
     def keys(self) -> list[str]:
         return list(self._tensors)

@@ -67,7 +67,9 @@ def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
             # The callback for progress is removed, because it cannot be sent to another process.
             pool.submit(convert_here, replace(order, on_read=None), precision, folder).result()
         except BrokenProcessPool as error:
-            raise ConversionFailed("the process that converts the model ended without a word") from error
+            raise ConversionFailed(
+                "the process that converts the model ended without an error message"
+            ) from error
 
 
 def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:

@@ -70,7 +70,7 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
             _check_exact(_run(converted, inputs), expected)
             if precision in COMPRESSED:
                 if not apply_compression(converted):
-                    raise ConversionFailed(f"no weights were found that could be {precision}")
+                    raise ConversionFailed(f"no weights were found that can be converted to {precision}")
                 _check_rounded(_run(converted, inputs), expected, precision)
             dim = network.write_table(folder / "words.bin", precision)
         ov.save_model(converted, folder / "network.xml", compress_to_fp16=False)
@@ -108,9 +108,7 @@ def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], pr
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     cosine = float(((found * expected).sum(axis=1) / np.maximum(lengths, 1e-12)).min())
     if not cosine >= SMALLEST_COSINES[precision]:
-        raise ConversionFailed(
-            f"{precision} weights change its vectors too much: to a cosine of {cosine:.2f}"
-        )
+        raise ConversionFailed(f"{precision} weights change its vectors too much (cosine {cosine:.2f})")
 
 
 def _make_input(num_sequences: int, length: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -86,7 +86,7 @@ class OpenVINONetwork:
         Raises ValueError if the model has no such input.
         """
         if not self._has_types:
-            raise ValueError("This model reads no token_type_ids.")
+            raise ValueError("This model does not read token_type_ids.")
         self._compile(reads_types=True)
 
     def make_request(self) -> Any:

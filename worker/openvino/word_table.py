@@ -46,7 +46,7 @@ class EmbeddingRows:
         ids = input_ids.reshape(-1)
         for word in (int(ids.min()), int(ids.max())):
             if not 0 <= word < self._num_words:
-                raise IndexError(f"a vocabulary of {self._num_words} words has no id {word}")
+                raise IndexError(f"id {word} is outside the vocabulary of {self._num_words} words")
         if out is None:
             out = np.empty((*input_ids.shape, self.dim), dtype=np.float32)
         rows = out.reshape(len(ids), self.dim)

@@ -88,7 +88,7 @@ class WeightFiles:
             if known in self._places:
                 return self._places[known]
         raise ModelError(
-            f"The weights in {self._card.path} do not fill the model {self._card.name!r}: {name} is missing."
+            f"The weights in {self._card.path} are incomplete for the model {self._card.name!r}: {name} is missing."
         )
 
 
@@ -147,7 +147,7 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
         with _parameters_on_meta():
             model: nn.Module = transformers.AutoModel.from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(f"The model {card.name!r} cannot be built from {card.path}: {error}") from error
+        raise ModelError(f"Cannot build the model {card.name!r} from {card.path}: {error}") from error
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model.eval().requires_grad_(False)
@@ -223,7 +223,7 @@ def _copy(values: Tensor, parameter: Tensor, name: str, card: ModelCard) -> None
     """Copy values into a parameter. Raises ModelError if they do not fit."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if values.shape != local.shape:
-        raise ModelError(f"The tensor {name!r} in {card.path} has another shape than its configuration says.")
+        raise ModelError(f"The shape of tensor {name!r} in {card.path} does not match the configuration.")
     local.copy_(values)
 
 

@@ -37,7 +37,7 @@ from worker.model.runtime import transformers
 from worker.parallel.rendezvous import ask_all
 from worker.placement.placement import Rank
 
-NOT_WANTED: Final = "it is not asked for"
+NOT_WANTED: Final = "it was not requested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class RankSwitches:
     def refuse(self, name: str, reason: str) -> "RankSwitches":
         """Return the switches with this one off. Raises ModelError if it was asked for by name."""
         if name == PACKED_RANKS and self.must_pack:
-            raise ModelError(f"Packed attention cannot be used, because {reason}; use padded or auto.")
+            raise ModelError(f"Packed attention cannot be used because {reason}; use padded or auto.")
         refused = (
             choice.refuse(reason) if choice.name == name and choice.is_on else choice
             for choice in self.choices
@@ -83,10 +83,10 @@ def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision
     chosen = {choice.name: choice for choice in choose_switches(order.switches, place, is_package_installed)}
     must_pack = order.attention == PACKED
     if must_pack:
-        chosen[PACKED_RANKS] = SwitchChoice(PACKED_RANKS, True, "packed attention is asked for", True)
+        chosen[PACKED_RANKS] = SwitchChoice(PACKED_RANKS, True, "packed attention was requested", True)
     switches = RankSwitches(tuple(_of_ranks(chosen.values())), must_pack)
     if QUEUED_RANKS in switches.names and not find_family(shape.model_type).never_waits:
-        reason = f"a forward pass of the architecture {shape.model_type!r} waits for the device"
+        reason = f"forward passes of the architecture {shape.model_type!r} wait for the device"
         switches = switches.refuse(QUEUED_RANKS, reason)
     for name in (PACKED_RANKS, QUEUED_RANKS):
         own = chosen[name].reason if name in chosen else NOT_WANTED
@@ -154,8 +154,8 @@ def find_flaw(
             torch.cuda.synchronize()  # a kernel's error is reported only by the next synchronization
     except Exception as error:
         raise ModelError(
-            f"Packed attention ended a forward pass of this rank ({first_line(capturing.error or error)}), and the "
-            "others wait for it; leave packed_ranks out of VECTORMILL_WORKER_SWITCHES, or ask for padded attention."
+            f"Packed attention broke a forward pass of this rank ({first_line(capturing.error or error)}) while the "
+            "others wait for it; remove packed_ranks from VECTORMILL_WORKER_SWITCHES, or use padded attention."
         ) from error
     failed = "" if capturing.error is None else f"packed attention failed: {first_line(capturing.error)}"
     deviation = find_deviation(expected, found) if has_last_states else ""

@@ -42,13 +42,13 @@ def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMe
     config, ranks = transformer.config, mesh.size()
     if layout.tensor_obstacle:
         raise ModelError(
-            f"A model of the architecture {config.model_type!r} cannot be tensor parallel: {layout.tensor_obstacle}; "
+            f"The architecture {config.model_type!r} does not support tensor parallelism: {layout.tensor_obstacle}; "
             "use pipeline or fully_sharded."
         )
     key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     for count, what in (
         (config.num_attention_heads, "attention heads"),
-        (key_heads, "heads of keys"),
+        (key_heads, "key heads"),
         (config.intermediate_size, "intermediate values"),
     ):
         if count % ranks:
@@ -56,7 +56,7 @@ def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMe
                 str(size) for size in range(2, count + 1) if count % size == 0 and size <= 64
             )
             raise ModelError(
-                f"{count} {what} cannot be divided among {ranks} devices; they can among {divisors}."
+                f"{count} {what} cannot be divided among {ranks} devices; possible numbers are {divisors}."
             )
     plan = {path: ColwiseParallel() for path in layout.columns}
     plan |= {path: RowwiseParallel() for path in layout.rows}

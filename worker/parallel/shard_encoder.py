@@ -86,14 +86,14 @@ class ShardEncoder(Encoder):
         self._dense: nn.Module = load_dense(order.card) if self._shard.answers else nn.Identity()
         self._dense.to(self._device).eval()
         self._form, switches = self._load_form(order, precision)
-        logger.info("%s attends %s on rank %d", order.card.name, self._form.attention, rank.number)
+        logger.info("%s uses %s attention on rank %d", order.card.name, self._form.attention, rank.number)
         # Copies to the device use a stream of their own, so that they do not wait for the current forward
         # pass.
         self._stream = torch.cuda.Stream() if QUEUED_RANKS in switches.names else None
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
-            backend=Choice("torch", f"a model is shared by {rank.strategy} with torch only"),
+            backend=Choice("torch", f"only torch supports the strategy {rank.strategy}"),
             precision=precision,
             attention=self._form.attention,
             num_threads=order.num_threads,

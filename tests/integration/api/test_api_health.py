@@ -135,7 +135,7 @@ def test_metrics_tell_who_gives_signs_of_life_and_whether_redis_can_be_used(
 
 def test_metrics_show_what_workers_report_of_themselves(client: httpx.Client, engine: Engine) -> None:
     report = {
-        "device": {"value": "cuda:0", "reason": "asked for"},
+        "device": {"value": "cuda:0", "reason": "requested"},
         "stage_seconds": {"run": 9.5, "persist": 1.0},
         "num_tokens": 970,
         "num_computed_tokens": 1000,

@@ -100,7 +100,7 @@ def test_a_packed_engine_computes_no_padding_and_says_that_it_is_packed(engine: 
     assert report["attention"] == "packed (vectormill_exact)"
     assert report["backend"] == {
         "value": "torch",
-        "reason": "openvino has no packed attention, which was asked for",
+        "reason": "openvino does not support packed attention, which was requested",
     }
     assert report["num_computed_tokens"] == report["num_tokens"]
 

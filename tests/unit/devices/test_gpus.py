@@ -107,7 +107,7 @@ def test_gpus_are_listed_in_the_order_of_the_bus_with_the_parts_of_one_that_is_c
     assert (gpus[0].memory_bytes, gpus[0].free_bytes, gpus[0].capability) == (141 * GIB, 111 * GIB, (9, 0))
     assert gpus[1].memory_bytes == 18 * GIB
     assert [gpu.card for gpu in gpus] == ["", "GPU-bb02", "GPU-bb02", ""]
-    assert "GPU 3 is left out" in caplog.text
+    assert "Ignoring GPU 3" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_gpu_that_is_named_and_not_there_is_said_and_none_is_not(caplog: pytes
     select_visible("", gpus)
     assert not caplog.text
     select_visible("7", gpus)
-    assert "names '7', which is no GPU here" in caplog.text
+    assert "names '7', which is not a GPU of this machine" in caplog.text
 
 
 def test_devices_are_numbered_as_cuda_numbers_them_and_pinned_by_their_own_name() -> None:
@@ -314,7 +314,7 @@ def test_gpus_that_torch_cannot_use_are_left_with_a_word(
     monkeypatch.setattr(detect, "is_built_for_rocm", lambda: False)
     devices, links = detect_rocm_devices({}, 8, topology)
     assert (devices, links.default) == ([], MEMORY)
-    assert "There are 4 AMD GPUs, and torch here is not built for ROCm" in caplog.text
+    assert "Found 4 AMD GPUs, but torch is not built for ROCm" in caplog.text
 
 
 def test_a_machine_without_amd_s_driver_has_none_and_says_nothing(

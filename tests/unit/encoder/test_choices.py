@@ -59,11 +59,11 @@ def test_devices_are_named_as_users_write_them(text: str, inventory: Inventory, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cuda", "no device 'cuda'"),
-        ("cuda:0", "There are: cpu"),
+        ("cuda", "Unknown device 'cuda'"),
+        ("cuda:0", "this machine has: cpu"),
         ("cpu:0,cpu:2", "2 CPU devices are cpu:0 to cpu:1"),
         ("cpu:0,cpu:0", "twice"),
-        ("cpu:0,cpu:1,cpu:2,cpu:3", "4 CPU devices need as many cores; 3 may be used here"),
+        ("cpu:0,cpu:1,cpu:2,cpu:3", "4 CPU devices need at least as many cores, but only 3 are available"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(text: str, message: str) -> None:
@@ -135,19 +135,19 @@ def test_backends_are_listed_in_order_of_preference_with_a_reason(
 def test_packed_attention_is_looked_for_where_it_is() -> None:
     [(backend, reason)] = list_backends("auto", PLAIN_CPU, everything, must_pack=True)
     assert backend.name == "torch"
-    assert "openvino has no packed attention" in reason
+    assert "openvino does not support packed attention" in reason
     with pytest.raises(
-        ModelError, match="openvino has no packed attention, which was asked for; use auto or torch"
+        ModelError, match="openvino does not support packed attention, which was requested; use auto or torch"
     ):
         list_backends("openvino", PLAIN_CPU, everything, must_pack=True)
 
 
 def test_a_backend_that_cannot_run_is_refused_with_the_better_choice() -> None:
-    with pytest.raises(ModelError, match="runs on a cpu only, and not on cuda:0; use auto or torch"):
+    with pytest.raises(ModelError, match="runs only on cpu, not on cuda:0; use auto or torch"):
         list_backends("openvino", GPUS[0], everything)
     with pytest.raises(ModelError, match="pip install openvino"):
         list_backends("openvino", PLAIN_CPU, nothing_but_torch)
-    with pytest.raises(ModelError, match="No backend can run a model on cuda:0: openvino runs on a cpu only"):
+    with pytest.raises(ModelError, match="No backend can run a model on cuda:0: openvino runs only on cpu"):
         list_backends("auto", GPUS[0], lambda backend: backend.name == "openvino")
 
 
@@ -156,7 +156,7 @@ def test_every_backend_of_the_table_can_be_imported_and_is_a_setting() -> None:
         module, _, name = backend.loader.partition(":")
         assert Encoder in getattr(importlib.import_module(module), name).__mro__
         assert load_worker_settings(backend=backend.name).backend == backend.name
-    with pytest.raises(ConfigurationError, match="none of auto, openvino, torch"):
+    with pytest.raises(ConfigurationError, match="must be one of auto, openvino, torch"):
         load_worker_settings(backend="onnx")
 
 
@@ -188,7 +188,7 @@ def test_sixteen_bits_are_computed_only_where_the_device_has_them(
 @pytest.mark.parametrize(
     ("wanted", "device", "better"),
     [
-        ("bf16", PLAIN_CPU, "use fp32"),
+        ("bf16", PLAIN_CPU, "Use fp32"),
         ("fp16", BF16_CPU, "use bf16"),
         ("fp16", PLAIN_CPU, "use fp32"),
         ("bf16", OLD_GPU, "use fp16"),
@@ -245,8 +245,8 @@ A_CPU, AMPERE, TURING, APPLE = device(CPU), device(CUDA, "sm_80"), device(CUDA, 
         ("mpnet", 64, AMPERE, "bf16", "padded", "relative position bias"),
         ("deberta-v2", 64, AMPERE, "bf16", "padded", "disentangled"),
         ("t5", 64, AMPERE, "bf16", "padded", "relative position bias"),
-        ("gemma2", 64, AMPERE, "bf16", "padded", "not one that was compared"),  # it caps its scores
-        ("bert", 64, AMPERE, "fp32", "padded", "16 bit only"),
+        ("gemma2", 64, AMPERE, "bf16", "padded", "packing was not verified"),  # it caps its scores
+        ("bert", 64, AMPERE, "fp32", "padded", "only 16-bit"),
         ("bert", 20, AMPERE, "bf16", "padded", "have 20"),  # not a multiple of 8
         ("llama", 264, AMPERE, "bf16", "padded", "have 264"),  # more than 256
         ("bert", 64, TURING, "fp16", "padded", "a T4 has 7.5"),
@@ -280,9 +280,9 @@ def test_packed_attention_that_was_asked_for_in_vain_is_refused_with_what_to_do(
 
 def test_a_wish_that_can_be_met_is_followed() -> None:
     odd = AttentionShape("bert", 20, 0)
-    assert choose_attention("packed", odd, A_CPU, "fp32").reason == "asked for"  # any head size on a CPU
+    assert choose_attention("packed", odd, A_CPU, "fp32").reason == "requested"  # any head size on a CPU
     assert choose_attention("padded", odd, AMPERE, "bf16").value == "padded"
-    assert choose_attention("padded", AttentionShape("gemma2", 64, 0), AMPERE, "bf16").reason == "asked for"
+    assert choose_attention("padded", AttentionShape("gemma2", 64, 0), AMPERE, "bf16").reason == "requested"
 
 
 def test_no_architecture_is_both_packable_and_not() -> None:

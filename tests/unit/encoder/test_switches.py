@@ -89,22 +89,22 @@ def test_none_takes_none_and_auto_what_was_measured_on_the_card() -> None:
 def test_named_switches_are_taken_where_they_can_be(names: str, expected: list[str]) -> None:
     chosen = choose(names)
     assert [name for name, choice in chosen.items() if choice.is_on] == expected == list(chosen)
-    assert {choice.reason for choice in chosen.values()} == {"asked for"}
+    assert {choice.reason for choice in chosen.values()} == {"requested"}
 
 
 @WITH_SMALL_TABLE
 @pytest.mark.parametrize(
     ("name", "device", "options", "reason"),
     [
-        ("new", TURING, {}, "it needs compute capability 8.9 or more, and a T4 has 7.5"),
-        ("new", PROCESSOR, {}, "it needs a GPU of compute capability 8.9 or more, and cpu:0 is none"),
+        ("new", TURING, {}, "it needs compute capability 8.9 or higher, and a T4 has 7.5"),
+        ("new", PROCESSOR, {}, "it needs a GPU with compute capability 8.9 or higher, and cpu:0 is not one"),
         ("hopper", BLACKWELL, {}, "it needs compute capability 9.0, and a B200 has 10.0"),
         ("hopper", HOPPER, {"installed": False}, "the package flash3 is not installed"),
         (
             "plain",
             HOPPER,
             {"padded_because": PADDED},
-            f"it is of packed attention, and batches are padded: {PADDED}",
+            f"it needs packed attention, and batches are padded: {PADDED}",
         ),
     ],
 )
@@ -112,20 +112,20 @@ def test_what_cannot_be_is_an_error_where_it_was_asked_for_and_off_with_its_reas
     name: str, device: Device, options: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        ModelError, match="leave it out of VECTORMILL_WORKER_SWITCHES, or say auto or none"
+        ModelError, match="remove it from VECTORMILL_WORKER_SWITCHES, or set that to auto or none"
     ) as error:
         choose(name, device, **options)  # type: ignore[arg-type]
-    assert f"The switch {name} cannot be used, because {reason};" in str(error.value)
+    assert f"The switch {name} cannot be used because {reason};" in str(error.value)
     everywhere = dict.fromkeys(device.features, SwitchDefaults((name,), "2026-11-22"))
     monkeypatch.setattr(f"{__name__}.DEFAULTS", everywhere)
     (choice,) = choose("auto", device, **options).values()  # type: ignore[arg-type]
-    assert (choice.is_on, choice.note) == (False, f"The switch {name} is off, because {reason}.")
+    assert (choice.is_on, choice.note) == (False, f"The switch {name} is off because {reason}.")
 
 
 @WITH_SMALL_TABLE
 def test_a_switch_for_large_models_is_taken_by_auto_for_these_alone_and_by_name_for_all() -> None:
     small = choose("auto", hidden_size=768)["new"]
-    assert small.note.endswith("it pays from a hidden size of 2,048, and the model has 768.")
+    assert small.note.endswith("it pays off from a hidden size of 2,048, and the model's is 768.")
     assert choose("auto", hidden_size=2048)["new"].is_on
     assert choose("new", hidden_size=768)["new"].is_on
 
@@ -134,7 +134,7 @@ def test_a_switch_for_large_models_is_taken_by_auto_for_these_alone_and_by_name_
 @pytest.mark.parametrize(
     ("name", "is_shared", "reason"),
     [
-        ("ranks", False, "this model is on one device"),
+        ("ranks", False, "this model runs on one device"),
         ("plain", True, "several devices share this model"),
     ],
 )
@@ -150,9 +150,9 @@ def test_a_switch_that_is_not_of_this_model_is_off_and_no_error(
 def test_what_a_switch_needs_is_told_in_words() -> None:
     assert [switch.needs for switch in TABLE.values()] == [
         "packed attention",
-        "compute capability 8.9 or more, packed attention, meant for hidden sizes of 2,048 and more",
+        "compute capability 8.9 or higher, packed attention, meant for hidden sizes of 2,048 or more",
         "compute capability 9.0, the package flash3, packed attention",
-        "a model that several devices share",
+        "a model shared by several devices",
     ]
 
 
@@ -163,7 +163,7 @@ def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() 
     assert load_worker_settings().switches == "auto"
     for wrong, right in (("direct_flsh", "direct_flash"), ("nine", "none"), ("direct_flash,", "auto")):
         with pytest.raises(
-            ConfigurationError, match=r"VECTORMILL_WORKER_SWITCHES: .* is no switch; did you mean"
+            ConfigurationError, match=r"VECTORMILL_WORKER_SWITCHES: .*Unknown switch .*; did you mean"
         ) as error:
             load_worker_settings(switches=wrong)
         assert right in str(error.value)
@@ -201,12 +201,13 @@ def test_every_switch_of_the_network_can_be_turned_on() -> None:
 def test_a_model_process_that_lost_a_switch_says_so() -> None:
     choice = Choice("x", "y")
     before = EncoderReport(choice, choice, choice, "packed", 1, 0.0, switches=("direct_flash",))
-    assert find_changes(before, replace(before, switches=())) == ("switches was ('direct_flash',) and is ()",)
+    said = "switches changed from ('direct_flash',) to ()"
+    assert find_changes(before, replace(before, switches=())) == (said,)
 
 
 def test_a_backend_that_has_no_switches_refuses_them_by_name(tmp_path: Path) -> None:
     order = EncoderOrder(
         Registry({}).card(DEFAULT_MODEL), PROCESSOR, "openvino", "fp32", 1, tmp_path, switches="direct_flash"
     )
-    with pytest.raises(ModelError, match="openvino has no packed attention"):
+    with pytest.raises(ModelError, match="openvino does not support packed attention"):
         load_encoder(order)

@@ -82,9 +82,9 @@ def test_what_agrees_is_on_and_each_is_compared_with_those_before_it() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("coarse", "with it the network deviates: the smallest cosine is 0.99"),
-        ("wrong", "with it the network deviates: the smallest cosine is -0."),
-        ("nan", "with it the network deviates: the smallest cosine is nan"),
+        ("coarse", "the network deviates with it: the smallest cosine is 0.99"),
+        ("wrong", "the network deviates with it: the smallest cosine is -0."),
+        ("nan", "the network deviates with it: the smallest cosine is nan"),
         ("broken", "it failed: No such kernel"),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_differs_or_fails_is_off_again_with_its_reason_or_an_error_where_it
     assert settled["same"].is_on
     assert not settled[name].is_on
     assert settled[name].reason.startswith(reason)
-    with pytest.raises(ModelError, match=rf"The switch {name} cannot be used, because {reason}"):
+    with pytest.raises(ModelError, match=rf"The switch {name} cannot be used because {reason}"):
         switch(name, is_asked=True)
 
 
@@ -113,7 +113,7 @@ def test_a_switch_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: p
     monkeypatch.setattr(switching, "is_device_lost", lambda: True)
     network: Any = SimpleNamespace(states=STATES)
     choices = [SwitchChoice("broken", True, "measured", False)]
-    with pytest.raises(ModelError, match=r"broke cuda:0 .*; say VECTORMILL_WORKER_SWITCHES=none"):
+    with pytest.raises(ModelError, match=r"broke cuda:0 .*; set VECTORMILL_WORKER_SWITCHES=none"):
         apply_switches(network, choices, lambda: [OnGpu()], STEPS)
 
 
@@ -231,7 +231,7 @@ def test_projections_of_different_states_are_refused_rather_than_mixed_up() -> N
     layer = Layer()
     fuse_projections(network_of(layer))
     layer.q_proj(states_of())
-    with pytest.raises(RuntimeError, match="asked with different states"):
+    with pytest.raises(RuntimeError, match="computed from different states"):
         layer.k_proj(states_of())
 
 
@@ -374,11 +374,11 @@ def test_what_differs_too_much_has_to_be_loaded_again_because_it_cannot_be_undon
 
     measured = SwitchChoice("fp8", True, "measured", False)
     with pytest.raises(
-        NotUndone, match=r"^The switch fp8 is off, because with it the network deviates"
+        NotUndone, match=r"^The switch fp8 is off because the network deviates with it"
     ) as error:
         apply_switches(network, [measured], probe)
     assert not error.value.choice.is_on
     with pytest.raises(ModelError, match="The switch fp8 cannot be used"):
         apply_switches(
-            network_of_layers(Block(64)), [SwitchChoice("fp8", True, "asked for", True)], lambda: [states]
+            network_of_layers(Block(64)), [SwitchChoice("fp8", True, "requested", True)], lambda: [states]
         )

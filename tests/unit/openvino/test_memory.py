@@ -84,7 +84,7 @@ def write_table(path: Path, num_words: int, dim: int = DIM) -> NDArray[np.float3
 @pytest.mark.parametrize("word", [-1, 100])
 def test_an_id_that_the_vocabulary_does_not_have_is_an_error(word: int, tmp_path: Path) -> None:
     write_table(tmp_path / "words.bin", 100)
-    with pytest.raises(IndexError, match=f"vocabulary of 100 words has no id {word}"):
+    with pytest.raises(IndexError, match=f"id {word} is outside the vocabulary of 100 words"):
         EmbeddingRows(tmp_path / "words.bin", DIM).read(np.array([[5, word]]))
 
 

@@ -67,7 +67,7 @@ def test_an_extraction_says_what_it_cannot_be() -> None:
     assert "relative positions" in tensor.reason
     with pytest.raises(ModelDoesNotFit, match="relative positions"):
         plan(REX, strategy=TENSOR)
-    with pytest.raises(ModelError, match="fp32 or bf16, not in int8"):
+    with pytest.raises(ModelError, match="only fp32 and bf16, not int8"):
         plan(REX, precision="int8")
 
 

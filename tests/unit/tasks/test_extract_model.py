@@ -245,10 +245,10 @@ def test_pickled_weights_are_the_same_network(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda tensors: tensors.pop("ffnq.bias"), "ffnq.bias are missing"),
-        (lambda tensors: tensors.pop("rotary_emb.freqs"), "rotary_emb.freqs are missing"),
-        (lambda tensors: tensors.update({"plm.x": torch.zeros(1)}), "plm.x belong to no part of it"),
-        (lambda tensors: tensors.update({"ffnk.bias": torch.zeros(3)}), "ffnk.bias have another shape"),
+        (lambda tensors: tensors.pop("ffnq.bias"), "missing: ffnq.bias"),
+        (lambda tensors: tensors.pop("rotary_emb.freqs"), "missing: rotary_emb.freqs"),
+        (lambda tensors: tensors.update({"plm.x": torch.zeros(1)}), "unexpected: plm.x"),
+        (lambda tensors: tensors.update({"ffnk.bias": torch.zeros(3)}), "wrong shape: ffnk.bias"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
@@ -271,7 +271,7 @@ def test_numbers_of_positions_that_older_files_keep_are_passed_over(model: Path)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sliding_window": 64}, "sliding_window is not known"),
+        ({"sliding_window": 64}, "unknown settings: sliding_window"),
         ({"model_type": "deberta"}, "model_type is 'deberta'"),
         ({"relative_attention": False}, "relative_attention is False"),
         ({"pos_att_type": ["p2p"]}, "pos_att_type is"),
@@ -281,8 +281,8 @@ def test_numbers_of_positions_that_older_files_keep_are_passed_over(model: Path)
         ({"conv_act": "mish"}, "conv_act is 'mish'"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
         ({"attention_head_size": 7}, "attention_head_size is 7"),
-        ({"hidden_size": "32"}, "hidden_size is '32', and has to be a whole number"),
-        ({"vocab_size": "absent"}, "vocab_size is None"),
+        ({"hidden_size": "32"}, "hidden_size must be an integer; got '32'"),
+        ({"vocab_size": "absent"}, "vocab_size must be an integer; got None"),
     ],
 )
 def test_switches_that_are_not_known_are_refused_by_name(
@@ -334,17 +334,17 @@ def test_a_tokenizer_that_joins_pairs_otherwise_is_refused(model: Path) -> None:
     pair = tokenizer["post_processor"]["pair"]
     tokenizer["post_processor"]["pair"] = [*pair[:3], pair[2], *pair[3:]]
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
-    with pytest.raises(ModelError, match=r"another sequence than \[CLS\] first \[SEP\] second \[SEP\]"):
+    with pytest.raises(ModelError, match=r"does not join two texts as \[CLS\] first \[SEP\] second \[SEP\]"):
         PromptTokenizer(model)
 
 
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        ({"backend": "openvino"}, "with torch alone, not with openvino"),
-        ({"attention": "packed"}, "Packed attention cannot be used, because its disentangled attention"),
+        ({"backend": "openvino"}, "only torch, not openvino"),
+        ({"attention": "packed"}, "Packed attention cannot be used because its disentangled attention"),
         ({"switches": "fused_qkv"}, "switch fused_qkv cannot be used"),
-        ({"precision": "int8"}, "fp32 or bf16, not in int8"),
+        ({"precision": "int8"}, "only fp32 and bf16, not int8"),
     ],
 )
 def test_a_wish_that_no_extraction_fulfils_is_refused_by_name(

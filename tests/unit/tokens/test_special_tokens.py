@@ -99,7 +99,7 @@ def test_a_tokenizer_json_that_differs_from_the_class_of_transformers_is_refused
     config = json.loads(path.read_text(encoding="utf-8"))
     config["added_tokens_decoder"] = {"1996": {"content": "the", "special": False}}
     path.write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ModelError, match="gives other tokens than transformers' own class"):
+    with pytest.raises(ModelError, match="returns different tokens from transformers' own class"):
         check_tokenizer(read_model_card("m", model))
 
 

@@ -79,7 +79,7 @@ def read_config(directory: Path) -> DebertaConfig:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"The configuration {path} cannot be read: {error}.") from error
+        raise ModelError(f"Cannot read the configuration {path}: {error}.") from error
     return parse_config(written, str(path))
 
 
@@ -168,7 +168,7 @@ class _Given:
     def number(self, name: str, default: int | None = None) -> int:
         value = self.value(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ModelError(f"{self._place}: {name} is {value!r}, and has to be a whole number.")
+            raise ModelError(f"{self._place}: {name} must be an integer; got {value!r}.")
         return value
 
     def require(self, name: str, only: Any, default: Any = None) -> None:
@@ -176,14 +176,12 @@ class _Given:
 
     def refuse(self, name: str, is_refused: bool) -> None:
         if is_refused:
-            raise ModelError(
-                f"{self._place}: {name} is {self._config.get(name)!r}, which this model's arithmetic does not know."
-            )
+            raise ModelError(f"{self._place}: {name} is {self._config.get(name)!r}, which is not supported.")
 
     def refuse_unknown(self) -> None:
         unknown = sorted(self._config.keys() - self._read - WITHOUT_EFFECT)
         if unknown:
             raise ModelError(
-                f"{self._place}: {', '.join(unknown)} is not known, and may change what the model computes. Find out "
-                "what it does; if it has no effect on a forward pass, it can be left out of the file."
+                f"{self._place}: unknown settings: {', '.join(unknown)}. They may change what the model "
+                "computes; remove from the file those that have no effect on a forward pass."
             )

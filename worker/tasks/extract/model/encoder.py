@@ -54,9 +54,7 @@ class RexEncoder(DirectEncoder):
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
-            backend=Choice(
-                BACKEND, "its attention has positions of its own, which no other backend was shown"
-            ),
+            backend=Choice(BACKEND, "its attention to positions was not verified with other backends"),
             precision=precision,
             attention=ATTENTION,
             num_threads=order.num_threads,
@@ -79,11 +77,11 @@ class RexEncoder(DirectEncoder):
 def refuse_wishes(order: EncoderOrder) -> None:
     """Raise ModelError if a backend, attention or switch was requested by name and does not exist here."""
     if order.backend not in (AUTO, BACKEND):
-        raise ModelError(f"Extraction runs with {BACKEND} alone, not with {order.backend}; use auto.")
+        raise ModelError(f"Extraction supports only {BACKEND}, not {order.backend}; use auto.")
     if order.attention == PACKED:
         raise ModelError(
-            f"Packed attention cannot be used, because {find_family(MODEL_TYPE).packing_obstacle}; use padded or auto."
+            f"Packed attention cannot be used because {find_family(MODEL_TYPE).packing_obstacle}; use padded or auto."
         )
     for name in parse_switches(order.switches) or ():
         if SWITCHES[name].is_of_ranks == (order.rank is not None):
-            SwitchChoice(name, True, "asked for", True).refuse("the network of an extraction has none")
+            SwitchChoice(name, True, "requested", True).refuse("extraction networks have no switches")

@@ -416,11 +416,11 @@ def _check_keys(
     missing = sorted(own.keys() - tensors.keys())
     surplus = sorted(tensors.keys() - own.keys() - IGNORED_KEYS)
     reshaped = sorted(key for key in own.keys() & tensors.keys() if own[key] != tensors[key])
-    found = {"are missing": missing, "belong to no part of it": surplus, "have another shape": reshaped}
+    found = {"missing": missing, "unexpected": surplus, "wrong shape": reshaped}
     if any(found.values()):
         lists = (
-            f"{', '.join(keys[:8])}{' …' * (len(keys) > 8)} {what}" for what, keys in found.items() if keys
+            f"{what}: {', '.join(keys[:8])}{' …' * (len(keys) > 8)}" for what, keys in found.items() if keys
         )
         raise ModelError(
-            f"The weights in {directory} do not fit RexUniNLU as its config.json says: {'; '.join(lists)}."
+            f"The weights in {directory} do not match the RexUniNLU in its config.json: {'; '.join(lists)}."
         )

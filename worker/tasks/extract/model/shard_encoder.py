@@ -51,7 +51,8 @@ class RexShardEncoder(DirectEncoder):
         refuse_wishes(order)
         if rank.strategy == TENSOR:
             raise ModelError(
-                f"RexUniNLU cannot be tensor parallel: {LAYOUT.tensor_obstacle}; use pipeline or fully_sharded."
+                f"RexUniNLU does not support tensor parallelism: {LAYOUT.tensor_obstacle}; "
+                "use pipeline or fully_sharded."
             )
         precision = choose_extraction_precision(order.precision, order.device)
         config = read_config(order.card.path)
@@ -61,7 +62,7 @@ class RexShardEncoder(DirectEncoder):
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
-            backend=Choice(BACKEND, f"a model is shared by {rank.strategy} with {BACKEND} only"),
+            backend=Choice(BACKEND, f"only {BACKEND} supports the strategy {rank.strategy}"),
             precision=precision,
             attention=ATTENTION,
             num_threads=order.num_threads,
