@@ -166,7 +166,7 @@ def _draft_groups(
     grouped = {room.name for group in groups for room in group}
     for room in rooms:
         if room.name not in grouped:
-            idle[room.name] = f"it is left over when devices are taken {size} at a time"
+            idle[room.name] = f"it is left over when devices are grouped {size} at a time"
     return Draft(strategy, size, tuple(replicas), idle, tuple(refusals))
 
 

@@ -156,5 +156,5 @@ def _read_size(config: dict[str, Any], card: ModelCard, *keys: str) -> int:
         if isinstance(config.get(key), int):
             return int(config[key])
     raise ModelError(
-        f"The config.json of model {card.name!r} names no {keys[0]}; its memory cannot be predicted."
+        f"The config.json of model {card.name!r} has no {keys[0]}, so the model's memory cannot be predicted."
     )

@@ -49,7 +49,7 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     """
     if settings.strategy not in (AUTO, *STRATEGIES):
         raise ConfigurationError(
-            f"There is no strategy {settings.strategy!r}; there are {', '.join((AUTO, *STRATEGIES))}."
+            f"Unknown strategy {settings.strategy!r}; expected one of: {', '.join((AUTO, *STRATEGIES))}."
         )
     devices = parse_devices(settings.devices, inventory)
     rooms = [measure_room(device, settings.memory_share) for device in devices]

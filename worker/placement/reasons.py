@@ -31,7 +31,7 @@ WORTH_IT: Final = 1.05
 LINK_WORDS: Final = {
     NVLINK: "NVLink",
     PCIE: "PCIe",
-    SOCKETS: "PCIe and from one processor to the other",
+    SOCKETS: "PCIe and across processors",
     MEMORY: "main memory",
 }
 
@@ -52,10 +52,10 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[
     used = ", ".join(
         f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
     )
-    others = f", and without what others use ({used})" if used else ""
+    others = f" and what other programs use ({used})" if used else ""
     sentences = [
-        f"The weights take {format_gib(builder.weight_bytes)} in {asked.settings.precision}. A device offers "
-        f"{offered}: {asked.settings.memory_share:.0%} of its memory, without what a process needs for itself{others}."
+        f"The weights take {format_gib(builder.weight_bytes)} in {asked.settings.precision}. Each device offers "
+        f"{offered}: {asked.settings.memory_share:.0%} of its memory, minus what a process needs for itself{others}."
     ]
     alone = [replica.devices[0] for replica in chosen.replicas if replica.strategy == REPLICATE]
     if alone:
@@ -110,15 +110,15 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
         if not best.replicas:
             refusals = [refusal for draft in others for refusal in draft.refusals]
             nearest = min(refusals, key=lambda refusal: refusal.missing_bytes, default=None)
-            mixed = "that is for devices of which some hold a whole replica and others do not"
+            mixed = "it needs some devices that hold a whole replica and others that do not"
             rejected.append(Rejection(strategy, nearest.reason if nearest else mixed))
             continue
         theirs, ours = f"{best.rate / unit:.2f}", f"{chosen.rate / unit:.2f}"
-        reason = f"predicted {theirs} times one device, against {ours}: "
+        reason = f"predicted {theirs} times one device, compared with {ours}: "
         reason += (
             STRATEGIES[strategy].why_slower
             if best.rate <= chosen.rate
-            else "too little gained for a plan less simple"
+            else "the gain is too small for a more complex plan"
         )
         rejected.append(Rejection(best.name, reason))
     return tuple(rejected)
@@ -129,8 +129,8 @@ def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
     if longest == asked.settings.max_tokens:
         return ()
     return (
-        f"No plan holds the longest text that the model reads, {asked.settings.max_tokens:,} tokens: one of more than "
-        f"{longest:,} may end as the item error out_of_memory. What would help, the cheapest first:"
+        f"No plan has room for the longest text that the model reads, {asked.settings.max_tokens:,} tokens: texts of "
+        f"more than {longest:,} may fail with the item error out_of_memory. What would help, cheapest first:"
         + _numbered(_ways_out(asked, longest)),
     )
 
@@ -147,14 +147,14 @@ def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Aske
             continue
         gain = whole.rate / chosen.rate
         advice = (
-            "compare vectors and speed before you switch"
+            "compare vectors and speed before switching"
             if gain >= WORTH_IT
-            else "hardly worth what the vectors lose"
+            else "hardly worth the loss of accuracy"
         )
         each = "every device holds" if len(rooms) > 1 else f"{rooms[0].name} holds"
         return (
             f"With --precision {smaller} ({format_gib(builder.weight_bytes)} of weights) {each} a whole replica: "
-            f"predicted {gain:.2f} times this plan; {advice}.",
+            f"predicted {gain:.2f} times the rate of this plan; {advice}.",
         )
     return ()
 
@@ -165,7 +165,7 @@ def explain_failure(asked: Asked) -> str:
     builder = asked.make_builder(asked.settings.precision, shortest)
     drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy))
     refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
-        (asked.settings.strategy, TooTight("there is one device only"))
+        (asked.settings.strategy, TooTight("there is only one device"))
     ]
     short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
     name, nearest = min(short or refusals, key=lambda each: each[1].missing_bytes)
@@ -176,12 +176,12 @@ def explain_failure(asked: Asked) -> str:
     others = f" (others use {format_gib(used)})" if used else ""
     sentences = [
         f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.settings.precision}, "
-        f"a text of {shortest:,} tokens comes on top, and {together}{others}.",
-        f"The nearest plan is {name}, but {nearest.reason}.",
+        f"a text of {shortest:,} tokens needs more on top, but {together}{others}.",
+        f"The closest plan is {name}, but {nearest.reason}.",
     ]
     if builder.sharing_obstacle and len(asked.rooms) > 1:
-        sentences.append(f"More devices do not help: {builder.sharing_obstacle}.")
-    return f"{' '.join(sentences)} What would help, the cheapest first:{_numbered(_ways_out(asked, 0))}"
+        sentences.append(f"More devices would not help: {builder.sharing_obstacle}.")
+    return f"{' '.join(sentences)} What would help, cheapest first:{_numbered(_ways_out(asked, 0))}"
 
 
 def _numbered(ways: Iterator[str]) -> str:
@@ -203,14 +203,14 @@ def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
         fleet = [*rooms, *(replace(largest, name=f"{largest.name}+{number}") for number in range(more))]
         built = [builder.build(shared, fleet, asked.links.default) for shared in (PIPELINE, FULLY_SHARDED)]
         if any(isinstance(replica, Replica) for replica in built):
-            yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in all"
+            yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in total"
             break
     alone = builder.build(REPLICATE, [largest], "")
     if isinstance(alone, TooTight):
         needed = memory_for(
             largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.settings.memory_share
         )
-        yield f"one device with {ceil(needed / GIB)} GiB of memory or more"
+        yield f"one device with at least {ceil(needed / GIB)} GiB of memory"
 
 
 def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:

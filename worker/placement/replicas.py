@@ -193,16 +193,14 @@ class ReplicaBuilder:
         if self._needs.sharing_obstacle:
             return TooTight(self._needs.sharing_obstacle)
         if parts := find_parts_of_one_card(rooms):
-            return TooTight(
-                f"{' and '.join(parts)} are parts of one GPU (MIG), between which NCCL makes no connection"
-            )
+            return TooTight(f"{' and '.join(parts)} are parts of one GPU (MIG), which NCCL cannot connect")
         builders = {
             PIPELINE: self._build_stages,
             TENSOR: self._build_tensor,
             FULLY_SHARDED: self._build_fully_sharded,
         }
         if strategy not in builders:
-            raise ValueError(f"No replica is shared by {strategy!r}.")
+            raise ValueError(f"Unknown strategy for sharing a replica: {strategy!r}.")
         return builders[strategy](rooms, link)
 
     def full_rate(self, room: Room) -> float:
@@ -248,7 +246,7 @@ class ReplicaBuilder:
         if ranks not in divisors:
             there = ", ".join(str(divisor) for divisor in divisors)
             return TooTight(
-                f"{self._shape.num_key_value_heads} heads of keys do not divide by {ranks}; they do by {there}"
+                f"{self._shape.num_key_value_heads} key heads are not divisible by {ranks}, only by {there}"
             )
         if tight := self._refuse_cut_groups(ranks):
             return tight
@@ -272,8 +270,8 @@ class ReplicaBuilder:
         for inputs in (shape.num_heads * shape.head_size, shape.intermediate_size):
             if size := find_cut_group(inputs, ranks):
                 return TooTight(
-                    f"cutting {inputs:,} inputs of a matrix among {ranks} devices breaks groups of {size} {precision} "
-                    "weights, which share a scale"
+                    f"splitting {inputs:,} inputs of a matrix among {ranks} devices breaks groups of {size} "
+                    f"{precision} weights that share a scale"
                 )
         return None
 
@@ -312,7 +310,7 @@ class ReplicaBuilder:
         """
         num_layers = self._shape.num_layers
         if len(rooms) > num_layers:
-            return TooTight(f"{num_layers} layers cannot be cut into {len(rooms)} stages")
+            return TooTight(f"{num_layers} layers cannot be split into {len(rooms)} stages")
         left = [room.capacity_bytes - batch_bytes for room in rooms]
         left[0] -= self._first_bytes
         left[-1] -= self._last_bytes
@@ -357,13 +355,13 @@ class ReplicaBuilder:
         weights = "the weights" if held == self.weight_bytes else "their shares of the weights"
         if held > room.capacity_bytes:
             room_bytes = format_gib(room.capacity_bytes)
-            what = f"{weights}, {format_gib(held)}, are larger than the {room_bytes} of {room.name}"
+            what = f"{weights}, {format_gib(held)}, exceed the {room_bytes} of {room.name}"
         else:
             share = held / room.capacity_bytes
             what = f"{weights} take {share:.0%} of {room.name} and leave room for {tokens:,} tokens"
         each = " on each device" if num_rooms > 1 else ""
         return TooTight(
-            f"{what}; with a text of {self._needs.max_tokens:,} tokens {format_gib(missing)} are missing{each}",
+            f"{what}; a text of {self._needs.max_tokens:,} tokens needs {format_gib(missing)} more{each}",
             missing * num_rooms,
         )
 

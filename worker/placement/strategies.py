@@ -32,12 +32,12 @@ STRATEGIES: Final[Mapping[str, Strategy]] = {
     strategy.name: strategy
     for strategy in (
         Strategy(REPLICATE, "replicas", "the other devices cannot hold a whole replica"),
-        Strategy(HYBRID, "a mix", "devices that share a replica get less done than all of them otherwise"),
+        Strategy(HYBRID, "a mix", "devices that share a replica do less than they would in the chosen plan"),
         Strategy(
             PIPELINE,
             "pipeline",
-            "stages stand still at both ends of every batch",
-            "as a pipeline of {stages} stages, {micro_batches} micro-batches in flight",
+            "stages are idle at the start and end of every batch",
+            "as a pipeline of {stages} stages with {micro_batches} micro-batches in flight",
             has_stages=True,
         ),
         Strategy(
@@ -47,7 +47,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = {
             FULLY_SHARDED,
             "fully sharded",
             "every layer's weights are gathered for every batch",
-            "fully sharded: each encodes texts of its own and gathers the weights layer by layer",
+            "fully sharded: each encodes different texts and gathers the weights layer by layer",
         ),
     )
 }

@@ -57,7 +57,7 @@ def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Plan
         found = apart if isinstance(shared, ModelDoesNotFit) else shared
         if isinstance(found, ModelDoesNotFit):
             raise ModelDoesNotFit(
-                f"{found} These devices are for {len(tenants)} models; `vectormill worker --model NAME` serves one."
+                f"{found} These devices must serve {len(tenants)} models; `vectormill worker --model NAME` serves one."
             )
         return found
     alone = [_plan(inventory, tenant).rate for tenant in tenants]
@@ -111,7 +111,7 @@ def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Pla
                 ),
             ),
             tenant,
-            f"{names} share these devices, their memory and their time; what the others have counts as used.",
+            f"{names} share these devices, their memory and their time; memory of the other models counts as used.",
         )
         for place, tenant in enumerate(tenants)
     )
@@ -160,7 +160,9 @@ def _divide_devices(
 ) -> tuple[Planned, ...]:
     """Give each model the fewest devices that hold it, then each further one to the model worst off."""
     if len(devices) < len(tenants):
-        raise ModelDoesNotFit(f"{len(tenants)} models cannot have one of {len(devices)} devices each.")
+        raise ModelDoesNotFit(
+            f"{len(tenants)} models cannot have a device each, because there are only {len(devices)}."
+        )
     wanted = [_wanted_bytes(devices[0], tenant) for tenant in tenants]
     heaviest_first = sorted(range(len(tenants)), key=lambda place: -wanted[place])
     left = sorted(devices, key=lambda device: -device.memory_bytes)
@@ -224,8 +226,11 @@ def _divide_cores(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Plan
     for tenant, part, num_bytes in zip(tenants, own, _divide_memory(whole, tenants, counts), strict=True):
         free = leave_part(whole, num_bytes, tenant.settings.memory_share).free_bytes
         cores = len(part.physical_cores)
-        has = f"{cores} of {num_cores} cores are for {tenant.name}" if is_divided else "all share the cores"
-        note = f"{num_models} models share the processor: {has}, and up to {format_gib(num_bytes)} of memory."
+        has = f"{cores} of {num_cores} cores" if is_divided else "all cores, as the others do,"
+        memory = format_gib(num_bytes)
+        note = (
+            f"{num_models} models share the processor: {tenant.name} uses {has} and up to {memory} of memory."
+        )
         plans.append(_plan(replace(part, free_bytes=free), tenant, note))
     return tuple(plans)
 

@@ -42,7 +42,7 @@ def test_a_plan_tells_which_switches_its_devices_will_try(
     )
     monkeypatch.setenv("VECTORMILL_WORKER_SWITCHES", "direct_flash")
     assert run("--devices", "1x8GiB") == 0
-    assert "Switches that cuda:0 tries: direct_flash (asked for)." in capsys.readouterr().out.splitlines()
+    assert "Switches to try on cuda:0: direct_flash (requested)." in capsys.readouterr().out.splitlines()
 
 
 def test_models_that_share_a_machine_are_planned_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,10 +61,10 @@ def test_the_devices_of_this_machine_can_be_divided(capsys: pytest.CaptureFixtur
 
 def test_a_plan_that_cannot_be_made_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, sentence in [
-        (["--devices", "4x24"], "no device '4x24'"),  # no GiB: taken as a name
-        (["--devices", "4x24GiB,usb"], "Write for example 4x24GiB,nvlink"),
-        (["--devices", "1x0.85GiB"], "(1) one device with 1 GiB of memory or more"),
-        (["--devices", "2x8GiB", "--strategy", "best"], "'best' is none of auto, replicate"),
+        (["--devices", "4x24"], "Unknown device '4x24'"),  # no GiB: taken as a name
+        (["--devices", "4x24GiB,usb"], "expected GPUs such as 4x24GiB,nvlink"),
+        (["--devices", "1x0.85GiB"], "(1) one device with at least 1 GiB of memory"),
+        (["--devices", "2x8GiB", "--strategy", "best"], "must be one of auto, replicate"),
         (["--model", "none"], "all-MiniLM-L6-v2"),
     ]:
         assert run(*arguments) != 0

@@ -89,7 +89,7 @@ def test_cores_are_divided_among_models_and_no_core_is_given_twice(devices: str)
 def test_fewer_cores_than_models_are_shared() -> None:
     plans = plan("1cores,16GiB", DEFAULT_MODEL, DEFAULT_MODEL)
     assert [planned.devices[0].cores for planned in plans] == [(0,), (0,)]
-    assert "all share the cores" in plans[0].placement.reasons[0]
+    assert "all cores, as the others do," in plans[0].placement.reasons[0]
 
 
 def test_main_memory_is_divided_too() -> None:

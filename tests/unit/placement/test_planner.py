@@ -83,7 +83,7 @@ CASES = [
         "bf16",
         PIPELINE,
         [3],
-        "8 heads of keys do not divide by 3, and two ranks leave a card idle",
+        "8 key heads are not divisible by 3, and two ranks leave a card idle",
     ),
     ("4x16GiB,nvlink-pairs", "7B", "bf16", TENSOR, [2, 2], "each pair over its own bridge"),
     ("4x16GiB,sockets", "7B", "bf16", PIPELINE, [2, 2], "each pair on its own processor"),
@@ -171,7 +171,7 @@ def test_a_plan_never_exceeds_a_device_and_never_idles_one_without_saying_why(
     else:
         check_plan(placement, describe_inventory(devices))
         return
-    assert "missing" in message or "lack" in message
+    assert "iB more" in message or "lack" in message
     assert "(1)" in message
 
 
@@ -208,12 +208,12 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help() -> Non
         plan("1x24GiB", "7B", "fp32")
     message = str(refused.value)
     assert "its weights take 26.5 GiB in fp32" in message
-    assert "GiB are missing" in message
+    assert "GiB more" in message
     assert message.splitlines()[1:] == [
         "  (1) --precision bf16: the weights take 13.2 GiB, and replicate on 1 device fits",
         "  (2) --precision int8: the weights take 7.0 GiB, and replicate on 1 device fits",
-        "  (3) 1 more device like cuda:0, 2 in all",
-        "  (4) one device with 32 GiB of memory or more",
+        "  (3) 1 more device like cuda:0, 2 in total",
+        "  (4) one device with at least 32 GiB of memory",
     ]
 
 
@@ -250,14 +250,14 @@ def test_groups_are_told_with_the_links_between_them() -> None:
 def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
     placement = plan("3x24GiB,nvlink", "7B", "fp32", TENSOR)
     assert len(placement.replicas[0].devices) == 2
-    assert placement.idle == {"cuda:2": "8 heads of keys do not divide by 3; they do by 1, 2, 4, 8"}
+    assert placement.idle == {"cuda:2": "8 key heads are not divisible by 3, only by 1, 2, 4, 8"}
 
 
 @pytest.mark.parametrize(
     ("precision", "num_devices", "refusal"),
     [
         ("int8", 2, None),  # 192 inputs a device are three groups of 64
-        ("int8", 4, "cutting 384 inputs of a matrix among 4 devices breaks groups of 64 int8 weights"),
+        ("int8", 4, "splitting 384 inputs of a matrix among 4 devices breaks groups of 64 int8 weights"),
         ("fp32", 4, None),  # nothing is shared by numbers
     ],
 )

@@ -98,9 +98,7 @@ def test_a_plan_that_holds_no_longest_text_says_so_and_what_would_hold_it() -> N
     placement = plan(describe_inventory("1x10GiB"), precision="int8")
     assert 512 <= placement.longest_text_tokens < 32_768
     limit = placement.proposals[0]
-    assert (
-        f"one of more than {placement.longest_text_tokens:,} may end as the item error out_of_memory" in limit
-    )
+    assert f"more than {placement.longest_text_tokens:,} may fail with the item error out_of_memory" in limit
     assert "(2) one device with" in limit
 
 
@@ -109,7 +107,7 @@ def test_what_others_use_of_a_device_is_not_planned() -> None:
     assert plan(cards).strategy == REPLICATE
     shared = plan(used_by_others(cards, 10, 10))
     assert shared.strategy != REPLICATE
-    assert "without what others use (10.0 GiB of cuda:0, 10.0 GiB of cuda:1)" in shared.reasons[0]
+    assert "and what other programs use (10.0 GiB of cuda:0, 10.0 GiB of cuda:1)" in shared.reasons[0]
     with pytest.raises(ModelDoesNotFit, match=r"others use 40\.0 GiB"):
         plan(used_by_others(cards, 20, 20))
 
