@@ -70,20 +70,23 @@ def main() -> None:
         "--assignment",
         required=True,
         type=read_assignment,
-        help="its replica and devices, as they were planned",
+        help="the replica and its devices, as planned",
     )
     parser.add_argument(
-        "--launcher", type=UUID, default=uuid4(), help="the run of `vectormill worker` that it belongs to"
+        "--launcher",
+        type=UUID,
+        default=uuid4(),
+        help="the `vectormill worker` run that this process belongs to",
     )
-    parser.add_argument("--incarnation", type=UUID, default=uuid4(), help="of this start")
+    parser.add_argument("--incarnation", type=UUID, default=uuid4(), help="the id of this start")
     parser.add_argument(
         "--ended",
         type=EndedWorker.parse,
         action="append",
         default=[],
-        help="a process before this one that ended, as INCARNATION=STATUS",
+        help="an earlier process that has ended, as INCARNATION=STATUS",
     )
-    parser.add_argument("--bar", action="store_true", help="the terminal is ours: draw how loading goes")
+    parser.add_argument("--bar", action="store_true", help="show a progress bar while the model loads")
     options = parser.parse_args()
     settings = load_settings()
     begin_logging("worker", settings.log_level, settings.log_format)
@@ -223,7 +226,7 @@ def start_engine(
                 engine.start()
             except ModelError as error:
                 notice.tell(engine.report())
-                logger.error("The model is not loaded and is tried again in %.0f s: %s", pause, error)
+                logger.error("The model could not be loaded; retrying in %.0f s: %s", pause, error)
                 wait(pause)
                 pause = min(2 * pause, LONGEST_LOAD_PAUSE_SECONDS)
             else:
@@ -256,7 +259,7 @@ def find_cache_dir(settings: Settings) -> Path:
     except OSError as error:
         other = settings.data_dir.expanduser() / "cache"
         logger.warning(
-            "The cache directory cannot be used (%s); converted models are kept in %s.", error, other
+            "Cannot use the cache directory (%s); storing converted models in %s instead.", error, other
         )
         return other
     return wanted

@@ -147,7 +147,7 @@ class FailureNotice:
                     with self._engine.begin() as connection:
                         beat_as(connection, identity, self._report)
             except SQLAlchemyError as error:
-                logger.warning("The worker cannot tell that its model is not loaded: %s", error)
+                logger.warning("Could not report that the model is not loaded: %s", error)
             self._stopping.wait(self._seconds)
 
 
@@ -179,7 +179,7 @@ class EndedWorker:
     @property
     def end(self) -> str:
         how = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
-        return f"{how}, by the kernel for want of memory" if self.by_kernel else how
+        return f"{how}, by the kernel for lack of memory" if self.by_kernel else how
 
 
 def release_chunks_of(ended: Sequence[EndedWorker], engine: Engine) -> None:
@@ -191,9 +191,12 @@ def release_chunks_of(ended: Sequence[EndedWorker], engine: Engine) -> None:
                 engine, worker.incarnation, reason, is_evidence=worker.is_evidence
             )
         except SQLAlchemyError as error:
-            logger.warning("Chunks of the process that ended return when their leases lapse: %s", error)
+            logger.warning(
+                "Could not release the chunks of the previous process; they return when their leases lapse: %s",
+                error,
+            )
         else:
             if num_chunks:
                 logger.warning(
-                    "The process before this one ended with %s; %d chunks run again.", worker.end, num_chunks
+                    "The previous process ended with %s; %d chunks will run again.", worker.end, num_chunks
                 )

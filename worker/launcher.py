@@ -42,7 +42,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     """
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
-            "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own."
+            "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own servers."
         )
     registry = Registry(settings.models)
     served = models or registry.names()
@@ -54,7 +54,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     cards = [registry.card(model, weights=True) for model in served]
     children = []
     for planned in plan_machine(cards, inventory, worker_settings):
-        logger.info("%s is placed as planned:\n%s", planned.name, draw_placement(planned.placement))
+        logger.info("Placement of %s:\n%s", planned.name, draw_placement(planned.placement))
         children += [_replica(planned.name, each, launcher) for each in assign_replicas(planned)]
     # With several children, their bars would overwrite each other.
     if len(children) == 1 and sys.stderr.isatty():

@@ -42,7 +42,7 @@ class LoadingDisplay:
         elif now - self._said_at >= LOG_PAUSE_SECONDS:
             self._said_at = now
             logger.info(
-                "%s is being loaded: %.1f of %.1f GB read in %.0f s",
+                "Loading %s: %.1f of %.1f GB read in %.0f s",
                 self._name,
                 num_bytes_read / 1e9,
                 num_bytes / 1e9,
@@ -56,7 +56,7 @@ class LoadingDisplay:
         self._bar = self._task = self._since = None
         for loading in loadings:
             logger.info(
-                "%s on %s: %.2f GB loaded in %.1f s",
+                "Loaded %s on %s: %.2f GB in %.1f s",
                 self._name,
                 loading.device,
                 loading.num_bytes / 1e9,

@@ -103,7 +103,7 @@ class QueryListener:
                 is_away = False
             except RedisError as error:
                 if not is_away:
-                    logger.warning("Queries wait, because Redis does not answer: %s", error)
+                    logger.warning("Queries are waiting because Redis is not responding: %s", error)
                 is_away = True
 
     def _listen(self) -> None:
@@ -113,7 +113,7 @@ class QueryListener:
             except RedisError:
                 self._stopping.wait(AWAY_SECONDS)  # the pulse thread has logged the error
             except UnreadableMessage as error:
-                logger.error("An unreadable query was skipped: %s", error)
+                logger.error("Skipped an unreadable query: %s", error)
             else:
                 if query is not None and not self._consumer.is_expired(query):
                     self._serve(query)
@@ -129,7 +129,7 @@ class QueryListener:
                     note.fail(answer.reason)
             self._consumer.answer(query, answer)
         except RedisError as error:
-            logger.warning("A query was not answered, because Redis does not answer: %s", error)
+            logger.warning("A query was not answered because Redis is not responding: %s", error)
         finally:
             with self._lock:
                 self._in_hand.discard(query.id)
@@ -153,7 +153,7 @@ class QueryListener:
             return NotEncoded(query.id, str(error))
         except Exception as error:  # noqa: BLE001 - of any tokenizer or driver; its words may quote a text
             logger.error("A query was not encoded: %s", type(error).__name__)
-            return NotEncoded(query.id, f"the worker met {type(error).__name__}")
+            return NotEncoded(query.id, f"the worker failed with {type(error).__name__}")
         values = np.ascontiguousarray(encoded.vectors, dtype="<f4")
         failures = {number: failure.detail for number, failure in encoded.failures.items()}
         return EncodedTexts(

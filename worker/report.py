@@ -143,7 +143,7 @@ class ReportMaker:
         is_late = self._clock() - self._made_at > LATE_SECONDS
         if is_late and not self._is_late:
             logger.warning(
-                "This worker's report is %.0f s old: a driver or a disk that it asks does not answer.",
+                "This worker's report is %.0f s old, because a driver or a disk is not responding.",
                 LATE_SECONDS,
             )
         self._is_late = is_late
@@ -160,4 +160,4 @@ class ReportMaker:
             try:
                 self.make()
             except Exception:  # any driver or file may fail, and the next report may succeed
-                logger.exception("The report could not be made; the last one stays.")
+                logger.exception("Could not make a report; keeping the previous one.")

@@ -78,7 +78,9 @@ class Calibrator:
         result = self._encode(request, cancelled)
         sound = [position for position in range(len(texts)) if position not in result.failures]
         if not sound:
-            raise ModelError(f"Model {spec.model} has no vectors for the texts that int8 is calibrated on.")
+            raise ModelError(
+                f"Cannot calibrate int8: model {spec.model} returned no vector for any sample text."
+            )
         return widen_ranges(measure_ranges(result.vectors[sound]), MARGIN_SHARE)
 
 

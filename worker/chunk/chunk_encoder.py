@@ -124,7 +124,7 @@ class ChunkEncoder:
                 self._on_end()
         except DATABASE_ERRORS as error:
             # Nothing was written. The lease lapses, or the dispatch times out, and the chunk runs again.
-            answer = "did not answer" if is_outage(error) else "refused"
+            answer = "is not responding" if is_outage(error) else "reported an error"
             logger.warning("Chunk %d: Postgres %s: %s", chunk_id, answer, error)
             return {"outcome": "database unavailable"}
 
@@ -137,7 +137,7 @@ class ChunkEncoder:
                 return self._isolate(claim)
             return self._encode_leased(claim, claimed, started)
         except SpecMismatch as error:
-            logger.error("Chunk %d is not encoded: %s", claim.chunk_id, error)
+            logger.error("Chunk %d was not encoded: %s", claim.chunk_id, error)
             return self._give_up(claim, NOT_STORED, str(error))
         except LeaseLost:
             self._ledger.note_stale_write()
@@ -152,7 +152,7 @@ class ChunkEncoder:
                 raise
             is_isolated = self._is_to_be_isolated(claim)
             if blames_a_value(error) and not is_isolated and _num_wanted(claim) > 1:
-                return self._split(claim, f"split, for Postgres refused it: {describe_refusal(error)}")
+                return self._split(claim, f"split because Postgres rejected it: {describe_refusal(error)}")
             if is_lasting(error) or is_isolated:
                 return self._give_up(claim, NOT_STORED, describe_refusal(error))
             logger.exception("Chunk %d failed", claim.chunk_id)
@@ -198,7 +198,7 @@ class ChunkEncoder:
         except ModelError as error:
             # A worker with the job's revision of the model may take the chunk: during an upgrade both
             # revisions are served.
-            logger.error("Chunk %d needs another model than this worker's: %s", claim.chunk_id, error)
+            logger.error("Chunk %d needs a different model from this worker's: %s", claim.chunk_id, error)
             self._release(claim, str(error), is_counted=False, delay=_OTHER_MODEL_SECONDS)
             return {"outcome": "other model", "reason": str(error)}
 
@@ -266,7 +266,7 @@ class ChunkEncoder:
 
     def _isolate(self, claim: Claim) -> Result:
         """Split a chunk that keeps ending its workers. If only one item is left, fail that item."""
-        tries = f"{claim.lost} losses, {claim.attempt - 1} attempts, {claim.lapsed} lapses"
+        tries = f"{claim.lost} losses, {claim.attempt - 1} failed attempts, {claim.lapsed} lapsed leases"
         if claim.num_items > 1 and _num_wanted(claim) > 1:
             return self._split(claim, f"split after {tries}")
         return self._give_up(claim, CRASHED_WORKER if claim.lost >= MAX_LOST else ENCODING_FAILED, tries)
@@ -278,7 +278,7 @@ class ChunkEncoder:
     def _give_up(self, claim: Claim, code: str, reason: str) -> Result:
         """Fail all wanted items of the chunk, so that its job ends in any case."""
         failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
-        logger.error("Chunk %d is failed: %s", claim.chunk_id, failure.detail)
+        logger.error("Chunk %d failed for good: %s", claim.chunk_id, failure.detail)
 
         def fail(connection: Connection) -> None:
             fail_chunk(connection, claim, self._load_items(connection, claim), failure)
@@ -293,7 +293,7 @@ class ChunkEncoder:
         except DATABASE_ERRORS:
             raise
         except Exception:
-            logger.exception("The texts of chunk %d cannot be read", claim.chunk_id)
+            logger.exception("Cannot read the texts of chunk %d", claim.chunk_id)
             return [Item("", b"")] * claim.num_items
 
     def _release(

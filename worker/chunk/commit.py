@@ -87,7 +87,7 @@ class PostgresSink:
                 except DATABASE_ERRORS as error:
                     if not is_outage(error):
                         raise
-                    logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error)
+                    logger.warning("Chunk %d could not be committed; retrying: %s", claim.chunk_id, error)
                     self._ledger.note_wait(claim.chunk_id, describe_refusal(error))
                 if self._was_committed(claim):
                     break

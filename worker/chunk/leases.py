@@ -84,7 +84,7 @@ class LeaseKeeper:
                 delete_worker(connection, self._identity.name, self._identity.incarnation)
         except SQLAlchemyError as error:
             logger.warning(
-                "The worker's row could not be removed; the worker will be listed until its heartbeat is overdue: %s",
+                "Could not remove the worker's row; the worker stays listed until its heartbeat is overdue: %s",
                 error,
             )
 
@@ -127,9 +127,9 @@ class LeaseKeeper:
             except SQLAlchemyError as error:
                 # Go on encoding: the work can still be committed if nobody has claimed the chunk in the
                 # meantime.
-                logger.warning("Heartbeat did not reach Postgres; trying again: %s", error)
+                logger.warning("The heartbeat did not reach Postgres; retrying: %s", error)
             except Exception:  # no error may end this thread
-                logger.exception("Leases could not be renewed; trying again")
+                logger.exception("Could not renew leases; retrying")
 
     def _beat(self) -> None:
         report = self._report()
@@ -140,7 +140,9 @@ class LeaseKeeper:
             # This worker was cut off for so long that another took its name. The owner's name is unique.
             self._identity = replace(self._identity, name=self._identity.owner)
             beat_as(connection, self._identity, report)
-        logger.warning("Another worker has taken this one's name; it goes by %s now.", self._identity.name)
+        logger.warning(
+            "Another worker has taken this worker's name; this worker is now called %s.", self._identity.name
+        )
 
     def _renew(self) -> None:
         with self._lock:

@@ -63,24 +63,24 @@ class Watchdog:
         while not self._stopping.wait(_LOOK_SECONDS):
             reason = self.find_reason(time.monotonic())
             if reason is not None:
-                logger.error("%s; ending this worker so that it is restarted.", reason)
+                logger.error("%s; stopping this worker so that it is restarted.", reason)
                 os.kill(os.getpid(), signal.SIGTERM)
                 if not self._stopping.wait(_ENDING_SECONDS):
-                    logger.error("This worker did not end within %g s; it is ended hard.", _ENDING_SECONDS)
+                    logger.error("This worker did not stop within %g s; killing it.", _ENDING_SECONDS)
                     os._exit(1)
                 return
 
     def find_reason(self, now: float) -> str | None:
         """Return why this worker should be restarted; None while it works."""
         if not self._engine.is_healthy():
-            return "The engine died"
+            return "The engine has died"
         num_taken = self._count_taken()
         if num_taken != self._num_taken or self._keeper.num_held or not self._is_called():
             self._num_taken, self._well_at = num_taken, now
             return None
         if now - self._well_at < _DEAF_SECONDS:
             return None
-        return f"Messages wait in Redis, and none was taken for {now - self._well_at:.0f} s"
+        return f"Messages are waiting in Redis, but none was received for {now - self._well_at:.0f} s"
 
     def _is_called(self) -> bool:
         """Return True if Redis holds messages for this worker's model.

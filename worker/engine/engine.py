@@ -139,9 +139,9 @@ class Engine:
         if before is not None:
             self._changes = find_changes(before, report)
             for change in self._changes:
-                logger.warning("%s was started again as another encoder: %s", self._card.name, change)
+                logger.warning("%s restarted with a different encoder: %s", self._card.name, change)
             if before.gives_vectors != report.gives_vectors:
-                raise ModelError(f"{self._card.name} was started again with results of another kind.")
+                raise ModelError(f"{self._card.name} restarted with a different kind of results.")
         cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, memory, cost)
         return self._queue.adopt(cost, report.num_started, report.num_streams)
@@ -244,12 +244,12 @@ class Engine:
         here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
         if asked != here:
             raise ModelError(
-                f"The job asks for the vectors of {' '.join(asked)}; this worker has {' '.join(here)}. Start a worker "
+                f"The job needs the model {' '.join(asked)}, but this worker serves {' '.join(here)}. Start a worker "
                 "with that model, or submit the job again."
             )
         if spec.task not in self._tasks:
             raise ModelError(
-                f"The job's task is {spec.task}; {self._card.name} does {', '.join(self._tasks)}."
+                f"The job's task is {spec.task}, but {self._card.name} supports only {', '.join(self._tasks)}."
             )
         return self._tasks[spec.task]
 

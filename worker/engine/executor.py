@@ -134,7 +134,7 @@ class Executor:
                     self._recover(loss)
             self.state, self.reason = STOPPED, "the engine was stopped"
         except ModelError as error:
-            logger.error("The engine ends: %s", error)
+            logger.error("The engine has stopped: %s", error)
             self.state, self.reason = DEAD, str(error)
         # If this thread dies, the engine stops: no request may wait for a thread that has ended.
         except Exception as error:
@@ -183,7 +183,7 @@ class Executor:
         self._display.close(report.loadings)
         self._in_flight.begin(report, message.memory, is_another=self._on_loaded(report, message.memory))
         for choice in (report.device, report.backend, report.precision):
-            logger.info("%s encodes with %s: %s", self._name, choice.value, choice.reason)
+            logger.info("%s uses %s: %s", self._name, choice.value, choice.reason)
         for note in (*self._starter.order.card.notes, *report.notes):
             logger.warning("%s: %s", self._name, note)
         return True
@@ -197,7 +197,7 @@ class Executor:
             if self._stopping.is_set():
                 runner.kill()
                 return False
-            self._step(runner, "a known text", self._timeouts.load_seconds)
+            self._step(runner, "encoding a known text", self._timeouts.load_seconds)
         return True
 
     def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
@@ -291,7 +291,7 @@ class Executor:
         self.state, self.reason = RESTARTING, str(loss)
         self.num_restarts += 1
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** max(0, num_lost - 1))
-        logger.warning("The runner was lost because %s; it is started again in %.1f s.", loss, pause)
+        logger.warning("The runner was lost because %s; restarting it in %.1f s.", loss, pause)
         self._stopping.wait(pause)
 
     def _leave_backend(self, loss: RunnerLost) -> None:
@@ -301,6 +301,6 @@ class Executor:
         reports it when none is left.
         """
         if not self._backend or loss.is_foreign or loss.is_exhausted:
-            raise ModelError(f"{self._name} cannot be loaded: {loss}.")
-        self._starter.leave(self._backend, f"while it loaded, {loss}")
-        logger.warning("%s is loaded without %s, because %s.", self._name, self._backend, loss)
+            raise ModelError(f"Cannot load {self._name}: {loss}.")
+        self._starter.leave(self._backend, f"while it was loading, {loss}")
+        logger.warning("Loading %s without %s because %s.", self._name, self._backend, loss)

@@ -388,7 +388,7 @@ class InFlight:
         for work, reason in ((each.work, each.reason) for each in failed):
             num_sickened = work.num_sickened + work.is_suspect
             if num_sickened >= SICKENED_BY_ONE:
-                self._queue.lose_work(work, f"it could not encode a known text behind them ({reason})")
+                self._queue.lose_work(work, f"it could not encode a known text after them ({reason})")
             else:
                 self._suspects.append(replace(work, is_suspect=True, num_sickened=num_sickened))
 
@@ -398,12 +398,12 @@ def find_misfit(results: Ragged, dimension: int | None) -> str:
     if dimension is None:
         return ""
     if results.values.dtype != np.float32:
-        return f"its results are of {results.values.dtype}, not vectors of float32"
+        return f"its results are {results.values.dtype}, not float32 vectors"
     lengths = results.lengths
     if (lengths == dimension).all():
         return ""
     other = int(lengths[lengths != dimension][0])
     return (
-        f"its results have {other} values, and vectors of this model have {dimension}; an encoder of other results "
-        "says so in its report (gives_vectors)"
+        f"its results have {other} values, and vectors of this model have {dimension}; an encoder whose results are "
+        "not vectors must report that (gives_vectors)"
     )

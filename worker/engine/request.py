@@ -25,7 +25,7 @@ class EngineStopped(ChunkError):
 
 
 class RunnerDied(ChunkError):
-    """The model process died while it encoded a batch with texts of this request."""
+    """The model process died while encoding a batch with texts of this request."""
 
     def __init__(self, message: str | None = None, *, is_suspect: bool = True) -> None:
         super().__init__(message)

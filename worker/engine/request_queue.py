@@ -212,7 +212,7 @@ class RequestQueue:
         """Queue the ticket's sequences. Raise EngineStopped once the queue is closed."""
         with self._lock:
             if self._closed_because is not None:
-                raise EngineStopped(f"The engine does not run: {self._closed_because}.")
+                raise EngineStopped(f"The engine is not running: {self._closed_because}.")
             ticket.number = self._next_number
             self._next_number += 1
             if ticket.num_waiting == 0:
@@ -325,7 +325,7 @@ class RequestQueue:
         """Fail every request with a sequence in this batch, as suspect, because the process died with it."""
         with self._lock:
             for number, _ in work.sequences.by_request():
-                message = f"The model process died while it encoded texts of this request: {reason}."
+                message = f"The model process died while encoding texts of this request: {reason}."
                 self._end(number, RunnerDied(message, is_suspect=True))
 
     def close(self, reason: str) -> None:
@@ -333,7 +333,7 @@ class RequestQueue:
         with self._lock:
             self._closed_because = reason.rstrip(".") or "it was stopped"
             for number in list(self._tickets):
-                self._end(number, EngineStopped(f"The engine does not run: {self._closed_because}."))
+                self._end(number, EngineStopped(f"The engine is not running: {self._closed_because}."))
 
     def _count_down(self, ticket: Ticket, num_sequences: int) -> None:
         ticket.num_waiting -= num_sequences

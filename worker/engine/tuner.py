@@ -99,7 +99,8 @@ class Tuner:
         self._budget.largest_batch_tokens = bound_batches(footprint, free_bytes, num_parts)
         if free_bytes <= 0:
             logger.warning(
-                "%s is in use before the first batch, above the high watermark of %.0f %%; batches have %d tokens.",
+                "%s is in use before the first batch, above the high watermark of %.0f %%; "
+                "batches are limited to %d tokens.",
                 self._fullest,
                 100 * high_watermark,
                 SMALLEST_TOKENS,
@@ -129,7 +130,7 @@ class Tuner:
             self._memory = memory
             if self._budget.observe_memory(memory.used_share):
                 logger.warning(
-                    "%s is in use, more than the high watermark of %.0f %%: batches shrink.",
+                    "%s is in use, above the high watermark of %.0f %%; shrinking batches.",
                     self._fullest,
                     100 * self._budget.rules.high_watermark,
                 )
@@ -151,8 +152,8 @@ class Tuner:
         """
         if self.num_out_of_memory == 0:
             logger.warning(
-                "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is tried again in "
-                "halves, and batches of such lengths are smaller from now on; further ones are only counted.",
+                "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is retried in "
+                "halves, and batches of such lengths are smaller from now on; further such errors are only counted.",
                 self._device.name,
                 len(work.batch),
                 work.batch.max_length,
@@ -164,8 +165,8 @@ class Tuner:
     def observe_killed(self, work: OwnedBatch) -> None:
         """Halve the budget for such lengths, because the process was killed for want of main memory."""
         logger.warning(
-            "The model process was killed for want of memory during a batch of %d sequences of up to %d tokens: "
-            "batches of such lengths are halved.",
+            "The model process was killed for lack of memory during a batch of %d sequences of up to %d tokens; "
+            "halving batches of such lengths.",
             len(work.batch),
             work.batch.max_length,
         )
@@ -239,7 +240,9 @@ def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | Non
     try:
         return make_footprint(read_model_shape(card), precision, report.attention)
     except ModelError as error:
-        logger.warning("The size of batches is found by trying: %s", error)
+        logger.warning(
+            "The memory that batches need is unknown, so their size is found by trial and error: %s", error
+        )
         return None
 
 
@@ -267,7 +270,9 @@ def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
     try:
         shape = read_model_shape(card)
     except ModelError as error:
-        logger.warning("Long sequences are counted like short ones: %s", error)
+        logger.warning(
+            "The cost of long sequences is unknown, so they are counted like short ones: %s", error
+        )
         quadratic_length, holds_squares = math.inf, False
     else:
         holds_squares = shape.num_relative_positions > 0

@@ -128,7 +128,9 @@ class Runner:
         try:
             self._channel.send(message, block)
         except BlockingIOError as error:
-            raise RunnerLost(f"the model process has read nothing for {SEND_TIMEOUT_SECONDS} s") from error
+            raise RunnerLost(
+                f"the model process has not read anything for {SEND_TIMEOUT_SECONDS} s"
+            ) from error
         except OSError as error:
             raise self._find_loss() from error
 
@@ -172,7 +174,8 @@ class Runner:
             self._process.wait(KILL_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             logger.error(
-                "The model process %d was killed and does not end: it waits inside a driver, and keeps its device.",
+                "The model process %d was killed but has not exited: it is stuck in a driver and still "
+                "holds its device.",
                 self.pid,
             )
         self._stack_file.close()
@@ -199,7 +202,7 @@ class Runner:
         status = self._process.returncode
         num_kills = count_kernel_kills()
         if status == -signal.SIGKILL and num_kills is not None and num_kills > (self._num_kills or 0):
-            return RunnerLost(f"{reason}, by the kernel for want of memory", is_exhausted=True)
+            return RunnerLost(f"{reason}, by the kernel for lack of memory", is_exhausted=True)
         return RunnerLost(reason, is_foreign=status is not None and -status in FOREIGN_SIGNALS)
 
     def _describe_end(self) -> str:
@@ -207,7 +210,7 @@ class Runner:
         try:
             status = self._process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            return "the model process closed its pipe and did not end"
+            return "the model process closed its pipe but did not exit"
         if status < 0:
-            return f"the model process was ended by {signal.Signals(-status).name}"
-        return f"the model process ended with status {status}"
+            return f"the model process was killed by {signal.Signals(-status).name}"
+        return f"the model process exited with status {status}"

@@ -93,7 +93,7 @@ class RunnerGroup:
             if exhausted or time.monotonic() >= deadline:
                 rank, failed = (exhausted or self._failures)[0]
                 raise RunnerLost(
-                    f"rank {rank} failed with a batch and the others wait for it ({failed.reason})",
+                    f"rank {rank} failed on a batch and the others are waiting for it ({failed.reason})",
                     failed=failed,
                 )
             self._listen(deadline - time.monotonic())
@@ -181,7 +181,7 @@ class RunnerGroup:
         for number, report in enumerate(reports):
             if differing := find_differing(reports[0], report):
                 return LoadFailed(
-                    f"Rank {number} was loaded with {differing} than rank 0, and they cannot share a model; set the "
+                    f"Rank {number} was loaded with {differing} than rank 0, so they cannot share a model; set the "
                     "worker's precision, attention and switches by name."
                 )
         names = "+".join(report.device.value for report in reports)
@@ -214,8 +214,8 @@ class RunnerGroup:
 def find_differing(report: EncoderReport, other: EncoderReport) -> str:
     """Return in words how two ranks differ in what they must share; empty if they do not."""
     differing = {
-        "another attention": report.attention != other.attention or report.is_packed != other.is_packed,
-        "another queue": report.is_queued != other.is_queued,
-        "another precision": report.precision.value != other.precision.value,
+        "a different attention": report.attention != other.attention or report.is_packed != other.is_packed,
+        "a different queue": report.is_queued != other.is_queued,
+        "a different precision": report.precision.value != other.precision.value,
     }
     return " and ".join(name for name, is_so in differing.items() if is_so)

@@ -272,14 +272,12 @@ def _end_with(act: Callable[[], None]) -> NoReturn:
     try:
         act()
     except (EOFError, OSError):
-        logger.info("The worker is gone or wants no more vectors.")
+        logger.info("The worker has exited or needs no more vectors.")
     except DeviceLost as error:
-        logger.error("The device is lost to this process, which ends: %s", error)
+        logger.error("The device was lost; ending this process: %s", error)
         os._exit(DEVICE_LOST_STATUS)
     except BaseException:
-        logger.exception(
-            "The thread %r failed, and so ends the model process.", threading.current_thread().name
-        )
+        logger.exception("The thread %r failed; ending the model process.", threading.current_thread().name)
         os._exit(THREAD_FAILED_STATUS)
     os._exit(0)
 
@@ -306,10 +304,8 @@ def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
     except ModelError as error:
         channel.send(LoadFailed(str(error)))
     except Exception as error:  # a framework may raise anything, and the worker must get the reason
-        logger.exception("The model cannot be loaded.")
-        channel.send(
-            LoadFailed(f"The model {load.order.card.name!r} cannot be loaded: {describe_error(error)}")
-        )
+        logger.exception("Cannot load the model.")
+        channel.send(LoadFailed(f"Cannot load the model {load.order.card.name!r}: {describe_error(error)}"))
     else:
         channel.send(Loaded(encoder.describe(), gauge.read()))
         return encoder

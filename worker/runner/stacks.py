@@ -19,7 +19,7 @@ LONGEST_SECONDS: Final = 1.0
 QUIET_SECONDS: Final = 0.1  # after this long without more output they are complete
 LOOK_SECONDS: Final = 0.02
 MOST_BYTES: Final = 64 << 10
-NO_ANSWER: Final = "  it gave no answer: it is stopped, or waits inside the kernel"
+NO_ANSWER: Final = "  no answer: the process is stopped or waiting inside the kernel"
 
 
 def answer_with_stacks(file_descriptor: int) -> None:

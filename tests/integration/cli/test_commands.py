@@ -308,7 +308,7 @@ def test_a_model_that_no_worker_loads_ends_the_command_with_the_reason_and_leave
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 0.0)
-    beat(engine, slots=0, state="dead", state_reason="openvino was ended by SIGFPE")
+    beat(engine, slots=0, state="dead", state_reason="openvino was killed by SIGFPE")
     assert encode(["one"], tmp_path) == 3
     said = capsys.readouterr().err
     waiting = next(client.jobs())

@@ -234,11 +234,11 @@ def test_a_migration_that_fails_ends_up_with_its_words(home: Path) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_up_at_once_with_the_reason(home: Path) -> None:
-    up = Up(home, WORKER_FAILS="openvino was ended by SIGFPE")
+    up = Up(home, WORKER_FAILS="openvino was killed by SIGFPE")
     assert up.process.wait(60) == 1
     output = up.output.read_text()
     assert "ChildNotReady: a worker cannot load its model:" in output
-    assert "openvino was ended by SIGFPE" in output.partition("ChildNotReady")[2]
+    assert "openvino was killed by SIGFPE" in output.partition("ChildNotReady")[2]
     assert up.ready_lines == []
     assert find_running(up.data_dir) is None
 

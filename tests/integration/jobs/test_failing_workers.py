@@ -23,7 +23,7 @@ from worker.app import start_engine
 from worker.engine.engine import Engine as LoadedEngine
 from worker.identity import FailureNotice, WorkerIdentity
 
-REASON = "openvino cannot run this model: the model process was ended by SIGFPE"
+REASON = "openvino cannot run this model: the model process was killed by SIGFPE"
 IDENTITY = WorkerIdentity("fake-cpu0@host", uuid4(), uuid4(), SPEC.model, 16)
 
 

@@ -101,7 +101,7 @@ def test_a_report_that_grows_old_is_said_once(caplog: pytest.LogCaptureFixture) 
     reports.make()
     for now[0] in (30.0, 70.0, 75.0):
         assert reports.latest() == {"made_at": 0.0}
-    assert caplog.text.count("does not answer") == 1
+    assert caplog.text.count("is not responding") == 1
     reports.make()
     assert reports.latest() == {"made_at": 75.0}
 

@@ -85,9 +85,9 @@ def test_a_service_that_runs_is_asked_how_it_is_and_whether_it_knows_our_key(
 def test_a_worker_that_cannot_load_its_model_is_named_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reason = {"state_reason": "openvino was ended by SIGFPE"}
+    reason = {"state_reason": "openvino was killed by SIGFPE"}
     _, worker = ask_api(monkeypatch, "vmk_ours", slots=0, report=reason)
-    assert (worker.status, worker.detail) == ("fail", "cannot load mini: openvino was ended by SIGFPE")
+    assert (worker.status, worker.detail) == ("fail", "cannot load mini: openvino was killed by SIGFPE")
 
 
 def test_a_model_that_is_not_there_is_a_failure_of_that_model_alone(

@@ -40,8 +40,8 @@ def make_tuner(kind: str = CPU, memory_bytes: int = 16 * GIB, **settings: object
 def report(
     precision: str = "fp32", attention: str = "padded (sdpa)", *, is_packed: bool = False
 ) -> EncoderReport:
-    choice = Choice(precision, "asked for")
-    return EncoderReport(choice, Choice("torch", "asked for"), choice, attention, 2, 0.0, (), is_packed)
+    choice = Choice(precision, "requested")
+    return EncoderReport(choice, Choice("torch", "requested"), choice, attention, 2, 0.0, (), is_packed)
 
 
 def memory(used_share: float) -> MemoryReport:

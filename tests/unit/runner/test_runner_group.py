@@ -47,7 +47,7 @@ class ScriptedRunner:
         try:
             return [self.connection.recv()]
         except EOFError as error:
-            raise RunnerLost("the model process was ended by SIGKILL", is_foreign=True) from error
+            raise RunnerLost("the model process was killed by SIGKILL", is_foreign=True) from error
 
     def kill(self) -> list[Any]:
         self._theirs.close()
@@ -149,7 +149,7 @@ def test_an_error_without_a_death_is_told_when_none_has_come(ranks: Ranks) -> No
 
 def test_the_memory_of_the_group_is_reported_when_every_rank_has_told_its_own(ranks: Ranks) -> None:
     group, (first, second) = ranks
-    choice = Choice("cpu:0", "asked for")
+    choice = Choice("cpu:0", "requested")
     report = EncoderReport(choice, choice, choice, "padded", 1, 0.0)
     for rank, used_share in ((first, 0.2), (second, 0.7)):
         rank.say(Loaded(report, MemoryReport(1 << 20, 2 << 20, 3 << 20, used_share)), Started(1))
@@ -205,9 +205,9 @@ def test_two_batches_that_ranks_have_begun_are_both_said_and_the_second_again_wh
 @pytest.mark.parametrize(
     ("other", "flaw"),
     [
-        ({"attention": "packed", "is_packed": True}, "another attention"),
-        ({"is_queued": True}, "another queue"),
-        ({"precision": Choice("fp16", "no bf16")}, "another precision"),
+        ({"attention": "packed", "is_packed": True}, "a different attention"),
+        ({"is_queued": True}, "a different queue"),
+        ({"precision": Choice("fp16", "no bf16")}, "a different precision"),
         ({"load_seconds": 9.0, "notes": ("slow",), "device": Choice("cpu:1", "")}, ""),
     ],
 )
@@ -215,7 +215,7 @@ def test_ranks_that_were_loaded_differently_get_no_batch(
     ranks: Ranks, other: dict[str, Any], flaw: str
 ) -> None:
     group, (first, second) = ranks
-    choice = Choice("cpu:0", "asked for")
+    choice = Choice("cpu:0", "requested")
     report = EncoderReport(choice, choice, choice, "padded", 1, 0.0)
     first.say(Loaded(report))
     second.say(Loaded(replace(report, **other)))

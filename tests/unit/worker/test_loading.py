@@ -62,7 +62,7 @@ def test_a_terminal_shows_a_bar_and_a_log_a_line_now_and_then(
         logged.show(second * 10**9, 13 * 10**9)
     logged.close([Loading("cuda:0", 13 * 10**9, 13.04)])
     assert caplog.messages == [
-        "my-7b is being loaded: 5.0 of 13.0 GB read in 5 s",
-        "my-7b is being loaded: 10.0 of 13.0 GB read in 10 s",
-        "my-7b on cuda:0: 13.00 GB loaded in 13.0 s",
+        "Loading my-7b: 5.0 of 13.0 GB read in 5 s",
+        "Loading my-7b: 10.0 of 13.0 GB read in 10 s",
+        "Loaded my-7b on cuda:0: 13.00 GB in 13.0 s",
     ]

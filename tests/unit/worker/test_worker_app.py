@@ -109,7 +109,7 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory_is_evidence(
     third = next_of(second, -signal.SIGKILL)
     by_kernel, by_somebody = read_ended(third)
     assert (by_kernel.is_evidence, by_somebody.is_evidence) == (True, False)
-    assert by_kernel.end == "SIGKILL, by the kernel for want of memory"
+    assert by_kernel.end == "SIGKILL, by the kernel for lack of memory"
 
 
 def test_what_could_not_be_told_is_told_later_and_grows_no_command_line_without_end() -> None:
