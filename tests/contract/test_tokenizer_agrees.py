@@ -36,7 +36,7 @@ def test_real_and_strange_texts_have_the_tokens_that_the_library_gives(name: str
 def test_it_is_known_of_which_tokenizers_texts_are_put_together_from_words(name: str, tmp_path: Path) -> None:
     _, is_split = TOKENIZERS[name]
     tokenizer = Tokenizer(write_tokenizer(name, tmp_path))
-    assert tokenizer.way.startswith("word by word" if is_split else "whole, since this tokenizer's parts")
+    assert tokenizer.way.startswith("word by word" if is_split else "whole, because this tokenizer's parts")
 
 
 def test_a_tokenizer_whose_words_are_not_alone_what_they_are_in_a_text_is_used_as_it_is(
@@ -46,8 +46,8 @@ def test_a_tokenizer_whose_words_are_not_alone_what_they_are_in_a_text_is_used_a
     wrong = Splitting(str.split, CONTROL_SPACE)  # drops the space that belongs to its words
     monkeypatch.setattr(tokenizer_module, "find_splitting", lambda description: wrong)
     tokenizer = Tokenizer(directory)
-    assert tokenizer.way.startswith("whole, since words had other tokens")
-    assert "other tokens alone than in a text" in caplog.text
+    assert tokenizer.way.startswith("whole, because words had different tokens")
+    assert "different tokens alone than in a text" in caplog.text
     texts = ["a word among words"] * 100
     assert (
         tokenizer.tokenize_whole(texts).inputs[INPUT_IDS].values.tolist()

@@ -134,7 +134,9 @@ class Embedding:
             fail_unless(find_finite_rows(results), failures)
             results = empty_rows(results, list(failures))
         else:
-            raise ModelError("Only vectors of passages can be joined; submit the job with other long_texts.")
+            raise ModelError(
+                "Only vectors of passages can be joined; submit the job with a different long_texts."
+            )
         failed = list(failures)
         lengths[failed], truncated[failed], num_passages[failed] = 0, False, 0
         return Finished(results, failures, lengths, truncated, num_passages)

@@ -130,7 +130,7 @@ def find_turned(results: Ragged, expected: Values) -> str:
     """
     if expected.dtype != np.float32:
         is_same = all(np.array_equal(results.row(index), expected) for index in range(len(results)))
-        return "" if is_same else "its answer has turned to another"
+        return "" if is_same else "its answer has changed"
     if not np.isfinite(results.covered).all() or not np.isfinite(expected).all():
         return "its vector is not finite"
     size = max(float(np.linalg.norm(expected)), SMALLEST_SIZE)
@@ -138,7 +138,7 @@ def find_turned(results: Ragged, expected: Values) -> str:
         vectors = results.matrix
         sizes = np.maximum(np.linalg.norm(vectors, axis=1), SMALLEST_SIZE)
         cosine = float((vectors @ expected / (sizes * size)).min())
-        return f"its vector has turned to a cosine of {cosine:.3f}" if cosine < SMALLEST_COSINE else ""
+        return f"its vector has changed to a cosine of {cosine:.3f}" if cosine < SMALLEST_COSINE else ""
     sizes = np.array([np.linalg.norm(results.row(index)) for index in range(len(results))])
     change = float(np.abs(sizes / size - 1).max())
     return f"its answer has changed by {change:.0%}" if change > 1 - SMALLEST_COSINE else ""
@@ -151,11 +151,11 @@ def find_changed(results: Ragged, expected: Values) -> str:
     about two.
     """
     if (results.lengths != len(expected)).any():
-        return f"its answer has another number of values than {len(expected)}"
+        return f"its answer does not have {len(expected)} values"
     if not np.isfinite(results.covered).all() or not np.isfinite(expected).all():
         return "its answer is not finite"
     if not len(expected):
         return ""
     change = float(np.abs(results.matrix - expected).max())
     most = LARGEST_CHANGE * max(1.0, float(np.abs(expected).max()))
-    return f"a number of its answer has changed by {change:.3g}" if change > most else ""
+    return f"a number in its answer has changed by {change:.3g}" if change > most else ""

@@ -92,7 +92,7 @@ def find_frame(rust: Tokenizer, *, favors_longer: bool) -> PairFrame:
             one = [next(iter(kind), 0) for kind in kinds]
             return PairFrame(before, between, behind, (one[0], one[1], one[2], one[3], one[4]), favors_longer)
     raise ModelError(
-        "The tokenizer changes the tokens of two texts when it joins them; that is not supported."
+        "The tokenizer changes the tokens of two texts when it joins them, which is not supported."
     )
 
 

@@ -176,11 +176,14 @@ def _cut(
     stride = room - frame.overlap
     if stride < max(frame.max_tokens * SMALLEST_NEW_SHARE, 1):
         failure = (
-            f"the text has {len(ids)} tokens; of the {frame.max_tokens} of a passage the prompt, the special tokens "
-            f"and the passage_overlap of {frame.overlap} leave {stride}, less than a quarter"
+            f"the text has {len(ids)} tokens; the prompt, the special tokens and the passage_overlap of "
+            f"{frame.overlap} leave {stride} of the {frame.max_tokens} tokens of a passage, less than a quarter"
         )
     elif num_own - room > (MAX_PASSAGES - 1) * stride:
-        failure = f"the text has {len(ids)} tokens and would be more than {MAX_PASSAGES} passages of {frame.max_tokens}"
+        failure = (
+            f"the text has {len(ids)} tokens and would need more than {MAX_PASSAGES} passages "
+            f"of {frame.max_tokens}"
+        )
     if failure is not None:
         return np.zeros((1, 0), np.int64), np.zeros(1, np.int64), ItemFailure(TOO_MANY_TOKENS, failure)
     starts, weights = plan_windows(num_own, room, frame.overlap)

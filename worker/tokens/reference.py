@@ -115,7 +115,7 @@ class Reference:
             if whole[start : start + len(bare)] == bare:
                 return whole[:start], whole[start + len(bare) :]
         raise ModelError(
-            "The tokenizer changes a text's own tokens when it adds special ones; that is not supported."
+            "The tokenizer changes a text's own tokens when it adds special ones, which is not supported."
         )
 
 
@@ -128,7 +128,7 @@ def _read(directory: Path) -> tuple[RustTokenizer, dict[str, Any], bool]:
     try:
         return RustTokenizer.from_file(str(path)), json.loads(path.read_text(encoding="utf-8")), True
     except Exception as error:  # the Rust library raises bare Exception
-        raise ModelError(f"The tokenizer {path} cannot be read: {error}.") from error
+        raise ModelError(f"Cannot read the tokenizer {path}: {error}.") from error
 
 
 def read_vocabulary(directory: Path) -> RustTokenizer:
@@ -147,7 +147,7 @@ def read_vocabulary(directory: Path) -> RustTokenizer:
         if token not in vocabulary
     ]
     if missing:
-        raise ModelError(f"The vocabulary {path} has no {' or '.join(missing)}; it is not a BERT's.")
+        raise ModelError(f"The vocabulary {path} has no {' or '.join(missing)}; it is not a BERT vocabulary.")
     config_path = directory / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
     tokenizer = RustTokenizer(
@@ -176,7 +176,9 @@ def _make_template(rust: RustTokenizer, special: SpecialTokens) -> TemplateProce
     names = (*special.prefix, *special.suffix)
     ids = {name: rust.token_to_id(name) for name in names}
     if None in ids.values():
-        raise ModelError(f"The tokenizer has no id for one of its special tokens {', '.join(names)}.")
+        raise ModelError(
+            f"The tokenizer has no id for at least one of its special tokens: {', '.join(names)}."
+        )
     sides = [[*special.prefix, text, *special.suffix] for text in ("$A:0", "$B:1")]
     second = [part if part.startswith("$") else f"{part}:1" for part in sides[1]]
     return TemplateProcessing(single=sides[0], pair=[*sides[0], *second], special_tokens=list(ids.items()))

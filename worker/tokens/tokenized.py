@@ -102,8 +102,8 @@ class Surrounding:
             if not 0 <= number <= largest:
                 return ItemFailure(
                     ENCODING_FAILED,
-                    f"token {place} has the id {number}, and the model's own go from 0 to {largest}; ids of another "
-                    "vocabulary, such as tiktoken's, mean other words here: send the text itself",
+                    f"token {place} has the id {number}, but the model's ids are 0 to {largest}; ids of another "
+                    "vocabulary, such as tiktoken's, mean different words here: send the text itself",
                 )
         return self.put_around(np.array(ids, dtype=np.int32))
 

@@ -61,7 +61,7 @@ class Tokenizer:
         self._reference = Reference(directory, lowercase=lowercase)
         description = self._reference.description
         self._encoding, self.way = _choose_way(self._reference, words or WordTally(), num_free_cores)
-        logger.info("Texts are tokenized %s.", self.way)
+        logger.info("Tokenizing texts %s.", self.way)
         self._cuts = find_cuts(description)
         self._special_ids = frozenset(
             token["id"] for token in description.get("added_tokens", []) if token.get("special")
@@ -131,9 +131,7 @@ class Tokenizer:
         except ModelError as error:
             return _fail_pairs(len(first), ENCODING_FAILED, str(error))
         if max_tokens < frame.num_special + 2:
-            least = (
-                f"of two texts at least {frame.num_special + 2} tokens are read, and {max_tokens} are allowed"
-            )
+            least = f"a pair needs at least {frame.num_special + 2} tokens, and {max_tokens} are allowed"
             return _fail_pairs(len(first), TOO_MANY_TOKENS, least)
         both = [*first, *second]
         if truncate:
@@ -169,7 +167,7 @@ class Tokenizer:
             found = [inputs[name].row(index).tolist() for name in (INPUT_IDS, TOKEN_TYPE_IDS)]
             if found != [whole.ids, whole.type_ids]:
                 raise ModelError(
-                    "The tokenizer gives other tokens to two texts together than to each; pairs are not supported."
+                    "The tokenizer gives two texts different tokens together than apart; pairs are not supported."
                 )
         return frame
 
@@ -236,10 +234,10 @@ def _choose_way(
     What the tokenizer's parts promise is tested on a sample first.
     """
     if num_free_cores >= LIBRARY_CORES:
-        return reference, f"whole, since {num_free_cores} cores tokenize at once"
+        return reference, f"whole, because {num_free_cores} cores tokenize at the same time"
     splitting = find_splitting(reference.description)
     if splitting is None:
-        return reference, "whole, since this tokenizer's parts are not known to read each word alone"
+        return reference, "whole, because this tokenizer's parts are not known to read each word alone"
     cache = WordCache(reference, splitting, words)
     sample = SAMPLE.read_text(encoding="utf-8").splitlines()
     expected = reference.encode(sample)
@@ -247,9 +245,9 @@ def _choose_way(
         found = cache.encode(sample)
         if found.values.tobytes() != expected.values.tobytes() or (found.offsets != expected.offsets).any():
             logger.warning(
-                "This tokenizer's words have other tokens alone than in a text: it is used as it is."
+                "Words have different tokens alone than in a text, so this tokenizer does not cache words."
             )
-            return reference, "whole, since words had other tokens alone than in a text"
+            return reference, "whole, because words had different tokens alone than in a text"
     words.forget()  # forget the counts of the sample
     return cache, "word by word"
 
@@ -279,7 +277,7 @@ def _truncate(rows: Ragged, max_tokens: int, num_suffix: int) -> Ragged:
 
 def _too_long(length: int, max_tokens: int) -> ItemFailure:
     return ItemFailure(
-        TOO_MANY_TOKENS, f"the text has {length} tokens, {max_tokens} are allowed with long_texts=fail"
+        TOO_MANY_TOKENS, f"the text has {length} tokens; {max_tokens} are allowed with long_texts=fail"
     )
 
 

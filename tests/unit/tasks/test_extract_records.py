@@ -150,7 +150,7 @@ def say_yes(prompts: Prompts, yes: int) -> Ragged:
     ("limits", "words"),
     [
         (Limits(max_spans=20), "more than 20 spans"),
-        (Limits(max_prefixes=5), "at most 5 are followed"),
+        (Limits(max_prefixes=5), "at most 5 are allowed"),
     ],
 )
 def test_a_text_in_which_everything_is_found_fails_alone(limits: Limits, words: str) -> None:
@@ -205,7 +205,7 @@ def test_a_sequence_that_failed_elsewhere_fails_its_text_and_no_other() -> None:
 def test_results_of_other_sequences_are_refused() -> None:
     extraction = Extraction(load_tokenizer("model"), SCHEMA, TEXTS)
     assert extraction.start() is not None
-    with pytest.raises(ValueError, match="2 rows of results"):
+    with pytest.raises(ValueError, match="rows of results, one per sequence; got 2"):
         extraction.take(Ragged.from_rows([np.zeros(1)] * 2, np.float32))
 
 

@@ -119,7 +119,7 @@ def test_a_text_that_has_failed_keeps_its_place_and_has_no_tokens() -> None:
 @pytest.mark.parametrize(
     ("max_tokens", "overlap", "leading", "message"),
     [
-        (8, 5, (CLS,), "leave 1, less than a quarter"),
+        (8, 5, (CLS,), "leave 1 of the 8 tokens of a passage, less than a quarter"),
         (8, 1, (CLS, 1, 2, 3, 4), "the prompt, the special tokens and the passage_overlap of 1 leave 1"),
         (
             8,

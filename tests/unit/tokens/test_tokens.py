@@ -62,8 +62,8 @@ def test_ids_equal_those_of_transformers_at_every_length(reference, max_tokens: 
     [
         (0, "word by word"),  # the model computes on all of them: what takes least of their time
         (3, "word by word"),
-        (4, "whole, since 4 cores tokenize at once"),
-        (14, "whole, since 14 cores tokenize at once"),
+        (4, "whole, because 4 cores tokenize at the same time"),
+        (14, "whole, because 14 cores tokenize at the same time"),
     ],
 )
 def test_texts_go_whole_to_the_library_where_it_has_cores_of_its_own(num_free_cores: int, way: str) -> None:
@@ -92,7 +92,7 @@ def test_without_truncation_a_long_text_fails_alone_and_its_length_is_told() -> 
     texts = TOKENIZER.tokenize(["short", "one two three four", "short"], 4, truncate=False)
     assert list(texts.failures) == [1]
     assert texts.failures[1].code == TOO_MANY_TOKENS
-    assert "6 tokens, 4 are allowed" in texts.failures[1].detail
+    assert "6 tokens; 4 are allowed" in texts.failures[1].detail
     assert texts.lengths.tolist() == [3, 0, 3]
 
 
@@ -166,7 +166,7 @@ def test_lower_case_is_added_where_the_tokenizer_has_none_of_its_own(tmp_path: P
 def test_an_unreadable_tokenizer_is_a_model_error(tmp_path: Path) -> None:
     assert MODEL is not None
     shutil.copy(MODEL / "config.json", tmp_path / "tokenizer.json")
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="Cannot read the tokenizer"):
         Tokenizer(tmp_path)
 
 

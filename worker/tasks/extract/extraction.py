@@ -116,7 +116,9 @@ class Extraction:
         their texts fail.
         """
         if len(results) != len(self._asked):
-            raise ValueError(f"{len(results)} rows of results are not those of {len(self._asked)} sequences")
+            raise ValueError(
+                f"expected {len(self._asked)} rows of results, one per sequence; got {len(results)}"
+            )
         for number, failure in (failures or {}).items():
             self._fail(self._states[self._asked[number][0]], failure)
         for index, numbers in self._numbers_by_text():
@@ -207,7 +209,7 @@ class Extraction:
                 self._states[self._asked[number][0]],
                 ItemFailure(
                     ENCODING_FAILED,
-                    "the text has the special token [PREFIX] in it, which is read as a prompt.",
+                    "the text contains the special token [PREFIX], which is read as a prompt.",
                 ),
             )
         if not layout.is_whole.all():
@@ -256,11 +258,11 @@ class Extract:
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
         """Return what is wrong with a canary's cells and logits; empty if they are nearly as expected."""
         if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
-            return "its answer has another number of cells"
+            return "its answer has a different number of cells"
         known = expected[1:].reshape(-1, CELL_WIDTH)
         cells = results.matrix[:, 1:].reshape(len(results), -1, CELL_WIDTH)
         if (results.matrix[:, 0] != expected[0]).any() or (cells[:, :, :2] != known[:, :2]).any():
-            return "its answer is of other cells"
+            return "its answer has different cells"
         logits = np.ascontiguousarray(cells[:, :, 2:]).reshape(len(results), -1)
         return find_changed(Ragged.from_matrix(logits), known[:, 2:].ravel())
 

@@ -125,8 +125,8 @@ def _read_tokenizer(directory: Path) -> Tokenizer:
         rust = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises bare Exception
         raise ModelError(
-            f"The tokenizer {path} cannot be read: {error}. A model that has only spm.model or vocab.txt needs it "
-            "written once: AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers does."
+            f"Cannot read the tokenizer {path}: {error}. If the model has only spm.model or vocab.txt, create the file "
+            "with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)."
         ) from error
     rust.no_padding()
     rust.no_truncation()
@@ -163,8 +163,8 @@ def _find_frame(rust: Tokenizer) -> tuple[int, int, int]:
     type_ids = [0] * len(hint) + [text_type_id] * (len(second) + 1)
     if single.ids != hint or pair.ids != [*hint, *second, sep_id] or pair.type_ids != type_ids:
         raise ModelError(
-            "The tokenizer joins two texts to another sequence than [CLS] first [SEP] second [SEP], with type ids 0 "
-            "for the first; prompts are of that form alone."
+            "The tokenizer does not join two texts as [CLS] first [SEP] second [SEP] with type ids 0 for the first, "
+            "which is the form of prompts."
         )
     return cls_id, sep_id, text_type_id
 
@@ -306,7 +306,7 @@ def _join_pieces(pieces: Sequence[Piece], tokens: Mapping[str, Tokens]) -> Hint:
 
 
 class HintTooLong(Exception):
-    """The hint is so long that no text fits beside it in a window."""
+    """The hint is so long that a window has no room for text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -91,7 +91,9 @@ def read_cells(row: Floats) -> Floats:
     if count == NON_FINITE_ROW:
         raise NonFiniteLogits("the model returned NaN or infinity")
     if len(row) != 1 + CELL_WIDTH * count:
-        raise TooManyCells(f"the model finds {count:.0f} spans and ends of spans in one window of the text")
+        raise TooManyCells(
+            f"the model found too many spans and ends of spans in one window of the text: {count:.0f}"
+        )
     return row[1:].reshape(-1, CELL_WIDTH)
 
 
@@ -100,7 +102,7 @@ def find_type_places(window: Window) -> Places:
     places, hint_end = window.hint.type_places, len(window.hint.tokens) + 2
     if window.num_hint_tokens < hint_end and (places >= window.num_hint_tokens).any():
         raise UnreadablePrompt(
-            "the text has a special token such as [SEP] in a span, and a prompt with it cannot be read"
+            "a span of the text contains a special token such as [SEP], and a prompt with it cannot be read"
         )
     if window.num_hint_tokens > hint_end:
         # Text tokens with type id 0 count as hint; one that has the same character offset as a type replaces
@@ -238,7 +240,7 @@ Record = list[dict[str, Any]]
 
 
 class LimitExceeded(Exception):
-    """More was found in a text than is kept for one text."""
+    """More was found in a text than is stored for one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ class TextState:
         """Raise LimitExceeded if a level has too many windows."""
         if num_windows > self._limits.max_windows:
             raise LimitExceeded(
-                f"what is asked of the text on one level takes more than {self._limits.max_windows} prompts; use a "
+                f"one level of the schema needs more than {self._limits.max_windows} prompts for this text; use a "
                 "shorter text or fewer types"
             )
 
@@ -310,8 +312,8 @@ class TextState:
             below = self._read_labels(self.token, windows, rows)
         if len(below) > self._limits.max_prefixes:
             raise LimitExceeded(
-                f"the model finds {len(below)} spans that have types below them on one level of the text, and at "
-                f"most {self._limits.max_prefixes} are followed"
+                f"the model found {len(below)} spans with nested types on one level of the schema; at most "
+                f"{self._limits.max_prefixes} are allowed"
             )
         self.asked = below
         if not below:
@@ -327,7 +329,7 @@ class TextState:
             return [as_record(self.token, label, with_confidences=True) for label in self._labels]
         if self.token == CLASSIFY and MULTICLASSIFY in self._original and self._labels:
             return ItemFailure(
-                ENCODING_FAILED, f"the text has both {CLASSIFY} and {MULTICLASSIFY} in it; use one of them."
+                ENCODING_FAILED, f"the text contains both {CLASSIFY} and {MULTICLASSIFY}; use one of them."
             )
         chosen = choose_at_last(self.token, self._labels)
         return [as_record(self.token, label, with_confidences=False) for label in chosen]
@@ -398,4 +400,4 @@ class TextState:
     def _count_span(self) -> None:
         self._num_spans += 1
         if self._num_spans > self._limits.max_spans:
-            raise LimitExceeded(f"the model finds more than {self._limits.max_spans} spans in the text")
+            raise LimitExceeded(f"the model found more than {self._limits.max_spans} spans in the text")
