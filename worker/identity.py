@@ -31,7 +31,7 @@ MAX_NAMESAKES = 1000
 # The pause between two checks whether the worker with a name is alive or was killed.
 _LOOK_SECONDS = 0.5
 # Signals for faults of the process itself, as when a tokenizer's native code crashes on a text. SIGTERM comes
-# from others, and so does SIGKILL, unless the kernel's counter says that it killed a process for want of
+# from others, and so does SIGKILL, unless the kernel's counter says that it killed a process for lack of
 # memory.
 OWN_FAULTS: Final = frozenset(
     {
@@ -114,7 +114,7 @@ class FailureNotice:
     """Keeps a worker that cannot load its model in the list of workers, with the reason and without slots.
 
     So jobs can say why they wait, and no chunk is dispatched to the worker. Heartbeats are sent on a separate
-    thread, also while loading is tried again.
+    thread, also while loading is retried.
     """
 
     def __init__(self, engine: Engine, identity: WorkerIdentity, seconds: float) -> None:
@@ -156,7 +156,7 @@ class EndedWorker:
     """How a worker's process ended: its exit status, and whether the kernel killed it.
 
     `status` is that of subprocess, negative for a signal. `by_kernel` means that the kernel killed it for
-    want of memory.
+    lack of memory.
     """
 
     incarnation: UUID

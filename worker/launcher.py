@@ -80,7 +80,7 @@ def assign_replicas(planned: Planned) -> list[Assignment]:
 def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
     """Return the Celery worker of one replica, with as many threads as its first device has.
 
-    Model processes have threads of their own.
+    Model processes have their own threads.
     """
     first = assignment.devices[0]
     argv = (

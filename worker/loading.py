@@ -1,6 +1,6 @@
 """LoadingDisplay shows how far a model is loaded: as a live bar on a terminal, otherwise as lines in the log.
 
-It knows neither runners nor frameworks.
+It knows nothing about runners or frameworks.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """QueryListener takes queries from Redis, lets the engine encode them, and sends the answers.
 
-Its threads and connections are separate from Celery's. It knows neither the API nor Postgres. It logs no text
-of a query, and no message of an error, which may quote a text.
+Its threads and connections are separate from Celery's. It knows nothing about the API or Postgres. It logs
+neither the text of a query nor the message of an error, which may quote a text.
 """
 
 import functools

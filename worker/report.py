@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Drivers normally answer in milliseconds, so a report gets this old only if a driver hangs.
 LATE_SECONDS = 60.0
-# If a driver has hung for this long, samples would no longer be evenly spaced, so they begin anew.
+# If a driver has hung for this long, samples would no longer be evenly spaced, so they start over.
 GAP_SECONDS: Final = 120.0
 
 

@@ -2,7 +2,7 @@
 
 A batch takes a fixed time and a time for each token. The size of full batches is doubled until a batch takes
 long enough that the fixed part no longer matters; free memory and out-of-memory errors limit it. The budget
-knows nothing of the pool, of devices or of clocks: its caller reports how long batches took. One thread
+knows nothing about the pool, devices or clocks: its caller reports how long batches took. One thread
 writes; others may call `describe`.
 """
 

@@ -1,6 +1,6 @@
 """SequencePool holds the waiting sequences of one model, and decides which batch of them is next, and when.
 
-It knows nothing of devices, tokens or threads: its user holds a lock. The next batch is built around an
+It knows nothing about devices, tokens or threads: its user holds a lock. The next batch is built around an
 *anchor*, the longest waiting sequence of the oldest request. It is filled with the sequences nearest in
 length, of any request, first the shorter ones, then the longer ones. So the oldest chunk is finished first,
 later chunks are encoded while it is written to the database, and a batch pads little, because sequences of

@@ -2,7 +2,7 @@
 
 The ranges are measured on texts that come with Vectormill, not on a job's own texts. So they do not depend on
 which job or chunk came first, and the same text gets the same codes everywhere. The calibrator knows nothing
-of chunks.
+about chunks.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """The commit of a finished chunk, and the check whether a COMMIT succeeded whose answer was lost.
 
-This module knows nothing of models.
+This module knows nothing about models.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """LeaseKeeper renews leases, notices lost leases and cancelled jobs, and sends the worker's heartbeats.
 
-It uses one thread with a connection of its own, so that neither a busy pool, a long COPY nor a slow forward
-pass lets leases lapse. A driver that hangs does not either: reports are made on another thread, and a
+It uses one thread with its own connection, so that no busy pool, long COPY or slow forward pass
+lets leases lapse. A driver that hangs does not either: reports are made on another thread, and a
 heartbeat carries the latest one.
 
 A batch mixes texts of several chunks, and a crash affects all of them. So a chunk that was in a batch when a
@@ -166,7 +166,7 @@ def _end(lease: ChunkLease, *, is_lost: bool) -> None:
 class Quarantine:
     """Lets chunks in together, but a suspect only alone, after all others have left. Thread-safe.
 
-    Chunks that arrive later wait behind a waiting suspect.
+    Chunks that arrive later wait for a waiting suspect.
     """
 
     def __init__(self) -> None:

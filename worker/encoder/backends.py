@@ -56,7 +56,7 @@ def list_backends(
 ) -> list[tuple[Backend, str]]:
     """Return the backends that may run on the device, preferred first, with reasons.
 
-    `must_pack` means that packed attention was asked for. Raises ModelError if the request cannot be met,
+    `must_pack` means that packed attention was requested. Raises ModelError if the request cannot be met,
     naming what can be.
     """
     if wanted != AUTO:

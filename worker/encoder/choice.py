@@ -53,7 +53,7 @@ EXTRACTION_PRECISIONS: Final = (FP32, BF16)
 
 
 def choose_extraction_precision(wanted: str, device: Device) -> Choice:
-    """Choose fp32 for an extractor, or bf16 if it is asked for. Raises ModelError for others."""
+    """Choose fp32 for an extractor, or bf16 if requested. Raises ModelError for others."""
     if wanted == AUTO:
         return Choice(FP32, "the sign of a number decides whether a span is found")
     chosen = choose_precision(wanted, device)
@@ -97,7 +97,7 @@ def read_attention_shape(config: Any) -> AttentionShape:
 def choose_attention(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:
     """Choose packed or padded attention.
 
-    Raises ModelError if packed is asked for and is not exact or cannot run.
+    Raises ModelError if packed is requested and is not exact or cannot run.
     """
     if wanted == PADDED:
         return Choice(PADDED, "requested")

@@ -65,7 +65,7 @@ class EncoderOrder:
     """The model to load, and how. `backend`, `precision`, `attention` and `switches` may be "auto".
 
     `on_read` and `on_backend` are callbacks in the process that loads; an order sent to another process has
-    neither. `left` lists the backends that are not to be tried again, each with its reason.
+    neither. `left` lists the backends that must not be tried again, each with its reason.
     """
 
     card: ModelCard

@@ -5,8 +5,8 @@ import re
 from typing import Final
 
 # CUDA and MPS raise torch.OutOfMemoryError. On a CPU torch raises RuntimeError with "DefaultCPUAllocator:
-# can't allocate memory"; C++ code, openvino's too, raises std::bad_alloc; cuBLAS and cuDNN have a status of
-# their own, and openvino says of a layer that it "can't alloc". oneDNN, which both use, says only what it
+# can't allocate memory"; C++ code, openvino's too, raises std::bad_alloc; cuBLAS and cuDNN have their own
+# status, and openvino says of a layer that it "can't alloc". oneDNN, which both use, says only what it
 # could not create: primitives are made from descriptors that were found valid, so only memory can be missing
 # then.
 TYPES: Final = frozenset({"OutOfMemoryError", "MemoryError"})

@@ -1,7 +1,7 @@
 """Switches turn on faster ways to run a network. This module lists them and chooses which an encoder uses.
 
 Whether a switch pays depends on the card, so none is on unless it was measured to pay (switch_defaults.json,
-written by `python -m benchmarks gpu --write`) or is asked for by name. When a model is loaded, the network
+written by `python -m benchmarks gpu --write`) or is requested by name. When a model is loaded, the network
 with a switch is compared with the network without it, and a switch that changes results is turned off again
 (worker/model/switching.py). Imports no framework.
 """
@@ -29,10 +29,10 @@ class Switch:
     """One switch. `does` describes it in a sentence; the other fields are its requirements.
 
     `smallest_capability` and `largest_capability` are compute capabilities, 90 for 9.0; a switch without
-    either also works on a CPU. `package` is what it imports beside torch. `needs_packed` limits it to packed
+    either also works on a CPU. `package` is what it imports besides torch. `needs_packed` limits it to packed
     networks, `is_of_ranks` to models that several devices share. It is expected to pay from
     `pays_from_hidden_size`. A switch that `changes_vectors` by more than the rounding of 16 bits is never
-    among a card's defaults: it must be asked for by name.
+    among a card's defaults: it must be requested by name.
     """
 
     name: str
@@ -137,10 +137,10 @@ class SwitchChoice:
     name: str
     is_on: bool
     reason: str
-    is_asked: bool  # asked for by name
+    is_asked: bool  # requested by name
 
     def refuse(self, reason: str) -> "SwitchChoice":
-        """Return this choice turned off. Raises ModelError if the switch was asked for by name."""
+        """Return this choice turned off. Raises ModelError if the switch was requested by name."""
         if self.is_asked:
             raise ModelError(
                 f"The switch {self.name} cannot be used because {reason}; "
@@ -162,7 +162,7 @@ def choose_switches(
 ) -> tuple[SwitchChoice, ...]:
     """Return every requested switch, on or off, in the table's order.
 
-    `wanted` is "auto", "none" or names with commas. Raises ModelError if a switch that was asked for by name
+    `wanted` is "auto", "none" or names with commas. Raises ModelError if a switch that was requested by name
     cannot be used. A switch for ranks in a model on one device, and the other way round, is off without an
     error, because the setting applies to all models of a worker.
     """
@@ -190,7 +190,7 @@ def describe_switches(wanted: str, device: Device) -> str:
 
 
 def list_wanted(wanted: str, device: Device) -> tuple[str, ...]:
-    """Return the switches that are asked for by name or measured to pay, whether they can be used or not."""
+    """Return the switches that are requested by name or measured to pay, whether they can be used or not."""
     names = parse_switches(wanted)
     return find_defaults(device, load_defaults()).switches if names is None else names
 

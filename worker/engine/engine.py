@@ -1,6 +1,6 @@
 """The engine turns texts into vectors, scores or records with one model on one device.
 
-It knows nothing of chunks, jobs or Postgres. From a task it takes sequences to encode, and gives their
+It knows nothing about chunks, jobs or Postgres. From a task it takes sequences to encode, and gives their
 results back. Many threads call `encode` at the same time. Each tokenizes its own texts; the sequences of all
 are batched together and encoded by one model process, while other threads tokenize or write to the database.
 """

@@ -1,9 +1,10 @@
-"""The executor keeps one runner busy with batches and starts another one when it dies. It knows no requests.
+"""The executor keeps one runner busy with batches and starts another one when it dies.
 
-One thread owns the runner: it sends, receives and restarts; InFlight decides what becomes of each batch. The
-runner always has one batch more than it is computing, so that it never waits for the next one. Urgent batches
-are sent in addition and are encoded first. The runner reports each batch that it starts: if the process dies,
-the started batches are suspect and the others are not. If several are suspect, each is tried again alone.
+It knows nothing about requests. One thread owns the runner: it sends, receives and restarts; InFlight
+decides what becomes of each batch. The runner always has one batch more than it is computing, so that it
+never waits for the next one. Urgent batches are sent in addition and are encoded first. The runner reports
+each batch that it starts: if the process dies, the started batches are suspect and the others are not. If
+several are suspect, each is retried alone.
 """
 
 import logging
@@ -249,7 +250,7 @@ class Executor:
         return runner.receive() if has_spoken else []
 
     def _watch(self, runner: AnyRunner) -> None:
-        """Watch this runner with one selector for its whole life. One for each message would cost more."""
+        """Watch this runner with one selector for its whole life. One per message would cost more."""
         self._selector.close()
         self._selector = DefaultSelector()
         self._selector.register(self._wake_reader, EVENT_READ)

@@ -333,8 +333,8 @@ class InFlight:
 
         Return True if this narrows down the text to blame, as halving a batch does: such steps end by
         themselves and do not count as another loss. No batch is to blame if somebody else ended the process
-        or if it is sick. A batch that failed as it might on a runner that goes on is tried again in halves,
-        and so is a batch whose process was killed for want of memory.
+        or if it is sick. A batch that failed as it might on a runner that goes on is retried in halves,
+        and so is a batch whose process was killed for lack of memory.
         """
         self._return(*(work for work, _ in self.check.withheld))
         self.check.withheld = []

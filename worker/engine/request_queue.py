@@ -1,7 +1,7 @@
 """RequestQueue collects the sequences of all requests into batches, and returns results to the requests.
 
 It is thread-safe: callers add tickets and wait for them, while the executor's thread takes batches and
-delivers their results. It knows nothing of processes, texts or specs.
+delivers their results. It knows nothing about processes, texts or specs.
 """
 
 import sys
@@ -25,7 +25,7 @@ from worker.batching.pool import SequencePool
 from worker.engine.request import CANCEL_POLL_SECONDS, EncodingCancelled, EngineStopped, RunnerDied
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
-# The number of query messages admitted beside interactive chunks. One message may hold many texts.
+# The number of query messages admitted alongside interactive chunks. One message may hold many texts.
 QUERY_PLACES: Final = 3
 
 

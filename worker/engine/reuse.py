@@ -1,8 +1,8 @@
 """VectorReuse caches the most recent vectors under digests of the tokens that they were computed from.
 
-It knows no texts: two texts with the same tokens are the same sequence. The vectors are those of one model,
-as the encoder returns them, neither cut nor normalized. Reusing a vector changes no result, because no vector
-depends on its batch. The cache is thread-safe.
+It knows nothing about texts: two texts with the same tokens are the same sequence. The vectors are those of
+one model, as the encoder returns them, neither cut nor normalized. Reusing a vector changes no result,
+because no vector depends on its batch. The cache is thread-safe.
 
 It is a set-associative cache like a processor's: the digest selects the *set* in which a vector may be
 stored, and the least recently used entry of the set is replaced. All data is in arrays that are allocated
@@ -104,8 +104,8 @@ class VectorReuse:
             is_new[self._look_up(digests)[0]] = False
             new = np.flatnonzero(is_new)
             sets = self._find_sets(digests[new])
-            # When several new digests belong to one set, the last ones are stored, each in an entry of its
-            # own.
+            # When several new digests belong to one set, the last ones are stored, each in a separate
+            # entry.
             order = np.argsort(sets, kind="stable")[::-1]
             new, sets = new[order], sets[order]
             first = np.flatnonzero(np.diff(sets, prepend=-1))
@@ -165,7 +165,7 @@ def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _cut_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with about BLOCK_TOKENS tokens each; a longer row is a range of its own."""
+    """Yield ranges of rows with about BLOCK_TOKENS tokens each; a longer row is a separate range."""
     ends = np.arange(offsets[0] + BLOCK_TOKENS, offsets[-1], BLOCK_TOKENS)
     cuts = np.unique(np.concatenate(([0], np.searchsorted(offsets, ends), [len(offsets) - 1])))
     yield from pairwise(cuts.tolist())

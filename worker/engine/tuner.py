@@ -1,7 +1,7 @@
 """Tuner chooses how large batches may be, from the model's files, the time of batches and the memory in use.
 
-It passes these to the TokenBudget, which decides, and knows no texts and no chunks. The executor's thread
-calls `max_batch_tokens` and the observe methods; any thread may call `describe`.
+It passes these to the TokenBudget, which decides, and knows nothing about texts or chunks. The executor's
+thread calls `max_batch_tokens` and the observe methods; any thread may call `describe`.
 """
 
 import logging
@@ -134,7 +134,7 @@ class Tuner:
                     self._fullest,
                     100 * self._budget.rules.high_watermark,
                 )
-        if not work.is_urgent:  # urgent batches are short on purpose and tell nothing
+        if not work.is_urgent:  # urgent batches are short on purpose and say nothing
             longest_alone = self._cost.of_sequence(work.length)
             self._budget.observe(
                 work.length,
@@ -163,7 +163,7 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def observe_killed(self, work: OwnedBatch) -> None:
-        """Halve the budget for such lengths, because the process was killed for want of main memory."""
+        """Halve the budget for such lengths, because the process was killed for lack of main memory."""
         logger.warning(
             "The model process was killed for lack of memory during a batch of %d sequences of up to %d tokens; "
             "halving batches of such lengths.",

@@ -401,7 +401,7 @@ def find_deviation(
 def make_probes(config: Any, max_tokens: int) -> list[Batch]:
     """Return test batches, which are the same on every machine.
 
-    The longest sequence has a batch of its own.
+    The longest sequence gets a separate batch.
     """
     tokens = np.random.default_rng(0)
 

@@ -60,7 +60,7 @@ class FusedProjections(nn.Module):
     def ask(self, states: Tensor, number: int) -> Tensor:
         """Return part `number` of the product with states [..., in]. Part 0 computes all parts.
 
-        Raises RuntimeError if another part is asked for with other states.
+        Raises RuntimeError if another part is requested with different states.
         """
         if number == 0:
             parts = self.joined(states).split(self.sizes, dim=-1)
@@ -347,7 +347,7 @@ def apply_switches(
 ) -> tuple[SwitchChoice, ...]:
     """Turn the chosen switches on, and off again if they fail or change results. Return the choices.
 
-    Raises ModelError if a switch that was asked for by name fails or if the device is lost, and NotUndone if
+    Raises ModelError if a switch that was requested by name fails or if the device is lost, and NotUndone if
     a switch cannot be undone.
     """
     settled = {choice.name: choice for choice in choices}

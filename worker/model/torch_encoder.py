@@ -73,7 +73,7 @@ class TorchEncoder(Encoder):
         self._form: Form = (
             PaddedForm(*taken) if packed is None else PackedForm(*taken, self._shape, packed.attention)
         )
-        # Copies to the device use a stream of their own, so that they do not wait for the current forward
+        # Copies to the device use a separate stream, so that they do not wait for the current forward
         # pass.
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
         logger.info("%s uses %s attention: %s", order.card.name, attention.value, attention.reason)
@@ -135,7 +135,7 @@ class TorchEncoder(Encoder):
     ) -> tuple[Choice, PackedNetwork | None]:
         """Return the attention and, if it is packed, the packed network, which was compared with padding.
 
-        Raises ModelError if packing was asked for and fails.
+        Raises ModelError if packing was requested and fails.
         """
         attention = choose_attention(order.attention, self._shape, order.device, precision.value)
         if attention.value == PADDED:
@@ -159,7 +159,7 @@ class TorchEncoder(Encoder):
     ) -> tuple[SwitchChoice, ...]:
         """Apply the requested switches to the packed network, and return each with whether it is on.
 
-        Raises ModelError if a switch that was asked for by name fails, and NotUndone if one cannot be undone.
+        Raises ModelError if a switch that was requested by name fails, and NotUndone if one cannot be undone.
         """
         padded_because = "" if packed is not None else attention.reason
         place = SwitchFacts(order.device, self._shape.hidden_size, padded_because)

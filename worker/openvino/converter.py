@@ -1,7 +1,7 @@
 """Convert a model to openvino's format and compare it with torch.
 
 It imports torch, so it runs in a short-lived process. The converted network takes word embeddings as an
-input; their table is in a file of its own, from which the rows of a batch are read (word_table.py). A
+input; their table is in a separate file, from which the rows of a batch are read (word_table.py). A
 compressed weight becomes 8-bit constants and the operations that restore it, in the pattern that openvino
 documents for compressed weights: the CPU plugin fuses them with the following product and never holds the
 restored weight.

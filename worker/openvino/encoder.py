@@ -90,7 +90,7 @@ class BufferWatch:
         return is_too_large
 
 
-# Allocating a batch's buffers anew takes about 10 ms; reading the weights that are still in use again takes
+# Reallocating a batch's buffers takes about 10 ms; reading the weights that are still in use again takes
 # less than 1 ms.
 FORGET_SECONDS: Final = 1.0
 

@@ -90,7 +90,7 @@ class OpenVINONetwork:
         self._compile(reads_types=True)
 
     def make_request(self) -> Any:
-        """Return an inference request, with buffers of its own, for one batch at a time."""
+        """Return an inference request, with its own buffers, for one batch at a time."""
         return self._compiled.create_infer_request()
 
     def forget_weights(self) -> None:

@@ -26,7 +26,7 @@ FEWEST_STREAMS: Final = 4
 MOST_THREADS_PER_STREAM: Final = 4
 # The largest share of cores that may stay idle because threads do not divide evenly; one core always may.
 IDLE_SHARE: Final = 1 / 16
-# The share of the memory left beside the weights that batches of all streams may take.
+# The share of the memory left next to the weights that batches of all streams may take.
 STREAMS_MEMORY_SHARE: Final = 0.5
 # The batch size assumed for a stream: tuning begins with it, for texts up to this length.
 STREAM_BATCH_TOKENS: Final = 1024
@@ -36,7 +36,7 @@ def choose_streams(order: EncoderOrder, precision: str) -> int:
     """Return the number of streams: as many as the threads can use and the memory holds."""
     try:
         shape = read_model_shape(order.card)
-    except ModelError:  # its files do not tell its sizes
+    except ModelError:  # its files do not state its sizes
         return count_streams(order.num_threads, is_large=True)
     is_large = is_slow_alone(shape)
     if order.device.free_bytes is None:
@@ -93,5 +93,5 @@ def predict_rate(num_threads: int, num_streams: int) -> float:
 
 
 def count_streams_in(free_bytes: int, weight_bytes: int, batch_bytes: int) -> int:
-    """Return the number of streams whose batches fit into memory beside the weights."""
+    """Return the number of streams whose batches fit into memory next to the weights."""
     return max(1, int(STREAMS_MEMORY_SHARE * (free_bytes - weight_bytes)) // batch_bytes)

@@ -36,7 +36,7 @@ class WeightFiles:
     """The open weight files of a model. Use as a context manager.
 
     Tensors are named as in transformers' bare transformer; some files add a `prefix` to these names, and
-    published files have names of their own.
+    published files have their own names.
     """
 
     def __init__(self, card: ModelCard, prefix: str) -> None:

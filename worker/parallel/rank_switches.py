@@ -1,10 +1,10 @@
 """Decide which switches the ranks of a model use, with reasons; all ranks reach the same decision.
 
 Each rank decides for its own card, which may differ from its neighbour's, and then asks all others. A rank
-that cannot use a switch that was asked for by name raises instead, and ends its group with the reason.
+that cannot use a switch that was requested by name raises instead, and ends its group with the reason.
 
 Packed attention is compared with padding on all ranks at once before any rank uses it. Ranks that share a
-model run every forward pass together: one that packs beside one that pads would wait for hidden states of
+model run every forward pass together: one that packs next to one that pads would wait for hidden states of
 another shape, or add up values of different tokens; and one that leaves a pass midway because its kernel
 raised leaves the others waiting. So a kernel that raises returns zeros, each rank completes the whole probe,
 and only then do all exchange what they found.
@@ -42,7 +42,7 @@ NOT_WANTED: Final = "it was not requested"
 
 @dataclass(frozen=True, slots=True)
 class RankSwitches:
-    """The requested switches for ranks, on or off. `must_pack` is set if packed attention was asked for."""
+    """The requested switches for ranks, on or off. `must_pack` is set if packed attention was requested."""
 
     choices: tuple[SwitchChoice, ...]
     must_pack: bool
@@ -57,7 +57,7 @@ class RankSwitches:
         return tuple(choice.note for choice in self.choices if not choice.is_on)
 
     def refuse(self, name: str, reason: str) -> "RankSwitches":
-        """Return the switches with this one off. Raises ModelError if it was asked for by name."""
+        """Return the switches with this one off. Raises ModelError if it was requested by name."""
         if name == PACKED_RANKS and self.must_pack:
             raise ModelError(f"Packed attention cannot be used because {reason}; use padded or auto.")
         refused = (

@@ -6,7 +6,7 @@ All ranks communicate in the same order. They receive batches in one order (work
 one thread starts them in that order (worker.runner.runner_process). Only starting a batch, or computing it
 where nothing is queued, sends anything to another rank; the thread that prepares the next batch does not. So
 all communication of batch 1 precedes all communication of batch 2, whether a rank queues the second batch
-behind the first or starts it a little later.
+after the first or starts it a little later.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh
     A layer's are gathered while the one before is computed.
     """
     layers = list(transformer.get_submodule(layout.layers))
-    # The embeddings are a separate unit, so that a vocabulary is whole only during its look-up, not beside
+    # The embeddings are a separate unit, so that a vocabulary is whole only during its look-up, not during
     # every layer.
     fully_shard(transformer.get_submodule(layout.embeddings), mesh=mesh, reshard_after_forward=True)
     for layer in layers:

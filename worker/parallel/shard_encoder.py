@@ -87,7 +87,7 @@ class ShardEncoder(Encoder):
         self._dense.to(self._device).eval()
         self._form, switches = self._load_form(order, precision)
         logger.info("%s uses %s attention on rank %d", order.card.name, self._form.attention, rank.number)
-        # Copies to the device use a stream of their own, so that they do not wait for the current forward
+        # Copies to the device use a separate stream, so that they do not wait for the current forward
         # pass.
         self._stream = torch.cuda.Stream() if QUEUED_RANKS in switches.names else None
         seconds = time.perf_counter() - start

@@ -1,8 +1,6 @@
 """Draft every plan that could be made for a set of devices, whether it fits or not.
 
-Chooses and explains none.
-
-Devices with fast links between them are the first to share a replica.
+It neither chooses nor explains any. Devices with fast links between them are the first to share a replica.
 """
 
 from bisect import bisect_right

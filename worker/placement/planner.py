@@ -34,7 +34,7 @@ from worker.placement.strategies import STRATEGIES
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
 # The default arithmetic of encoders, used when weights are compressed.
 ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
-# The attention assumed if none is given. It is padded on CUDA too: a shard pads unless packing is asked for,
+# The attention assumed if none is given. It is padded on CUDA too: a shard pads unless packing is requested,
 # and so does a whole replica whose model cannot be packed; otherwise less memory is needed.
 ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "sdpa", MPS: "sdpa"}
 # Predictions are no more exact than this, so a simpler plan that is nearly as fast is preferred.

@@ -17,7 +17,7 @@ class Strategy:
 
     `title` is its name for people. `how_shared` describes how devices share a replica, with {stages} and
     {micro_batches} to fill in; empty if they do not. `why_slower` explains why such a plan was not chosen. If
-    `has_stages`, each rank holds whole layers of its own, otherwise a part of every layer.
+    `has_stages`, each rank holds separate whole layers, otherwise a part of every layer.
     """
 
     name: str

@@ -212,7 +212,7 @@ def _plan_on(inventory: Inventory, devices: Sequence[Device], tenant: Tenant, no
 
 
 def _divide_cores(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Plan each model on adjacent cores of its own with a part of the memory; too few cores are shared."""
+    """Plan each model on its own adjacent cores with a part of the memory; too few cores are shared."""
     num_devices = len(parse_devices(tenants[0].settings.devices, inventory))
     num_cores, num_models = len(inventory.physical_cores), len(tenants)
     is_divided = num_cores >= num_models * num_devices

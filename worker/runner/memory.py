@@ -1,4 +1,4 @@
-"""The memory that a runner's process and its device use, and the kernel's count of kills for want of memory.
+"""The memory that a runner's process and its device use, and the kernel's count of kills for lack of memory.
 
 MemoryGauge reads the memory in the runner's process, between batches.
 """
@@ -130,7 +130,7 @@ def count_hole_bytes(segments: Sequence[Mapping[str, Any]]) -> int:
 def count_kernel_kills(
     groups: Path = CONTROL_GROUPS, own_groups: Path = OWN_GROUPS, whole_machine: Path = WHOLE_MACHINE
 ) -> int | None:
-    """Return how often the kernel has killed for want of memory, in this control group or on the machine.
+    """Return how often the kernel has killed for lack of memory, in this control group or on the machine.
 
     None if no counter can be read. The kernel increments its counter before it sends the signal. Source:
     Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill: by any kind of OOM killer) and

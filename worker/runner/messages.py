@@ -13,7 +13,7 @@ from worker.runner.memory import MemoryReport
 BATCHES_AHEAD: Final = 1
 URGENT_BATCHES_AHEAD: Final = 2
 # A device with a queue is given the next batch while it computes one, because it would otherwise wait some
-# milliseconds until the kernels of the next are launched. This is not done behind a batch that takes longer
+# milliseconds until the kernels of the next are launched. This is not done after a batch that takes longer
 # than this, since an urgent batch would have to wait for both.
 LONGEST_QUEUED_SECONDS: Final = 0.2
 # The number of canaries after a load, in addition to one for each stream (worker.engine.in_flight).

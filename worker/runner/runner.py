@@ -1,6 +1,6 @@
 """Runner is the parent's view of a process that holds one encoder.
 
-It knows no requests and restarts nothing.
+It knows nothing about requests and restarts nothing.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ RECEIVE_TIMEOUT_SECONDS: Final = 60
 class RunnerLost(Exception):
     """The runner's process has ended, or must be ended because it cannot go on.
 
-    `is_exhausted`: the kernel ended it for want of memory. `is_foreign`: somebody else ended it, with a
+    `is_exhausted`: the kernel ended it for lack of memory. `is_foreign`: somebody else ended it, with a
     signal that no program causes by itself. `is_sick`: it lives but fails with every batch. `failed` is a
     batch that failed as any batch may, but after which this process cannot go on; the batch is not to blame
     for the loss.

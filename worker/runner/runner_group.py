@@ -6,9 +6,10 @@ have sent data that the next batch would take for its own.
 
 Batches are encoded in the order in which the executor sends them. Every pipe gets the same batches in that
 order, a rank's reader passes them on as they come (worker.runner.runner_process), and the rank's only stream
-starts them so. No rank lets a batch overtake, not even a canary, since it cannot know what the others have
-started. So an urgent batch overtakes only what was not sent: besides the batch that they compute, ranks have
-the next one, and where they queue short batches, one more. The group knows nothing of strategies.
+starts them in that order. No rank lets a batch overtake, not even a canary, since it cannot know what the
+others have started. So an urgent batch overtakes only what was not sent: besides the batch that they compute,
+ranks have the next one, and where they queue short batches, one more. The group knows nothing about
+strategies.
 """
 
 import time

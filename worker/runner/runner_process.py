@@ -1,8 +1,8 @@
 """The program of a model process: it loads one encoder, encodes batches, and dies with its parent.
 
-It knows nothing of requests, chunks or the pool. One thread reads and prepares batches while others encode,
-one for each stream of the encoder. An urgent batch is encoded as soon as a stream has finished what it has
-started.
+It knows nothing about requests, chunks or the pool. One thread reads and prepares batches while others
+encode, one for each stream of the encoder. An urgent batch is encoded as soon as a stream has finished what
+it has started.
 """
 
 import importlib
@@ -129,7 +129,7 @@ class Stream:
 
     @property
     def _num_to_start(self) -> int:
-        """Return how many batches to have started. Behind a long one, an urgent one would wait for both."""
+        """Return how many batches to have started. After a long one, an urgent one would wait for both."""
         return 2 if self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS else 1
 
     def _start_next(self, *, must_wait: bool) -> bool:

@@ -1,7 +1,7 @@
-"""RunnerStarter starts the processes of one replica whenever its executor asks. It knows no batches.
+"""RunnerStarter starts the processes of one replica whenever its executor asks.
 
-A replica on one device is one runner. A replica that several devices share is a group of runners, each pinned
-to its own device.
+It knows nothing about batches. A replica on one device is one runner. A replica that several devices share is
+a group of runners, each pinned to its own device.
 """
 
 import sys
@@ -22,14 +22,14 @@ from worker.runner.runner_group import RunnerGroup
 SHARD_FACTORY: Final = "worker.parallel.shard_encoder:load_shard"
 # The model process must not use the network: its files were downloaded before.
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-# The model process shows no progress bars or advice of its own, and neither do processes that it starts: the
+# The model process shows neither progress bars nor advice, and neither do processes that it starts: the
 # worker shows progress and logs.
 SILENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 # Batches of many shapes leave holes in fixed segments, so a GPU would run out of memory with gigabytes free.
 ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 COMPILED_DIR: Final = "TORCHINDUCTOR_CACHE_DIR"
-# Ranks communicate over the loopback: otherwise gloo resolves the host's name, which often leads nowhere in
+# Ranks communicate over the loopback: otherwise gloo resolves the host's name, which often fails in
 # containers.
 LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 

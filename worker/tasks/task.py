@@ -1,4 +1,4 @@
-"""The interface between a task and the engine. It knows neither batches nor models."""
+"""The interface between a task and the engine. It knows nothing about batches or models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ and is normalized and cut to fewer dimensions once, at the end. So with mean poo
 over all tokens of the text, `normalize` changes a vector's length and never its direction, and fewer
 dimensions are the leading ones of the whole vector.
 
-This module knows neither tokenizer nor model.
+This module knows nothing about the tokenizer or the model.
 """
 
 from collections.abc import Mapping

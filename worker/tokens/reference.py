@@ -1,6 +1,6 @@
 """Reference is the Rust tokenizers library, which defines what a text's tokens are.
 
-It knows nothing of limits or words.
+It knows nothing about limits or words.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 One object serves all threads and every max_tokens. Truncation is done here, because the library's setting is
 shared by all callers. Like the library, it truncates a text's own tokens before special ones are added. It
-knows nothing of batches.
+knows nothing about batches.
 """
 
 import logging

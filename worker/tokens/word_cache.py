@@ -1,4 +1,4 @@
-"""WordCache composes the tokens of texts from those of their words, for which the library is asked only once.
+"""WordCache composes the tokens of texts from those of their words, each tokenized only once.
 
 Most words of a text occurred in an earlier text, and a word's tokens depend on nothing but the word if the
 tokenizer allows a `Splitting`. So a text costs one look-up for each word, and no step of Python for each

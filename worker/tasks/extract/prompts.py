@@ -1,8 +1,8 @@
 """Build the input sequences of an extraction: prompts ("hints"), windows of the text, and their layout.
 
 A hint is [PREFIX] with the path of spans that was found so far (empty at the root), then [TYPE]name for each
-type that is asked for below that path, and so on for the next path. A window is a hint and as much of the
-text as fits beside it.
+type that is requested below that path, and so on for the next path. A window is a hint and as much of the
+text as fits after it.
 
 Position ids restart in every path of a hint and in every type below it. Tokens of different paths do not
 attend to one another, nor do those of different types of one path. Instead of an attention matrix each token
@@ -138,7 +138,7 @@ def _read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _list_named_tokens(directory: Path) -> list[str]:
-    """Return the distinct special tokens that the tokenizer's files beside tokenizer.json name."""
+    """Return the distinct special tokens that the tokenizer's files other than tokenizer.json name."""
     named: list[str] = []
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = directory / file
@@ -174,7 +174,7 @@ MAX_STRING_COST: Final = 125
 # (type, span, (start, end)); where a text is classified, the confidence follows.
 Step = tuple[Any, ...]
 Prefix = tuple[Step, ...]
-# The types that are asked for below each path.
+# The types that are requested below each path.
 Asked = Mapping[Prefix, Schema]
 
 
@@ -188,7 +188,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hint:
-    """The prompt of one sequence: paths, each followed by the types that are asked for below it.
+    """The prompt of one sequence: paths, each followed by the types that are requested below it.
 
     `tokens` are without [CLS] and [SEP]. `type_places` are the positions of each question's [TYPE] in a
     sequence, where [CLS] is 0, and `type_chars` its offsets in `text`.
@@ -240,7 +240,7 @@ def cut_hints(asked: Asked, costs: Mapping[str, int]) -> tuple[list[list[Piece]]
 class Hints:
     """All hints of one text on one level.
 
-    `num_left_out` types are not asked for, because their strings are too long.
+    `num_left_out` types are not requested, because their strings are too long.
     """
 
     hints: tuple[Hint, ...]
@@ -420,7 +420,7 @@ IS_BLANK: Final = "is_blank"
 class PromptLayout:
     """Index arrays (int32) of all sequences, one after another.
 
-    `is_whole[i]` is False if sequence i has a [PREFIX] without a [TYPE] beside other paths, for example
+    `is_whole[i]` is False if sequence i has a [PREFIX] without a [TYPE] next to other paths, for example
     because the text contains "[PREFIX]"; the reference raises IndexError for these.
     """
 

@@ -248,7 +248,7 @@ class Limits:
     """Limits on what is kept of one text: n tokens have up to n²/2 spans if the model accepts every pair."""
 
     max_spans: int = 50_000  # over all levels; about 400 bytes each
-    max_prefixes: int = 4_096  # per level, each with types of its own: some hundred hints
+    max_prefixes: int = 4_096  # per level, each with its own types: some hundred hints
     max_windows: int = 4_096  # per level, over all hints: 40 MB of inputs at 512 tokens
 
 
@@ -277,8 +277,7 @@ class TextState:
         self._num_spans = 0
         self._records: list[Record] = []
         self._labels: list[Label] = []
-        # Kept beside the paths of spans and not in them, so that the order of prompts does not depend on
-        # confidences.
+        # Kept separate from the paths of spans, so that the order of prompts does not depend on confidences.
         self._confidences: dict[Prefix, float] = {}
 
     @property
