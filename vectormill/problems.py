@@ -35,7 +35,7 @@ class ApiError(VectormillError):
 
 
 class ApiFailure(ApiError, Unavailable):
-    """The API answered with a failure of its own; trying again later may help."""
+    """The API failed to handle the request; trying again later may help."""
 
 
 class ApiUnreachable(Unavailable):
@@ -43,7 +43,7 @@ class ApiUnreachable(Unavailable):
 
 
 class WaitTimeout(Unavailable):
-    """The job did not end in time; it goes on."""
+    """The job did not finish in time; it is still running."""
 
 
 def read_problem(

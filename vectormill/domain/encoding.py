@@ -72,13 +72,13 @@ class EncodingOptions:
     """The options that a job asks of its model; None means the model's default."""
 
     normalize: Annotated[
-        bool | None, Help("Normalize vectors to length 1, or do not. By default, as the model does.")
+        bool | None, Help("Normalize vectors to length 1. By default, as the model does.")
     ] = None
     dimensions: Annotated[
         int | None,
         Help(
             "Keep only the first N values of a vector (Matryoshka).",
-            "They are normalized again.",
+            "Shortened vectors are normalized again.",
             metavar="N",
             least=1,
         ),
@@ -86,8 +86,8 @@ class EncodingOptions:
     prompt: Annotated[
         str | None,
         Help(
-            "A prompt of the model by name, or text to put before every item.",
-            "Names are `query`, `document` and others; empty is none.",
+            "The name of one of the model's prompts, or a text to put before every item.",
+            "Usual names are `query` and `document`; an empty string means no prompt.",
             default="the model's `default_prompt_name`",
             metavar="TEXT",
         ),
@@ -95,9 +95,9 @@ class EncodingOptions:
     max_tokens: Annotated[
         int | None,
         Help(
-            "Read at most N tokens at once.",
-            "Special tokens and the prompt are among them.",
-            default="as many as the model reads",
+            "The maximum number of tokens that the model reads at once.",
+            "Includes special tokens and the prompt.",
+            default="the model's maximum",
             metavar="N",
             least=1,
         ),
@@ -105,12 +105,12 @@ class EncodingOptions:
     long_texts: Annotated[
         str | None,
         Help(
-            "Truncate texts that are longer than the model reads, fail them one by one, or average their passages.",
-            "Long is a text of more than `max_tokens`. `truncate`: its first tokens decide its vector; it is counted "
-            "in `truncated_items`, and listed by `GET /v1/jobs/{id}/truncated` and `vectormill truncated`. `fail`: it "
-            "becomes the item error `too_many_tokens`. `passages`: overlapping windows of it are encoded, each with "
-            "the prompt before it, and their vectors averaged, weighted by the tokens that each adds; normalized and "
-            "cut to `dimensions` after that.",
+            "Truncate texts that are too long for the model, fail them one by one, or average their passages.",
+            "A text is too long if it has more than `max_tokens` tokens. `truncate`: only its first tokens are "
+            "encoded; it is counted in `truncated_items`, and listed by `GET /v1/jobs/{id}/truncated` and "
+            "`vectormill truncated`. `fail`: it gets the item error `too_many_tokens`. `passages`: overlapping windows "
+            "of the text are encoded, each with the prompt, and their vectors are averaged, weighted by the tokens "
+            "that each window adds; the average is then normalized and cut to `dimensions`.",
             default=f"`{TRUNCATE}`",
             unset=TRUNCATE,
             choices=LONG_TEXT_POLICIES,
@@ -119,8 +119,8 @@ class EncodingOptions:
     passage_overlap: Annotated[
         int | None,
         Help(
-            "Let neighbouring passages share N tokens. By default, an eighth of a passage.",
-            "Less than half of `max_tokens`.",
+            "The number of tokens that neighbouring passages share. By default, an eighth of a passage.",
+            "Must be less than half of `max_tokens`.",
             default="an eighth of `max_tokens`",
             metavar="N",
             least=0,
@@ -129,10 +129,10 @@ class EncodingOptions:
     vector_type: Annotated[
         str | None,
         Help(
-            "The type of a vector's numbers. By default, float16 in a collection and float32 without one.",
-            f"One of {', '.join(f'`{name}`' for name in VECTOR_TYPES)}. int8 are codes of ranges that are measured "
-            "once for a vector space, binary is one bit a value, eight to a number.",
-            default=f"`{FLOAT16}` in a collection, `{FLOAT32}` elsewhere",
+            "The type of a vector's numbers. By default, float16 in a collection and float32 otherwise.",
+            f"One of {', '.join(f'`{name}`' for name in VECTOR_TYPES)}. int8 values are codes of ranges that are "
+            "measured once per vector space; binary has one bit per value, with eight bits packed into one number.",
+            default=f"`{FLOAT16}` in a collection, `{FLOAT32}` otherwise",
             choices=VECTOR_TYPES,
         ),
     ] = None
@@ -141,8 +141,8 @@ class EncodingOptions:
         Help(
             "The kind of result to compute. By default, the model's own.",
             "".join(f"`{task.name}`: {task.does}. " for task in TASKS.values())
-            + "A classifier scores pairs (`text` and `text_pair`) and texts, a model that embeds pairs alone, by the "
-            "cosine of their vectors.",
+            + "A classifier scores pairs (`text` and `text_pair`) and single texts; an embedding model scores only "
+            "pairs, by the cosine of their vectors.",
             default="what the model is for",
             choices=tuple(TASKS),
         ),
@@ -150,17 +150,17 @@ class EncodingOptions:
     activation: Annotated[
         str | None,
         Help(
-            "The function applied to a classifier's numbers. By default the model's own.",
-            "`softmax` for labels that exclude one another, `sigmoid` for each by itself, `raw` for none.",
+            "The function applied to a classifier's outputs. By default, the model's own.",
+            "`softmax` for mutually exclusive labels, `sigmoid` for independent labels, `raw` for no function.",
             choices=ACTIVATIONS,
         ),
     ] = None
     extract_schema: Annotated[
         str | None,
         Help(
-            "The schema of what a job of the task extract looks for, as JSON.",
-            'An object of types, each with null or with the types below it: `{"person": {"born in": null}}`.',
-            default="none; such a job needs one",
+            "The schema of what to extract, as JSON; required for the task extract.",
+            'An object that maps each type to null or to its nested types: `{"person": {"born in": null}}`.',
+            default="none; required for the task `extract`",
             metavar="JSON",
         ),
     ] = None
@@ -178,7 +178,7 @@ class RequestedOptions(EncodingOptions):
         bool | None,
         Help(
             "The older name of long_texts.",
-            "True is `truncate`, false is `fail`.",
+            "True means `truncate`, false means `fail`.",
             default="unset",
             is_older_name=True,
         ),
@@ -196,8 +196,8 @@ class RequestedOptions(EncodingOptions):
         said = TRUNCATE if truncate else FAIL
         if self.long_texts not in (None, said):
             raise ValueError(
-                f"truncate={str(truncate).lower()} means long_texts={said}, and long_texts={self.long_texts} "
-                "is given too; leave out truncate, the older name"
+                f"truncate={str(truncate).lower()} means long_texts={said}, which contradicts "
+                f"long_texts={self.long_texts}; leave out truncate, the older name"
             )
         return EncodingOptions(**given | {"long_texts": said})
 

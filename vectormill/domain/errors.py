@@ -20,7 +20,7 @@ VectormillError
 │   ├── SourceNotFound
 │   ├── WebhookNotFound
 │   └── DeliveryNotFound
-├── Conflict                  the request is well formed but does not fit the present state
+├── Conflict                  the request is well formed but conflicts with the current state
 │   ├── IdempotencyMismatch
 │   ├── SubmissionInProgress
 │   ├── UploadRemoved
@@ -38,7 +38,7 @@ VectormillError
 │   ├── TooManyWebhooks
 │   └── WebhookDisabled       nothing is sent to it until it is enabled
 ├── LimitReached              the API is as busy as a setting allows; trying again later helps
-├── BodyTimeout               the client began to send and fell silent
+├── BodyTimeout               the client began to send and then stopped
 ├── ChunkError                inside a worker; never reaches a client
 │   ├── LeaseLost
 │   └── PayloadGone
@@ -47,7 +47,7 @@ VectormillError
 │   ├── CanaryFailed          a new generation is not fit to be searched
 │   └── SourceFailed          the source cannot be read, or not to its end
 │       └── SourceInterrupted  reading it again may help
-├── ModelError                a model cannot be loaded as asked
+├── ModelError                a model cannot be loaded as requested
 │   ├── ModelDoesNotFit
 │   └── UnsupportedModel      its files do not say how to encode with it, or no task supports its kind
 ├── Unavailable               a service is unreachable or too slow; trying again later helps
@@ -66,7 +66,7 @@ import re
 
 
 class VectormillError(Exception):
-    """Vectormill could not do what was asked."""
+    """Vectormill could not complete the operation."""
 
     code = "error"
 
@@ -78,7 +78,7 @@ class VectormillError(Exception):
 
 
 class InvalidSubmission(VectormillError):
-    """The submission is not valid; nothing was stored."""
+    """The submission is invalid; nothing was stored."""
 
 
 class InvalidItem(InvalidSubmission):
@@ -94,11 +94,11 @@ class EmptyJob(InvalidSubmission):
 
 
 class UnknownModel(InvalidSubmission):
-    """The model is not registered; see GET /v1/models for the names that exist."""
+    """The model is not registered; GET /v1/models lists the available models."""
 
 
 class InvalidOption(InvalidSubmission):
-    """An option of the job has a value that cannot be used."""
+    """An option of the job has an invalid value."""
 
 
 class SubmissionTooLarge(InvalidSubmission):
@@ -106,7 +106,7 @@ class SubmissionTooLarge(InvalidSubmission):
 
 
 class NotFound(VectormillError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
 
 class JobNotFound(NotFound):
@@ -118,7 +118,7 @@ class CollectionNotFound(NotFound):
 
 
 class GenerationNotFound(NotFound):
-    """The collection has no generation of this number."""
+    """The collection has no generation with this number."""
 
 
 class ItemNotFound(NotFound):
@@ -126,7 +126,7 @@ class ItemNotFound(NotFound):
 
 
 class RequestFileNotFound(NotFound):
-    """There is no file with this id; it may have been deleted, or its time was over."""
+    """There is no file with this id; it may have been deleted, or may have expired."""
 
 
 class RequestBatchNotFound(NotFound):
@@ -146,7 +146,7 @@ class SourceNotFound(NotFound):
 
 
 class WebhookNotFound(NotFound):
-    """There is no webhook with this id; `vectormill webhooks list` has all."""
+    """There is no webhook with this id; `vectormill webhooks list` lists all webhooks."""
 
 
 class DeliveryNotFound(NotFound):
@@ -154,31 +154,31 @@ class DeliveryNotFound(NotFound):
 
 
 class Conflict(VectormillError):
-    """The request does not fit the present state."""
+    """The request conflicts with the current state."""
 
 
 class IdempotencyMismatch(Conflict):
-    """This Idempotency-Key was used for a request with other content; use a new key for a new request."""
+    """This Idempotency-Key was already used for a different request; use a new key for a new request."""
 
 
 class SubmissionInProgress(Conflict):
-    """A submission with this Idempotency-Key is still being received; try again when it has ended."""
+    """A submission with this Idempotency-Key is still being received; try again when it has finished."""
 
 
 class UploadRemoved(Conflict):
-    """The upload was silent for so long that it was removed; send it again."""
+    """The upload was removed because it sent no data for too long; send it again."""
 
 
 class SpecMismatch(Conflict):
-    """The collection's vectors were made with another encoding spec; vector spaces are never mixed."""
+    """The collection's vectors were made with a different encoding spec; vector spaces are never mixed."""
 
 
 class WrongKind(Conflict):
-    """The collection keeps another kind of results than this is about."""
+    """The collection stores a different kind of result than the request needs."""
 
 
 class RequestFileInUse(Conflict):
-    """A batch that has not ended reads the file; delete it when the batch has read it, or cancel the batch."""
+    """A batch is still reading the file; delete the file when the batch has read it, or cancel the batch."""
 
 
 class WrongBatchState(Conflict):
@@ -194,19 +194,19 @@ class WrongRunState(Conflict):
 
 
 class SwapRefused(Conflict):
-    """Another generation cannot become the live one, since other objects depend on the collection's view."""
+    """The live generation cannot be replaced, because other database objects depend on the collection's view."""
 
 
 class RowsMissing(Conflict):
-    """A rollback would leave out rows that were put since the swap, because their texts are not kept."""
+    """A rollback would lose rows that were written since the swap, because their texts are not stored."""
 
 
 class TextsNotKept(Conflict):
-    """The collection keeps no texts, so it cannot be searched by words."""
+    """The collection does not store texts, so it cannot be searched by words."""
 
 
 class CollectionInUse(Conflict):
-    """Others work on the collection, or depend on its view, so that it cannot be deleted."""
+    """The collection cannot be deleted, because it is in use or other database objects depend on its view."""
 
     def __init__(self, message: str | None = None, *, is_passing: bool = False) -> None:
         """Create the error; `is_passing` says that the other users of the collection are about to end."""
@@ -215,11 +215,11 @@ class CollectionInUse(Conflict):
 
 
 class TooManyCollections(Conflict):
-    """There are as many collections as a setting allows; use one that exists."""
+    """The maximum number of collections has been reached; use an existing one."""
 
 
 class TooManyWebhooks(Conflict):
-    """There are as many webhooks as there can be; delete one first."""
+    """The maximum number of webhooks has been reached; delete one first."""
 
 
 class WebhookDisabled(Conflict):
@@ -227,11 +227,11 @@ class WebhookDisabled(Conflict):
 
 
 class LimitReached(VectormillError):
-    """The API does as much at once as a setting allows; try again later."""
+    """The API has reached its limit on concurrent work; try again later."""
 
 
 class BodyTimeout(VectormillError):
-    """The body of the request did not go on; nothing was stored."""
+    """The request body stopped arriving; nothing was stored."""
 
 
 class ChunkError(VectormillError):
@@ -247,15 +247,15 @@ class PayloadGone(ChunkError):
 
 
 class RunError(VectormillError):
-    """A run could not go on."""
+    """The run could not continue."""
 
 
 class RunCancelled(RunError):
-    """A client cancelled the run; what it had done until then stays."""
+    """The run was cancelled by a client; what it had already done remains."""
 
 
 class CanaryFailed(RunError):
-    """The new generation is not fit to be searched; the live one stays."""
+    """The new generation failed its checks; the live generation stays in use."""
 
 
 class SourceFailed(RunError):
@@ -263,7 +263,7 @@ class SourceFailed(RunError):
 
 
 class SourceInterrupted(SourceFailed):
-    """The source was lost while it was read; the run reads it again from its beginning."""
+    """Reading the source was interrupted; the run will read it again from the beginning."""
 
 
 class ModelError(VectormillError):
@@ -271,7 +271,7 @@ class ModelError(VectormillError):
 
 
 class UnsupportedModel(ModelError):
-    """No worker can encode with the model, because of what it is or of what its files lack."""
+    """No worker can encode with the model: its kind is not supported, or its files lack required information."""
 
 
 class ModelDoesNotFit(ModelError):
@@ -279,7 +279,7 @@ class ModelDoesNotFit(ModelError):
 
 
 class Unavailable(VectormillError):
-    """Something that is needed is away; try again later."""
+    """A required service is unavailable; try again later."""
 
 
 class DatabaseUnavailable(Unavailable):
@@ -287,11 +287,11 @@ class DatabaseUnavailable(Unavailable):
 
 
 class LocksHeld(Unavailable):
-    """Other transactions hold what this would need for itself, for a minute already; try again when they have ended."""
+    """Other transactions have held a required lock for a minute; try again when they have ended."""
 
 
 class QueryLost(Unavailable):
-    """The workers that had the query are gone, or met an error; try again."""
+    """The workers that took the query stopped or failed; try again."""
 
 
 class EncodingTimeout(Unavailable):
@@ -299,8 +299,8 @@ class EncodingTimeout(Unavailable):
 
 
 class SearchTimeout(Unavailable):
-    """Postgres took too long to find the nearest rows; an index makes it fast."""
+    """Postgres took too long to find the nearest rows; an index would make the search faster."""
 
 
 class ConfigurationError(VectormillError):
-    """A setting is wrong."""
+    """A setting is invalid."""

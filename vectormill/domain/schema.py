@@ -1,8 +1,8 @@
 """The schema of an extract job: the types to extract, and the types nested in them.
 
 Its form is that of RexUniNLU: an object whose names are types, each with null (a leaf) or with an object of
-the types that are extracted for every span found of it, as `{"机构": {"创办人(人物)": null}, "时间": null}`. Nothing
-here depends on a model.
+the types that are extracted for every span found of it, such as `{"机构": {"创办人(人物)": null}, "时间": null}`.
+Nothing here depends on a model.
 """
 
 import json
@@ -15,7 +15,7 @@ from vectormill.domain.errors import InvalidOption
 # The children of each type; None for a leaf.
 Schema = dict[str, "Schema | None"]
 
-MAX_DEPTH: Final = 8  # each level is a forward pass of its own, and multiplies the spans of the previous one
+MAX_DEPTH: Final = 8  # each level needs another forward pass, and multiplies the spans of the previous one
 MAX_TYPES: Final = 512  # in the whole schema
 # A type is read, with its special token, within 125 tokens, and a longer one would silently be left out. A
 # Chinese character is one token; several Latin letters share one.
@@ -43,17 +43,16 @@ def parse_schema(content: str) -> Schema:
     """Parse a schema from JSON and check it with check_schema. Raise InvalidOption."""
     if len(content) > MAX_SCHEMA_CHARS:
         raise InvalidOption(
-            f"schema: has {len(content)} characters of JSON, and at most {MAX_SCHEMA_CHARS} are allowed."
+            f"schema: the JSON has {len(content)} characters; at most {MAX_SCHEMA_CHARS} are allowed."
         )
     try:
         return check_schema(json.loads(content, object_pairs_hook=_Object))
     except RecursionError:
         raise InvalidOption(
-            f"schema: has values in one another to a depth at which JSON is not read; at most {MAX_DEPTH} levels of "
-            "types are allowed."
+            f"schema: the JSON is nested too deeply; at most {MAX_DEPTH} levels of types are allowed."
         ) from None
     except ValueError as error:
-        raise InvalidOption(f"schema: is not JSON: {error}.") from error
+        raise InvalidOption(f"schema: not valid JSON: {error}.") from error
 
 
 class _Object(dict[str, object]):
@@ -72,11 +71,11 @@ def check_schema(schema: object) -> Schema:
     """
     checked = _check_types(schema, "schema", 1)
     if checked is None:
-        raise InvalidOption('schema: names no type; give an object such as {"人物": null, "地点": null}.')
+        raise InvalidOption('schema: must name at least one type, for example {"人物": null, "地点": null}.')
     num_types = sum(1 for _ in list_types(checked))
     if num_types > MAX_TYPES:
         raise InvalidOption(
-            f"schema: has {num_types} types, and at most {MAX_TYPES} are allowed; use several jobs."
+            f"schema: has {num_types} types; at most {MAX_TYPES} are allowed. Split it into several jobs."
         )
     return checked
 
@@ -101,41 +100,39 @@ def _check_types(types: object, place: str, depth: int) -> Schema | None:
     if types is None:
         return None
     if not isinstance(types, Mapping):
-        raise InvalidOption(
-            f"{place}: is {_describe(types)}; give null, or an object whose names are the types below it."
-        )
+        raise InvalidOption(f"{place}: must be null or an object of nested types; got {_describe(types)}.")
     if types and depth > MAX_DEPTH:
-        raise InvalidOption(
-            f"{place}: has types below it at depth {depth}, and at most {MAX_DEPTH} are allowed."
-        )
+        raise InvalidOption(f"{place}: has types at depth {depth}; at most {MAX_DEPTH} levels are allowed.")
     for name in types:
         _check_name(name, place)
     if isinstance(types, _Object) and types.repeated is not None:
-        raise InvalidOption(f"{place}.{types.repeated}: is there twice; name each type once at a place.")
+        raise InvalidOption(
+            f"{place}.{types.repeated}: duplicate type; each name may occur only once in an object."
+        )
     return {name: _check_types(types[name], f"{place}.{name}", depth + 1) for name in sorted(types)} or None
 
 
 def _check_name(name: object, place: str) -> None:
     if not isinstance(name, str):
-        raise InvalidOption(f"{place}: has a type that is {_describe(name)}; types are strings.")
+        raise InvalidOption(f"{place}: names of types must be strings; got {_describe(name)}.")
     if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
         raise InvalidOption(
-            f"{place}.{name[:20]!r}: contains a NUL character or half of a surrogate pair, which cannot be stored."
+            f"{place}.{name[:20]!r}: contains a NUL character or an unpaired surrogate, which cannot be stored."
         )
     here = f"{place}.{name}"
     if not name.strip():
-        raise InvalidOption(f"{place}: has a type {name!r}, which is empty; leave it out or name it.")
+        raise InvalidOption(f"{place}: the name of a type must not be empty; got {name!r}.")
     if name != name.strip():
         # The reference implementation strips parents before it looks for a path in the schema, and then finds
         # none.
-        raise InvalidOption(f"{here}: begins or ends with white space; name it {name.strip()!r}.")
+        raise InvalidOption(f"{here}: must not begin or end with whitespace; use {name.strip()!r}.")
     if len(name) > MAX_TYPE_CHARS:
         raise InvalidOption(
-            f"{place}.{name[:20]}…: is a type of {len(name)} characters, and at most {MAX_TYPE_CHARS} are allowed."
+            f"{place}.{name[:20]}…: the name has {len(name)} characters; at most {MAX_TYPE_CHARS} are allowed."
         )
     for token in RESERVED_TOKENS:
         if token in name:
-            raise InvalidOption(f"{here}: contains {token}, which prompts are built of; use another name.")
+            raise InvalidOption(f"{here}: contains the reserved token {token}; use another name.")
 
 
 def _describe(value: object) -> str:

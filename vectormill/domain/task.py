@@ -38,8 +38,8 @@ TASKS: Final[Mapping[str, Task]] = {
     task.name: task
     for task in (
         Task(EMBED, "a vector for each text", VECTOR),
-        Task(JUDGE, "how two texts belong together: a probability for each label", SCORE, reads_pairs=True),
-        Task(EXTRACT, "what a schema asks for, where it stands in each text", RECORD),
+        Task(JUDGE, "how two texts relate: a probability for each label", SCORE, reads_pairs=True),
+        Task(EXTRACT, "what a schema asks for, with its position in each text", RECORD),
     )
 }
 

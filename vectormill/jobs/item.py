@@ -28,19 +28,19 @@ NO_PAIR: Final = "no_pair"
 UNSTORABLE_RECORD: Final = "unstorable_record"
 
 ITEM_ERROR_CODES: Final = {
-    EMPTY_TEXT: "the text is empty or only white space",
+    EMPTY_TEXT: "the text is empty or contains only whitespace",
     NUL_CHARACTER: "the text contains a NUL character (U+0000), which Postgres cannot store",
-    LONE_SURROGATE: "the text is not valid Unicode: not UTF-8, or with half of a UTF-16 surrogate pair in it",
-    TEXT_TOO_LONG: "the text is longer than the hard limit of characters",
+    LONE_SURROGATE: "the text is not valid Unicode: it is not UTF-8, or contains an unpaired UTF-16 surrogate",
+    TEXT_TOO_LONG: "the text exceeds the hard limit on characters",
     TOO_MANY_TOKENS: "the text has more tokens than the job allows",
     ENCODING_FAILED: "the model raised an error on this text alone",
     NON_FINITE_VECTOR: "the model returned NaN or infinity, or a value too large for the collection's vector type",
     OUT_OF_MEMORY: "the device has too little memory to encode this text, even alone",
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
-    MODEL_NOT_LOADED: "no live worker could load the job's model for as long as is waited for that",
-    NO_PAIR: "the model compares two texts, and there is no text_pair",
-    UNSTORABLE_RECORD: "what was found in the text is no JSON that Postgres keeps in a collection",
-    NOT_STORED: "the database refused the text, or its whole chunk, for a reason that does not pass",
+    MODEL_NOT_LOADED: "no live worker could load the job's model within the time limit",
+    NO_PAIR: "the model compares two texts, but text_pair is missing",
+    UNSTORABLE_RECORD: "the extracted record is not JSON that Postgres can store in a collection",
+    NOT_STORED: "the database permanently rejected the text or its whole chunk",
 }
 
 # The key in a row's metadata that says which part of its document the row is.
@@ -84,7 +84,7 @@ class Item:
 class Items(Sequence[Item]):
     """Many items as columns, so that a chunk can be processed without an object for each item.
 
-    Either all items have a `place` of their own, or `places` is None.
+    Either every item has its own `place`, or `places` is None.
     """
 
     keys: Sequence[str]
@@ -167,7 +167,9 @@ def find_text_failure(text: bytes, max_chars: int) -> ItemFailure | None:
     except UnicodeDecodeError as error:
         return ItemFailure(LONE_SURROGATE, f"{ITEM_ERROR_CODES[LONE_SURROGATE]} (at byte {error.start})")
     if len(decoded) > max_chars:
-        return ItemFailure(TEXT_TOO_LONG, f"the text has {len(decoded)} characters, {max_chars} are allowed")
+        return ItemFailure(
+            TEXT_TOO_LONG, f"the text has {len(decoded)} characters; at most {max_chars} are allowed"
+        )
     if "\0" in decoded:
         position = decoded.index("\0")
         return ItemFailure(NUL_CHARACTER, f"{ITEM_ERROR_CODES[NUL_CHARACTER]} (at character {position})")
@@ -195,9 +197,8 @@ def pair_with_each(query: bytes, texts: Sequence[bytes]) -> list[bytes]:
     num_bytes = (len(query) + len(PAIR_MARK)) * len(texts) + sum(map(len, texts))
     if num_bytes > MAX_PAIRS_BYTES:
         raise InvalidOption(
-            f"The query of {len(query):,} bytes, with each of {len(texts):,} documents, makes pairs of "
-            f"{num_bytes:,} bytes, and a request may make {MAX_PAIRS_BYTES:,}. Shorten the query, or send fewer "
-            "documents at a time."
+            f"The query of {len(query):,} bytes and {len(texts):,} documents make pairs of {num_bytes:,} bytes in "
+            f"total; at most {MAX_PAIRS_BYTES:,} are allowed per request. Shorten the query or send fewer documents."
         )
     return [join_pair(query, text) for text in texts]
 

@@ -165,7 +165,7 @@ SCHEMA = '{"person": null}'
     ("schema", "more", "said"),
     [
         (SCHEMA, ["--format", "parquet", "--show", "1"], "--show reads"),
-        ('{"a": null, "a": null}', [], "schema.a: is there twice"),
+        ('{"a": null, "a": null}', [], "schema.a: duplicate type"),
         ("[" * 100_000, [], "at most 8 levels"),
     ],
 )
