@@ -1,4 +1,4 @@
-"""Jobs, their items and their results as the API takes and answers them, and as the client returns them."""
+"""Jobs, their items and their results as the API accepts and returns them, and as the client returns them."""
 
 from typing import Annotated, Any, Final, TypedDict
 
@@ -26,17 +26,20 @@ Priority = Annotated[
 LINES_EXAMPLE: Final = (
     '{"key": "a", "text": "A text."}\n{"key": "b", "text": "Another.", "metadata": {"p": 2}}\n'
 )
-CollectionName = Annotated[str | None, Meta(description="Its SQL view gets the vectors.", examples=["docs"])]
+CollectionName = Annotated[
+    str | None,
+    Meta(description="The collection whose SQL view shows the vectors.", examples=["docs"]),
+]
 
 
 class ItemBody(Struct, forbid_unknown_fields=True, gc=False):
     """One item: a line of NDJSON, or an entry of `items`."""
 
-    key: Annotated[str, Meta(description="Yours; unique in the job.", examples=["a"])]
+    key: Annotated[str, Meta(description="Your own key; unique within the job.", examples=["a"])]
     text: Annotated[str, Meta(examples=["A text to encode."])]
     metadata: Annotated[
         dict[str, Any] | None,
-        Meta(description="Kept beside the vector in the collection.", examples=[{"page": 1}]),
+        Meta(description="Stored alongside the vector in the collection.", examples=[{"page": 1}]),
     ] = None
     text_pair: Annotated[
         str | None,
@@ -48,7 +51,7 @@ class ItemBody(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class OptionsBody(struct_of(RequestedOptions)):  # type: ignore[misc]  # of its fields
-    """Options of encoding. An option that is left out has the model's default."""
+    """Encoding options. Options that are left out default to the model's."""
 
     def requested(self) -> RequestedOptions:
         return RequestedOptions(**{name: getattr(self, name) for name in OptionsBody.__struct_fields__})
@@ -66,50 +69,52 @@ class JobRequest(Struct, forbid_unknown_fields=True):
 
 
 class SubmissionQuery(OptionsBody):
-    """Query parameters beside an NDJSON stream. Beside a JSON body they take precedence over it."""
+    """Query parameters of an NDJSON stream. With a JSON body, they take precedence over it."""
 
-    model: Annotated[str, Meta(description="A name of GET /v1/models.")] = DEFAULT_MODEL
+    model: Annotated[str, Meta(description="A model name from GET /v1/models.")] = DEFAULT_MODEL
     collection: CollectionName = None
     priority: Priority = DEFAULT_PRIORITY
     metadata: Annotated[
         str | None,
-        Meta(description="A JSON object, kept with the job.", examples=['{"source":"wiki"}']),
+        Meta(description="A JSON object to store with the job.", examples=['{"source":"wiki"}']),
     ] = None
 
 
 class JobQuery(PageQuery, kw_only=True):
-    """The page of the list of jobs that a client asks for."""
+    """The page of jobs that a client requests."""
 
     state: Annotated[str | None, Meta(extra_json_schema={"enum": list(JOB_STATES)})] = None
 
 
 class ItemQuery(PageQuery, kw_only=True):
-    """The page of a list of items that a client asks for."""
+    """The page of items that a client requests."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
 class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The part of a job's results that a client asks for."""
+    """The part of a job's results that a client requests."""
 
-    partial: Annotated[bool, Meta(description="Export what is there although the job has not ended.")] = False
+    partial: Annotated[
+        bool, Meta(description="Export the available results even if the job has not ended.")
+    ] = False
     # `after` may be any key that Postgres can store.
     after: Annotated[
         Annotated[str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000)] | None,
         Meta(
-            description="Only items behind the one with this key: an export of ndjson that broke off goes on."
+            description="Export only the items after the one with this key, to resume an interrupted ndjson export."
         ),
     ] = None
 
 
 class VectorQuery(ExportQuery, kw_only=True):
-    """The way in which vectors are wanted."""
+    """The format in which a client requests vectors."""
 
     format: OutputName = "ndjson"
 
 
 class ResultQuery(ExportQuery, kw_only=True):
-    """The way in which results that are no vectors are wanted."""
+    """The format in which a client requests results other than vectors."""
 
     format: RowsName = "ndjson"
 
@@ -118,13 +123,13 @@ class StageBody(TypedDict):
     """The time that a job spent in one stage."""
 
     seconds: Annotated[
-        float, Meta(description="Busy time, over all workers and threads; of `wait`, waiting time.")
+        float, Meta(description="Busy time of all workers and threads; for `wait`, waiting time.")
     ]
     share: Annotated[
         float,
         Meta(
-            description="Share of the time in which a worker held chunks of the job: of the device for `run`, of one "
-            "thread for the others, which have several."
+            description="Busy time as a share of the time in which a worker held chunks of the job: of the device "
+            "for `run`, and of one thread for the others, which may use several."
         ),
     ]
 
@@ -137,14 +142,14 @@ class BottleneckBody(TypedDict):
 
 
 class JobBody(TypedDict):
-    """A job, in the same shape wherever it is answered."""
+    """A job, in the same shape wherever the API returns it."""
 
     id: Identifier
     state: Annotated[str, one_of(JOB_STATES)]
     waiting_because: Annotated[
         str | None,
         Meta(
-            description="Why it makes no progress, in a sentence; null while it does, and when it has ended."
+            description="Why the job makes no progress, in a sentence; null while it does and after it has ended."
         ),
     ]
     model: str
@@ -156,40 +161,41 @@ class JobBody(TypedDict):
     num_chunks: int
     num_retried_chunks: int
     num_tokens: int
-    truncated_items: Annotated[int, Meta(description="Items of more than max_tokens that were cut.")]
+    truncated_items: Annotated[int, Meta(description="Items with more than max_tokens that were truncated.")]
     num_passages: Annotated[
-        int, Meta(description="Passages that longer items were read in instead of being cut.")
+        int, Meta(description="Passages into which longer items were split instead of being truncated.")
     ]
-    num_reused: Annotated[
-        int, Meta(description="Items, or passages of them, that got the vector of an equal one.")
-    ]
+    num_reused: Annotated[int, Meta(description="Items or passages that reused the vector of an equal one.")]
     created_at: Moment
     started_at: Moment | None
     finished_at: Moment | None
     paused_at: Annotated[Moment | None, Meta(description="Null unless the job is paused.")]
-    items_per_second: Annotated[float, Meta(description="The mean since its start, pauses left out.")]
+    items_per_second: Annotated[float, Meta(description="The mean since the job started, without pauses.")]
     tokens_per_second: float
-    eta_seconds: Annotated[
-        float | None, Meta(description="Null while nothing is known, and while the job is paused.")
-    ]
+    eta_seconds: Annotated[float | None, Meta(description="Null while unknown and while the job is paused.")]
     padding_waste: Annotated[
         float, Meta(description="Share of the computed tokens that were padding, 0 to 1.")
     ]
-    stages: Annotated[dict[str, StageBody], Meta(description="By stage, in the order of a text's way.")]
+    stages: Annotated[dict[str, StageBody], Meta(description="By stage, in processing order.")]
     bound_by: Annotated[
         BottleneckBody | None,
         Meta(description="The stage that bounded the job, or `queue`; null until its first chunk is done."),
     ]
     stage_seconds: Annotated[
         dict[str, float],
-        Meta(description="As stored: the stages, and `held` and `device`, which their shares are of."),
+        Meta(
+            description="The stored values: the seconds of each stage, and `held` and `device`, on which the shares "
+            "are based."
+        ),
     ]
-    options: Annotated[dict[str, Any], Meta(description="The EncodingSpec: all that decides the vectors.")]
+    options: Annotated[
+        dict[str, Any], Meta(description="The EncodingSpec: everything that determines the vectors.")
+    ]
     metadata: dict[str, Any]
     twin_of: Annotated[
         Identifier | None,
         Meta(
-            description="The job whose items it encodes once more, for a generation that is built beside the live one."
+            description="The job whose items it encodes again, for a generation built alongside the live one."
         ),
     ]
 
@@ -217,13 +223,13 @@ class ItemErrorPage(TypedDict):
 
 
 class TruncatedItemBody(TypedDict):
-    """An item that was cut."""
+    """An item that was truncated."""
 
     key: str
 
 
 class TruncatedItemPage(TypedDict):
-    """A page of items that were cut."""
+    """A page of items that were truncated."""
 
     data: list[TruncatedItemBody]
     next: NextCursor
@@ -239,7 +245,7 @@ class VectorRow(TypedDict):
 class ScoreRow(TypedDict):
     """A line of the results of a job that scores.
 
-    `label` is null where the model has one number; `probabilities` are by label.
+    `label` is null if the model returns a single number; `probabilities` are keyed by label.
     """
 
     key: str
@@ -256,7 +262,7 @@ class RecordRow(TypedDict):
 
 
 def describe_job(job: Job, waiting_because: str | None = None) -> JobBody:
-    """Return the job as the API answers it, with the reason why it waits, if it does."""
+    """Return the job as the API returns it, with the reason why it waits, if it does."""
     bottleneck = job.bottleneck
     return describe(
         JobBody,

@@ -72,8 +72,8 @@ def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) 
     computing = min(max(stage_seconds.get(DEVICE, 0.0), busy[RUN]) / held, 1.0)
     if held < (1 - IDLE_SHARE) * elapsed_seconds:
         idle = 1 - held / elapsed_seconds
-        return Bottleneck(QUEUE, f"the queue: no chunk was in hand in {idle:.0%} of the time")
-    said = f"the device was computing in {computing:.0%} of the time"
+        return Bottleneck(QUEUE, f"the queue: workers held no chunk for {idle:.0%} of the time")
+    said = f"the device was computing for {computing:.0%} of the time"
     if computing >= BUSY_SHARE:
         others = max(computing - busy[RUN] / held, 0.0)
         return Bottleneck(
@@ -82,4 +82,4 @@ def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) 
     stage = max(busy, key=lambda name: busy[name])
     owner, doing = WORDS[stage]
     share = busy[stage] / sum(busy.values())
-    return Bottleneck(stage, f"{owner}: {said}, and {share:.0%} of a chunk's own time went into {doing}")
+    return Bottleneck(stage, f"{owner}: {said}, and {share:.0%} of each chunk's own time went into {doing}")

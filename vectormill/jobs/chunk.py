@@ -66,8 +66,8 @@ class Claim:
         ours = self.spec.fingerprint()
         if self.generation_fingerprint not in (None, ours):
             raise SpecMismatch(
-                f"Generation {self.generation_id} holds vectors of {self.generation_fingerprint}, and the job's are of "
-                f"{ours} ({self.spec.model} {self.spec.revision}); vector spaces are never mixed."
+                f"Generation {self.generation_id} contains vectors of space {self.generation_fingerprint}, but the "
+                f"job's are of {ours} ({self.spec.model} {self.spec.revision}); vector spaces are never mixed."
             )
 
     def wanted_items(self, start: int, stop: int) -> list[int] | None:
@@ -252,6 +252,8 @@ def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None
     Raise PayloadGone if there is no blob.
     """
     if blob is None:
-        raise PayloadGone(f"Chunk {chunk_id} has no texts any more, because its job's retention has ended.")
+        raise PayloadGone(
+            f"The texts of chunk {chunk_id} no longer exist, because its job's retention has ended."
+        )
     items = decode_payload(blob)
     return items if places is None else replace(items, places=places)

@@ -263,7 +263,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
     middle = len(items) // 2
     estimate = TokenEstimate(claim.spec)
-    # Vectors are stored beside the chunk only if the job has no collection, so only then is there a block to
+    # Vectors are stored with the chunk only if the job has no collection, so only then is there a block to
     # cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
     has_records = claim.spec.result == RECORD

@@ -144,7 +144,7 @@ def _complete_records(
 ) -> bool:
     """Commit a chunk whose results are records, as complete_chunk does for vectors.
 
-    Records are stored in the job's collection, or beside the chunk if the job has none.
+    Records are stored in the job's collection, or with the chunk if the job has none.
     """
     failures = dict(outcome.failures)
     found = {
@@ -275,7 +275,7 @@ def _store_with_chunk(
     kind: VectorType,
     counted: tuple[npt.NDArray[np.int64], Sequence[int]],
 ) -> None:
-    """Store the rows of a job without a collection beside its chunk, as one value.
+    """Store the rows of a job without a collection with its chunk, as one value.
 
     The token counts are stored as another value: `counted` are the positions of items and the tokens of each.
     """

@@ -128,7 +128,7 @@ FIND_DISCARDED_JOB = text("""
     SELECT id FROM vectormill.jobs WHERE state = 'deleting' ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
 """)
 
-# Payloads, vectors beside chunks, and truncations are deleted with their chunk by cascade.
+# The payload, vectors and truncations of a chunk are deleted with it by cascade.
 DELETE_CHUNKS = text("""
     DELETE FROM vectormill.chunks WHERE id IN (
         SELECT id FROM vectormill.chunks WHERE job_id = :job_id ORDER BY seq LIMIT :limit)

@@ -123,7 +123,7 @@ def list_aged_jobs(
     return list(connection.execute(LIST_AGED_JOBS, values).scalars())
 
 
-# Interactive chunks are counted separately, because they have slots of their own. A lease counts only while
+# Interactive chunks are counted separately, because they have their own slots. A lease counts only while
 # its owner is alive: a dead worker's leases must not occupy capacity of the surviving workers until they
 # expire. Each state has its own SELECT, because a partial index serves state = 'queued' but no IN; with a
 # million ended chunks that is 1 ms instead of 236.

@@ -1,4 +1,4 @@
-"""Read a job's results in item order, one chunk at a time, from its collection or from beside its chunks."""
+"""Read a job's results in item order, one chunk at a time, from its collection or from those of its chunks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_ro
 class VectorBlock:
     """Consecutive items of a job from position `first_item` on, with their vectors.
 
-    `keys` [n] are the items' keys, `vectors` [n, width] their vectors as stored, and `present` [n] tells
+    `keys` [n] are the items' keys, `vectors` [n, width] their vectors as stored, and `present` [n] says
     which items have one.
     """
 
@@ -92,8 +92,8 @@ LIST_CHUNKS = """
 """
 
 B = TypeVar("B", VectorBlock, RecordBlock)
-# The arguments are a connection, the position of the chunk's first item, its items, and the blob stored
-# beside it.
+# The arguments are a connection, the position of the chunk's first item, its items, and the blob stored with
+# it.
 MakeBlock = Callable[[Connection, int, Items, bytes | None], B]
 
 # Two pages are in memory, the current one and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
@@ -166,8 +166,10 @@ def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
                 return first_item, first_item + keys.index(key)
             start = first_item + len(keys)
         if not rows:
-            raise JobNotFound(f"Job {job.id} was removed while its keys were read.")
-    raise InvalidOption(f"Job {job.id} has no item {key!r}: `after` is the key of the last line that came.")
+            raise JobNotFound(f"Job {job.id} was removed while its keys were being read.")
+    raise InvalidOption(
+        f"Job {job.id} has no item {key!r}; `after` must be the key of the last line that was received."
+    )
 
 
 def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
@@ -182,13 +184,13 @@ def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
         ).scalar_one()
         if generation_id is None and has_lost_collection(connection, job_id):
             raise CollectionNotFound(
-                f"Job {job_id} wrote into a collection that was deleted since, and its results went with it."
+                f"The results of job {job_id} were deleted together with the collection that it wrote to."
             )
         written = None if generation_id is None else find_generation_by_id(connection, generation_id)
         if written is not None and written.state == PRUNED:
             raise GenerationNotFound(
-                f"The results of job {job_id} were in generation {written.id} of collection {job.collection!r}. "
-                "Another has replaced it, and its time is over; the collection itself has the results of today."
+                f"The results of job {job_id} were in generation {written.id} of collection {job.collection!r}, which "
+                "has been replaced and removed. The collection itself contains the current results."
             )
     return job, generation_id
 
@@ -206,7 +208,7 @@ def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int)
 
 
 def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> list[B]:
-    """Read the next few chunks of a job, in a transaction of their own.
+    """Read the next few chunks of a job, in a separate transaction.
 
     A single transaction would hold back vacuum for hours if the reader is slow. Chunks are found by item
     position, because they may be split while the job is read. Raise JobNotFound if the item at `start` is
@@ -222,7 +224,7 @@ def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -
             start = blocks[-1].end
     if not blocks:
         raise JobNotFound(
-            f"Job {job.id} was removed while its vectors were read: {start} of {job.num_items} items were there."
+            f"Job {job.id} was removed while its vectors were being read, after {start} of {job.num_items} items."
         )
     return blocks
 
@@ -256,8 +258,8 @@ def _read_collection(
         ((ordinals, wire),) = _fetch_binary(connection, statement, values)
     except psycopg.errors.UndefinedTable as error:
         raise CollectionNotFound(
-            "The results of the job are gone: another generation of its collection has replaced it, or it was deleted. "
-            "`vectormill collections export` gives what is in a collection now."
+            "The results of the job no longer exist: the generation that it wrote to was replaced or deleted. "
+            "Use `vectormill collections export` to export the current content of a collection."
         ) from error
     rows, present = kind.missing(len(items), spec), np.zeros(len(items), dtype=np.bool_)
     if ordinals is not None:

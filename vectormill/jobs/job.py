@@ -109,8 +109,8 @@ class NewJob:
 class Job:
     """A snapshot of a job in the database.
 
-    `twin_of` is the job whose items this one encodes again, for a generation that was being built beside the
-    live one when the items were submitted.
+    `twin_of` is the job whose items this one encodes again, for a generation that was being built alongside
+    the live one when the items were submitted.
     """
 
     id: UUID
@@ -201,7 +201,7 @@ def state_after_pause(state: str) -> str:
     if state in STEERABLE_JOB_STATES:
         return PAUSED
     if state == UPLOADING:
-        raise WrongJobState("The job is still being received; pause it when its upload has ended.")
+        raise WrongJobState("The job is still being received; pause it when its upload has finished.")
     raise WrongJobState(f"The job is {state}; only a job that is waiting or running can be paused.")
 
 
@@ -242,7 +242,7 @@ def state_after_delete(state: str) -> str:
     if state == UPLOADING:
         raise WrongJobState("The job is still being received; it can be deleted when it has ended.")
     if state == CANCELLING:
-        raise WrongJobState("The job is cancelling; delete it when the chunks that workers hold have ended.")
+        raise WrongJobState("The job is cancelling; delete it when workers have finished its current chunks.")
     raise WrongJobState(f"The job is {state}; cancel it first, then delete it.")
 
 
@@ -257,7 +257,9 @@ def state_after_retry(state: str, num_failed: int) -> str:
     if state == PAUSED:
         if num_failed:
             return PAUSED
-        raise WrongJobState("The job is paused and no item of it has failed; `resume` lets it go on.")
+        raise WrongJobState(
+            "The job is paused and none of its items have failed; use `resume` to continue it."
+        )
     raise WrongJobState(
         f"The job is {state}; only a job that ended with failed items, or is paused, can be retried."
     )

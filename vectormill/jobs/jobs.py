@@ -76,7 +76,7 @@ def list_jobs(connection: Connection, *, state: str | None, before_seq: int | No
     if state is None:
         return [_job(row) for row in connection.execute(LIST_JOBS, values)]
     if state not in JOB_STATES:
-        raise WrongJobState(f"{state!r} is not a job state; the states are {', '.join(JOB_STATES)}.")
+        raise WrongJobState(f"Unknown job state {state!r}; expected one of: {', '.join(JOB_STATES)}.")
     return [_job(row) for row in connection.execute(LIST_JOBS_IN_STATE, {**values, "state": state})]
 
 
@@ -217,7 +217,7 @@ FIND_REPLACED = text(f"""
 """)
 
 
-# A job without a collection has vectors beside its chunks as soon as one of its items is done.
+# A job without a collection has vectors stored with its chunks as soon as one of its items is done.
 HAS_LOST_COLLECTION = text("""
     SELECT EXISTS (
         SELECT 1 FROM vectormill.jobs
@@ -236,13 +236,15 @@ def has_lost_collection(connection: Connection, job_id: UUID) -> bool:
 
 def _refuse_replaced(connection: Connection, job: Job) -> None:
     if job.collection is None and job.num_done and has_lost_collection(connection, job.id):
-        raise WrongJobState("The job wrote into a collection that was deleted since; submit its items again.")
+        raise WrongJobState(
+            "The job wrote to a collection that has since been deleted; submit its items again."
+        )
     row = connection.execute(FIND_REPLACED, {"job_id": job.id}).one_or_none()
     if row is None:
         return
     advice = f"retry its twin {row.twin_id}" if row.twin_id else "submit the failed items again"
     raise WrongJobState(
-        f"The job wrote a generation of collection {job.collection!r} that another has replaced since ({row.state}); "
+        f"The job wrote to a generation of collection {job.collection!r} that has since been replaced ({row.state}); "
         f"{advice}."
     )
 

@@ -127,7 +127,7 @@ MARK_ALONE = text("""
 
 
 def mark_alone(connection: Connection, claim: Claim) -> None:
-    """Record that no other chunk is being encoded beside this one, so that a crash is attributed to it."""
+    """Record that no other chunk is being encoded alongside this one, so that a crash is attributed to it."""
     connection.execute(MARK_ALONE, {"chunk_id": claim.chunk_id, "fence": claim.fence})
 
 
@@ -162,9 +162,9 @@ COUNT_RETRIED = text("""
 def release_orphaned_chunks(engine: Engine, incarnation: UUID, reason: str, *, is_evidence: bool) -> int:
     """Hand back all chunks that an ended process of a worker held. Return the number of chunks.
 
-    `is_evidence` says that the process ended by a fault of its own, which the texts in progress may have
-    caused. Each job's counter is updated in a transaction of its own, because only the reaper may lock
-    several jobs at once.
+    `is_evidence` says that the process ended because of a failure that the texts in progress may have caused.
+    Each job's counter is updated in a separate transaction, because only the reaper may lock several jobs at
+    once.
     """
     values = {"tag": incarnation.hex[:8], "reason": reason, "is_evidence": is_evidence}
     with engine.begin() as connection:

@@ -42,7 +42,7 @@ from vectormill.tracing import current_traceparent
 # The number of largest chunks in one transaction of a large upload: at most 8 × 1 MiB of text wait in memory.
 _CHUNKS_PER_PART = 8
 # While items arrive, a part is written at least this often, as the upload's heartbeat. An upload that has been
-# silent for _YIELD_SECONDS loses its Idempotency-Key to a client that tries again: its API process was killed,
+# silent for _YIELD_SECONDS loses its Idempotency-Key to a client that retries: its API process was killed,
 # or its client is gone.
 _PART_SECONDS = 15.0
 _YIELD_SECONDS = 60.0
@@ -101,7 +101,7 @@ QUEUE_JOB = text("""
 class JobWriter:
     """A writer of one job, used as a context manager.
 
-    Leaving it without `finish` removes the upload, but never a job. If the Idempotency-Key exists already,
+    Leaving it without `finish` removes the upload, but never a job. If the Idempotency-Key already exists,
     nothing is written: the items are only hashed, and `finish` returns the existing job or raises
     IdempotencyMismatch. Not thread-safe.
     """

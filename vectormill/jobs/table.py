@@ -72,7 +72,7 @@ jobs = Table(
     Column("idle_seconds", Double, nullable=False, server_default=text("0")),
     # The moment from which the job is no longer needed, whether or not the API has removed it.
     moment("forget_at"),
-    # The job whose items this one encodes for a generation that is being built beside the live one.
+    # The job whose items this one encodes for a generation that is being built alongside the live one.
     Column("twin_of", Uuid),
     # The position in the order of writers that a twin inherits from its original; NULL if the job's own seq
     # applies.

@@ -75,7 +75,7 @@ HAS_TWIN = text("""
 
 
 def add_twin(connection: Connection, job_id: UUID, generation: Generation) -> None:
-    """Queue the twin of a job whose chunks are written, if a generation is being built beside `generation`.
+    """Queue the twin of a job whose chunks are written, if a generation is being built alongside `generation`.
 
     Call this in the transaction that queues the job. It holds a shared lock on the collection's name, so that
     a generation is begun either before or after it.
@@ -102,7 +102,7 @@ def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_
     """Add twins for open jobs of the live generation, and for jobs after `since_seq` that have finished.
 
     Jobs that were submitted before the new generation was begun have no twin yet. Each twin is added in a
-    transaction of its own. Return the number of jobs that had no twin.
+    separate transaction. Return the number of jobs that had no twin.
     """
     values = {"live_id": live_id, "building_id": building.id, "since_seq": since_seq}
     with engine.connect() as connection:
@@ -126,7 +126,7 @@ Wish = Callable[[Connection, UUID], Job]
 def wish_for_twins(engine: Engine, wish: Wish, job_id: UUID) -> None:
     """Apply an action that a client requested for a job, such as a pause, to its twins.
 
-    Each twin has a transaction of its own, after that of the job, because no transaction locks two jobs. A
+    Each twin has its own transaction, after that of the job, because no transaction locks two jobs. A
     twin whose state does not allow the action is skipped: it has ended, or has no failed items.
     """
     with engine.connect() as connection:

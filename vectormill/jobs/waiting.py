@@ -86,7 +86,7 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
     now and then one of them is leased.
     """
     if job.state == PAUSED:
-        return f"The job is paused; `vectormill resume {job.id}` lets it go on."
+        return f"The job is paused; resume it with `vectormill resume {job.id}`."
     if job.state not in DISPATCHED_JOB_STATES:
         return None
     if (absence := explain_absence(job.spec, around.workers)) is not None:
@@ -100,11 +100,11 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
         return silence
     if mine is not None and mine.oldest_queued_seconds > UNCLAIMED_SECONDS:
         return (
-            "Its chunks are offered in Redis and no worker takes one; the workers' logs say whether they reach Redis. "
-            "A worker that does not is started afresh within a minute."
+            "Its chunks are queued in Redis, but no worker takes them; the workers' logs show whether they can reach "
+            "Redis. A worker that cannot is restarted within a minute."
         )
     if job.id in around.setbacks:
-        return f"Its chunks are tried again after a pause, because of: {around.setbacks[job.id]}"
+        return f"Its chunks are waiting to be retried after an error: {around.setbacks[job.id]}"
     if mine is None and job.priority != INTERACTIVE_PRIORITY:
         return _tell_busy(job, serving, around.in_hand)
     return None
@@ -136,13 +136,13 @@ def explain_load_failure(spec: EncodingSpec, workers: Sequence[ServingWorker], s
 
 def _tell_no_dispatch(around: Surroundings) -> str | None:
     if not around.is_scheduler_alive:
-        return "No scheduler gives a sign of life, so nothing is dispatched; start one with `vectormill scheduler`."
+        return "There is no live scheduler, so nothing is dispatched; start one with `vectormill scheduler`."
     if around.is_redis_away:
-        return "The scheduler cannot reach Redis; the job goes on by itself when Redis is back."
+        return "The scheduler cannot reach Redis; the job continues automatically when Redis is back."
     if around.is_redis_full:
         return (
-            "Redis answers and takes no message, most likely because its memory is full; give it more (maxmemory) or "
-            "remove what others keep there. The job goes on by itself then."
+            "Redis responds but accepts no messages, most likely because its memory is full; raise maxmemory or "
+            "remove other data. The job then continues automatically."
         )
     return None
 
@@ -157,14 +157,14 @@ def _tell_other_models(spec: EncodingSpec, serving: Sequence[ServingWorker]) -> 
     held = sorted({_describe(worker.revision, worker.pooling) for worker in serving})
     asked = _describe(spec.revision, spec.pooling)
     return (
-        f"No live worker holds {spec.model} as the job asks for it, {asked}; they hold {_enumerate(held)}. Start one "
-        f"with that model (`vectormill worker --model {spec.model}`), or cancel the job and submit it again."
+        f"No live worker serves {spec.model} with {asked}, as the job requires; live workers have {_enumerate(held)}. "
+        f"Start one with that model (`vectormill worker --model {spec.model}`), or cancel the job and submit it again."
     )
 
 
 def _describe(revision: str | None, pooling: str | None) -> str:
     parts = (("revision", revision), ("pooling", pooling))
-    return " with ".join(f"{name} {value}" for name, value in parts if value is not None)
+    return " and ".join(f"{name} {value}" for name, value in parts if value is not None)
 
 
 def _tell_not_ready(model: str, workers: Sequence[ServingWorker]) -> str:
@@ -189,7 +189,7 @@ def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[InH
     if num_urgent == len(others):
         return f"All workers for {model} are busy with {jobs} of higher priority."
     urgent = f", {num_urgent} of them of higher priority" if num_urgent else ""
-    return f"All workers for {model} are busy with {jobs}{urgent}; this one gets its turn."
+    return f"All workers for {model} are busy with {jobs}{urgent}; this job will get its turn."
 
 
 def _count_tokens(serving: Iterable[ServingWorker]) -> float:
@@ -235,7 +235,7 @@ LIST_IN_HAND = text("""
 
 # CASE guarantees the order: for a job with a chunk that could be dispatched now, nearly always its first,
 # nothing else is read. As a join, 20,000 waiting chunks cost 17 ms. ORDER BY makes the planner use the
-# partial index; EXISTS read the whole table.
+# partial index; with EXISTS it read the whole table.
 LIST_SETBACKS = text("""
     SELECT waiting.job_id,
            CASE WHEN (SELECT id FROM vectormill.chunks
@@ -259,7 +259,7 @@ def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str
 
 
 def tell_jobs(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:
-    """Return jobs as the API answers them, in the given order, each with the reason why it waits.
+    """Return jobs as the API returns them, in the given order, each with the reason why it waits.
 
     Workers and queues are read only if one of the jobs is open.
     """
@@ -268,7 +268,7 @@ def tell_jobs(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:
 
 
 def tell_job(connection: Connection, job: Job) -> JobBody:
-    """Return a job as the API answers it, with the reason why it waits, if it does."""
+    """Return a job as the API returns it, with the reason why it waits, if it does."""
     return describe_job(job, explain_waits(connection, [job]).get(job.id))
 
 

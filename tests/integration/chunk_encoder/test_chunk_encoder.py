@@ -285,7 +285,7 @@ def test_a_worker_refuses_to_write_into_a_generation_of_another_vector_space(
         (first, _) = list_item_errors(connection, job.id, after=None, limit=10)
         assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
     assert first.code == "not_stored"
-    assert "holds vectors of 0123456789abcdef, and the job's are of " in first.detail
+    assert "contains vectors of space 0123456789abcdef, but the job's are of " in first.detail
 
 
 def test_a_chunk_that_leaves_is_told_when_it_is_held_no_more(engine: Engine) -> None:

@@ -143,7 +143,7 @@ def test_failed_items_of_a_paused_job_are_retried_when_it_goes_on(engine: Engine
     with engine.begin() as connection:
         retried = retry_job(connection, job.id)
         assert (retried.state, retried.num_failed, retried.num_open_chunks) == ("paused", 0, 2)
-        with pytest.raises(WrongJobState, match="no item of it has failed"):
+        with pytest.raises(WrongJobState, match="none of its items have failed"):
             retry_job(connection, job.id)
     assert dispatch_all(engine) == []
     resume(engine, job.id)

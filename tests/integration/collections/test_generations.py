@@ -353,7 +353,7 @@ def test_a_retired_generation_is_pruned_when_its_time_is_over_and_nobody_writes_
         assert find_job(connection, waiting.id).collection == "docs"
     with pytest.raises(Conflict, match="no generation to roll back to"):
         ask(engine, roll_back, "docs")
-    with pytest.raises(GenerationNotFound, match="has the results of today"):
+    with pytest.raises(GenerationNotFound, match="contains the current results"):
         read_vectors(engine, waiting.id)
 
 
@@ -375,7 +375,7 @@ def test_a_commit_into_a_generation_of_another_space_writes_nothing(engine: Engi
     (dispatch,) = dispatch_all(engine)
     claimed = claim(engine, dispatch.chunk_id)
     assert claimed is not None
-    with pytest.raises(SpecMismatch, match="holds vectors of 0123456789abcdef, and the job's are of"):
+    with pytest.raises(SpecMismatch, match="contains vectors of space 0123456789abcdef, but the job's are"):
         complete(engine, claimed)
     assert rows_of(engine, "docs") == {}
 

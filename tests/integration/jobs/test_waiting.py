@@ -33,7 +33,7 @@ def test_a_job_says_what_is_missing_until_it_makes_progress(engine: Engine) -> N
     job = submit(engine, make_items(4))
     assert "No live worker serves fake" in str(explain(engine, job))
     beat(engine, revision="2")
-    assert "they hold revision 2 with pooling mean" in str(explain(engine, job))
+    assert "live workers have revision 2 and pooling mean" in str(explain(engine, job))
     beat(engine, state="loading", state_reason="")
     assert "w is loading." in str(explain(engine, job))
     with engine.begin() as connection:
@@ -84,9 +84,9 @@ def test_an_offer_that_no_worker_takes_is_told_and_an_expired_lease_is_no_progre
     first, _ = dispatch_all(engine)
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.chunks SET queued_at = now() - interval '16 s'"))
-    assert "no worker takes one" in str(explain(engine, job))
+    assert "no worker takes them" in str(explain(engine, job))
     claim(engine, first.chunk_id, lease_seconds=-1)
-    assert "no worker takes one" in str(explain(engine, job))
+    assert "no worker takes them" in str(explain(engine, job))
     claim(engine, first.chunk_id)
     assert explain(engine, job) is None
 

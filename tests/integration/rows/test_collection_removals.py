@@ -163,8 +163,8 @@ def test_the_job_of_a_deleted_collection_says_where_its_vectors_were(
     assert api.get(f"/v1/jobs/{docs['id']}").json()["collection"] is None
     for format in ("ndjson", "parquet", "npy"):
         answer = api.get(f"/v1/jobs/{docs['id']}/vectors", params={"format": format})
-        assert_problem(answer, 404, "collection-not-found", "deleted since")
-    assert_problem(api.post(f"/v1/jobs/{failed['id']}/retry"), 409, "wrong-job-state", "deleted since")
+        assert_problem(answer, 404, "collection-not-found", "were deleted together with")
+    assert_problem(api.post(f"/v1/jobs/{failed['id']}/retry"), 409, "wrong-job-state", "since been deleted")
     assert len(api.get(f"/v1/jobs/{beside['id']}/vectors").text.splitlines()) == 2
     assert api.delete(f"/v1/jobs/{docs['id']}").status_code == 204
 
@@ -178,7 +178,7 @@ def test_the_job_of_a_pruned_generation_says_so(
         for table in list_tables(engine):
             connection.execute(text(f"DROP TABLE vectormill.{table}"))
     assert_problem(
-        api.get(f"/v1/jobs/{docs['id']}/vectors"), 404, "generation-not-found", "Another has replaced it"
+        api.get(f"/v1/jobs/{docs['id']}/vectors"), 404, "generation-not-found", "has been replaced"
     )
 
 

@@ -44,13 +44,13 @@ def other(priority: int, num_chunks: int = 4, model: str = "m") -> InHand:
         ),
         (
             {"workers": [replace(WORKER, revision="2")]},
-            "No live worker holds m as the job asks for it, revision 1 with pooling mean; they hold revision 2 with "
-            "pooling mean. Start one with that model (`vectormill worker --model m`), or cancel the job",
+            "No live worker serves m with revision 1 and pooling mean, as the job requires; live workers have "
+            "revision 2 and pooling mean. Start one with that model (`vectormill worker --model m`), or cancel the job",
         ),
         # Its chunks go from hand to hand every 15 s, and a lease is seen now and then.
         (
             {"workers": [replace(WORKER, revision="2", pooling=None)], "in_hand": [MINE]},
-            "they hold revision 2. Start",
+            "live workers have revision 2. Start",
         ),
         ({"workers": [replace(WORKER, pooling="cls"), WORKER]}, None),  # one of two is enough
         # A worker that loads its model may hold a chunk meanwhile, and does nothing with it.
@@ -65,22 +65,22 @@ def other(priority: int, num_chunks: int = 4, model: str = "m") -> InHand:
         ({"workers": [replace(WORKER, state="loading"), WORKER]}, None),
         ({"is_scheduler_alive": False}, "start one with `vectormill scheduler`"),
         ({"is_scheduler_alive": False, "in_hand": [MINE]}, None),  # what is in hand needs no scheduler
-        ({"is_redis_away": True}, "The scheduler cannot reach Redis; the job goes on by itself"),
+        ({"is_redis_away": True}, "The scheduler cannot reach Redis; the job continues automatically"),
         ({"is_redis_away": True, "in_hand": [MINE]}, None),
         (
             {"is_redis_full": True},
-            "Redis answers and takes no message, most likely because its memory is full",
+            "Redis responds but accepts no messages, most likely because its memory is full",
         ),
-        ({"in_hand": [replace(RECENT, oldest_queued_seconds=16.0)]}, "no worker takes one"),
-        ({"setbacks": {JOB.id: "RunnerDied: 9"}}, "tried again after a pause, because of: RunnerDied: 9"),
+        ({"in_hand": [replace(RECENT, oldest_queued_seconds=16.0)]}, "no worker takes them"),
+        ({"setbacks": {JOB.id: "RunnerDied: 9"}}, "waiting to be retried after an error: RunnerDied: 9"),
         ({"setbacks": {UUID(int=0): "of another job"}}, None),
         ({"in_hand": [other(4)]}, "All workers for m are busy with another job of higher priority."),
         ({"in_hand": [other(1, 2), other(4, 2)]}, "busy with 2 other jobs of higher priority."),
         (
             {"in_hand": [other(1, 2), other(5, 1), other(6, 1)]},
-            "busy with 3 other jobs, 1 of them of higher priority; this one gets its turn.",
+            "busy with 3 other jobs, 1 of them of higher priority; this job will get its turn.",
         ),
-        ({"in_hand": [other(5)]}, "busy with another job; this one gets its turn."),
+        ({"in_hand": [other(5)]}, "busy with another job; this job will get its turn."),
         ({"in_hand": [other(4, 3)]}, None),  # one slot is free
         ({"in_hand": [other(4, 4, "other")]}, None),  # another model's workers
         ({"in_hand": [other(0, 60)]}, None),  # interactive jobs take nobody's room
@@ -97,7 +97,7 @@ def test_only_an_open_job_waits(state: str) -> None:
     reason = explain_wait(replace(JOB, state=state), replace(CALM, workers=[]))
     assert (reason is not None) == (state in ("queued", "running", "paused"))
     if state == "paused":
-        assert reason == f"The job is paused; `vectormill resume {JOB.id}` lets it go on."
+        assert reason == f"The job is paused; resume it with `vectormill resume {JOB.id}`."
 
 
 def test_an_urgent_job_does_not_wait_for_bulk() -> None:

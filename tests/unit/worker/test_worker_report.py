@@ -52,7 +52,7 @@ def test_a_worker_tells_its_stages_what_bounds_it_and_how_much_of_its_device_is_
     }
     assert said["stage_shares"]["run"] == pytest.approx(0.9)
     assert said["bound_by"]["value"] == "run"
-    assert "computing in 90% of the time" in said["bound_by"]["reason"]
+    assert "computing for 90% of the time" in said["bound_by"]["reason"]
     assert (said["device_memory_used_bytes"], said["device_memory_total_bytes"]) == (3 << 30, 141 << 30)
     assert said["device_utilisation"] is None
     assert said["placement"] == PLACEMENT
