@@ -39,7 +39,7 @@ REFUSALS_PER_PAGE: Final = 1000
 class AnswerBlock:
     """Consecutive items of a job with their results, from position `first_item` on.
 
-    `rows` [n, width] are the results, `present` [n] tells which items have one, `tokens` [n] are the items'
+    `rows` [n, width] are the results, `present` [n] says which items have one, `tokens` [n] are the items'
     token counts. `failures` are keyed by the item's index in the block; an item with neither a result nor a
     failure was never tried.
     """
@@ -88,7 +88,7 @@ def read_answers(engine: Engine, job_id: UUID) -> Iterator[AnswerBlock]:
         with engine.connect() as connection:
             page = _read_page(connection, job, position)
         if not page:
-            raise JobNotFound(f"Job {job_id} was removed while its answers were read.")
+            raise JobNotFound(f"Job {job_id} was removed while its answers were being read.")
         position = page[-1].first_item + len(page[-1].items)
         yield from page
 
@@ -403,5 +403,5 @@ def read_output(engine: Engine, file: RequestFile) -> Generator[bytes, None, Non
             yield b"".join(parts)
     except JobNotFound as error:
         raise RequestFileNotFound(
-            f"The content of {file.name} is made of the results of its batch's job, which was removed."
+            f"The content of {file.name} no longer exists: it is made from the results of a job that was removed."
         ) from error

@@ -167,7 +167,7 @@ def _find_known(connection: Connection, idempotency_key: str | None, content_has
         return None
     if bytes(row.content_hash) != content_hash:
         raise IdempotencyMismatch(
-            "This Idempotency-Key was used for a batch that asked for something else; use a new key for a new batch."
+            "This Idempotency-Key was already used for a different batch; use a new key for a new batch."
         )
     found: UUID = row.id
     return found
@@ -181,7 +181,7 @@ def _share_input(connection: Connection, file_id: UUID) -> None:
         )
     if purpose != BATCH:
         raise InvalidOption(
-            f"The file {name_file(file_id)} is of purpose {purpose!r}; a batch reads {BATCH!r}."
+            f"The file {name_file(file_id)} has the purpose {purpose!r}; a batch needs one with purpose {BATCH!r}."
         )
 
 
@@ -254,7 +254,7 @@ def refuse_job_of_batch(connection: Connection, job_id: UUID, change: str) -> No
     batch_id = connection.execute(FIND_HOLDING_BATCH, {"job_id": job_id}).scalar_one_or_none()
     if batch_id is not None:
         raise WrongJobState(
-            f"The answers of batch batch_{batch_id.hex} are made of this job's results, so it cannot be {change}; "
+            f"The answers of batch batch_{batch_id.hex} are made from this job's results, so it cannot be {change}; "
             "delete the batch's output file first, or send the lines of its error file as a new batch."
         )
 

@@ -26,7 +26,7 @@ LEAST_LIFETIME_SECONDS: Final = 1
 MOST_LIFETIME_SECONDS: Final = 10 * 365 * 86400
 EXAMPLE_FILE: Final = "file-0123456789abcdef0123456789abcdef"
 
-Seconds = Annotated[int, Meta(description="In seconds since 1970.")]
+Seconds = Annotated[int, Meta(description="Unix time in seconds.")]
 FileId = Annotated[str, Meta(examples=[EXAMPLE_FILE])]
 
 
@@ -41,21 +41,21 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of POST /v1/batches."""
 
     input_file_id: Annotated[
-        str, Meta(description="The id that POST /v1/files answered.", examples=[EXAMPLE_FILE])
+        str, Meta(description="The file id that POST /v1/files returned.", examples=[EXAMPLE_FILE])
     ]
     endpoint: Literal["/v1/embeddings", "/v1/rerank"]
     completion_window: Annotated[
         str,
         Meta(
             pattern=f"^{WINDOW.pattern}$",
-            description="After that the batch expires, with the answers that are there: minutes, hours or days.",
+            description="Minutes, hours or days after which the batch expires, with the answers so far.",
             examples=["24h"],
         ),
     ]
     metadata: (
         Annotated[
             dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-            Meta(max_length=MOST_PAIRS, description=f"Yours; {MOST_PAIRS} pairs at the most."),
+            Meta(max_length=MOST_PAIRS, description=f"Your own data; at most {MOST_PAIRS} pairs."),
         ]
         | None
     ) = None
@@ -63,19 +63,19 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """The page of files that a client asks for."""
+    """The page of files that a client requests."""
 
     purpose: Literal["batch", "batch_output"] | None = None
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE_OF_FILES)] = LARGEST_PAGE_OF_FILES
-    order: Annotated[Literal["asc", "desc"], Meta(description="By the time of creation.")] = "desc"
-    after: Annotated[str | None, Meta(description="The id of the last file of the page before.")] = None
+    order: Annotated[Literal["asc", "desc"], Meta(description="Sort order by creation time.")] = "desc"
+    after: Annotated[str | None, Meta(description="The id of the last file of the previous page.")] = None
 
 
 class BatchQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """The page of batches that a client asks for."""
+    """The page of batches that a client requests."""
 
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = 20
-    after: Annotated[str | None, Meta(description="The id of the last batch of the page before.")] = None
+    after: Annotated[str | None, Meta(description="The id of the last batch of the previous page.")] = None
 
 
 # The fields of the form of POST /v1/files; the file's bytes are read as a stream.
@@ -86,7 +86,7 @@ FILE_FORM: Final[dict[str, Any]] = {
         "file": {
             "type": "string",
             "format": "binary",
-            "description": "Lines of JSON, each a request of a batch. Read as a stream.",
+            "description": "JSON Lines with one request per line. Read as a stream.",
         },
         "purpose": {"type": "string", "enum": [BATCH]},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
@@ -94,14 +94,14 @@ FILE_FORM: Final[dict[str, Any]] = {
             "type": "integer",
             "minimum": LEAST_LIFETIME_SECONDS,
             "maximum": MOST_LIFETIME_SECONDS,
-            "description": "So long the file is kept; else VECTORMILL_FILE_RETENTION_DAYS.",
+            "description": "How long to keep the file; VECTORMILL_FILE_RETENTION_DAYS by default.",
         },
     },
 }
 
 
 class CountsBody(TypedDict):
-    total: Annotated[int, Meta(description="Lines; 0 while they are being read.")]
+    total: Annotated[int, Meta(description="The number of lines; 0 while they are being read.")]
     completed: int
     failed: int
 
@@ -127,14 +127,15 @@ class BatchUsage(TypedDict):
 
 
 class BatchBody(TypedDict):
-    """A batch, in the same shape wherever it is answered."""
+    """A batch, in the same shape wherever the API returns it."""
 
     id: Annotated[str, Meta(examples=["batch_0123456789abcdef0123456789abcdef"])]
     object: Literal["batch"]
     endpoint: Annotated[str, one_of(ENDPOINTS)]
     model: str | None
     errors: Annotated[
-        FaultList | None, Meta(description="Why a batch failed; single lines are in its error file.")
+        FaultList | None,
+        Meta(description="Why the batch failed; errors of single lines are in its error file."),
     ]
     input_file_id: str
     completion_window: str
@@ -153,7 +154,7 @@ class BatchBody(TypedDict):
     request_counts: CountsBody
     usage: BatchUsage
     metadata: dict[str, str] | None
-    job_id: Annotated[Identifier | None, Meta(description="Its job, which `/v1/jobs` shows.")]
+    job_id: Annotated[Identifier | None, Meta(description="Its job, as shown by `/v1/jobs`.")]
     job_state: str | None
 
 
@@ -200,13 +201,15 @@ def _to_seconds(moment: datetime | None) -> int | None:
 
 
 class FileBody(TypedDict):
-    """A file, in the same shape wherever it is answered."""
+    """A file, in the same shape wherever the API returns it."""
 
     id: FileId
     object: Literal["file"]
     bytes: int
     created_at: Seconds
-    expires_at: Annotated[Seconds | None, Meta(description="When it will be removed; null: never by itself.")]
+    expires_at: Annotated[
+        Seconds | None, Meta(description="When it will be removed; null if it does not expire.")
+    ]
     filename: str
     purpose: Annotated[str, one_of(PURPOSES)]
     status: Literal["processed"]
@@ -235,11 +238,11 @@ class DeletedFile(TypedDict):
 
 
 class ListPage(TypedDict):
-    """A page of a list of OpenAI's interface."""
+    """A page of a list in OpenAI's format."""
 
     object: Literal["list"]
     first_id: str | None
-    last_id: Annotated[str | None, Meta(description="Hand it back as `after` while `has_more` is true.")]
+    last_id: Annotated[str | None, Meta(description="Pass it as `after` while `has_more` is true.")]
     has_more: bool
 
 

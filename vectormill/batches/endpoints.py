@@ -50,14 +50,10 @@ def resolve_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
     card = registry.card(encoding.model)
     options = encoding.options
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in options.prompt or ""):
-        raise InvalidOption(
-            "prompt cannot be put before a text: it contains a NUL character or half of a UTF-16 surrogate pair."
-        )
+        raise InvalidOption("prompt must not contain a NUL character or an unpaired UTF-16 surrogate.")
     if encoding.input_type is not None:
         if options.prompt is not None:
-            raise InvalidOption(
-                "input_type chooses one of the model's prompts, and prompt is given too; leave one out."
-            )
+            raise InvalidOption("input_type and prompt both choose the prompt; send only one of them.")
         named = next((name for name in PROMPT_NAMES[encoding.input_type] if name in card.prompts), None)
         options = replace(options, prompt=named)
     return make_spec(card, options)
@@ -70,39 +66,43 @@ HELP: Final = {option.name: option.help.description for option in list_options(E
 
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /v1/embeddings: OpenAI's, and what our models can do beyond."""
+    """The JSON body of POST /v1/embeddings: OpenAI's fields, and more that our models support."""
 
     input: Annotated[
         str | list[str | int | list[int]],
         Meta(
-            description="A text or texts; with `token_ids` the ids of a text's tokens, or such lists; "
-            f"{MAX_INPUTS:,} at the most."
+            description="A text or a list of texts; with `token_ids`, a list of token ids or a list of such lists. "
+            f"At most {MAX_INPUTS:,}."
         ),
     ]
     model: str = DEFAULT_MODEL
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
-        Meta(description="Numbers (the default), or float32, little-endian, as base64."),
+        Meta(description="Numbers (the default), or little-endian float32 as base64."),
     ] = None
     dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description=HELP["dimensions"])] = None
-    user: Annotated[str | None, Meta(description="Taken, and not used.")] = None
+    user: Annotated[str | None, Meta(description="Accepted but ignored.")] = None
     input_type: Annotated[
         Literal["query", "document"] | None,
-        Meta(description="Ours: the model's prompt for these, if it has one; else its default."),
+        Meta(
+            description="Ours: use the model's prompt for this kind of input, if it has one; else its default."
+        ),
     ] = None
     prompt: Annotated[str | None, Meta(description=f"Ours: {HELP['prompt']}")] = None
     normalize: Annotated[bool | None, Meta(description=f"Ours: {HELP['normalize']}")] = None
     long_texts: Annotated[
         Literal["truncate", "fail", "passages"] | None, Meta(description=f"Ours: {HELP['long_texts']}")
     ] = None
-    truncation: Annotated[bool | None, Meta(description="Voyage's: false refuses what is too long.")] = None
+    truncation: Annotated[
+        bool | None, Meta(description="Voyage's: false rejects texts that are too long.")
+    ] = None
     output_dimension: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Voyage's: `dimensions`.")
     ] = None
     output_dtype: Annotated[Literal["float"] | None, Meta(description="Voyage's.")] = None
     token_ids: Annotated[
         bool,
-        Meta(description="Ours: numbers in `input` are token ids of this model's own tokenizer."),
+        Meta(description="Ours: the numbers in `input` are token ids of this model's tokenizer."),
     ] = False
 
     @property
@@ -118,10 +118,10 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         long_texts = self.long_texts
         if self.truncation is not None:
             if long_texts is not None:
-                raise InvalidOption("truncation and long_texts say the same; send one of them.")
+                raise InvalidOption("truncation and long_texts mean the same; send only one of them.")
             long_texts = TRUNCATE if self.truncation else FAIL
         if None not in (self.dimensions, self.output_dimension):
-            raise InvalidOption("dimensions and output_dimension say the same; send one of them.")
+            raise InvalidOption("dimensions and output_dimension mean the same; send only one of them.")
         options = EncodingOptions(
             normalize=self.normalize,
             dimensions=self.dimensions or self.output_dimension,
@@ -159,22 +159,22 @@ def read_inputs(request: EmbeddingsRequest) -> list[bytes]:
     kinds = set(map(type, request.input))
     if len(kinds) != 1:
         raise InvalidOption(
-            "input has texts, or lists of token ids, or is one such list; it is empty or has several of these."
+            "input must be a list of texts, a list of token ids or a list of such lists; it must not be empty or mixed."
         )
     if kinds != {str} and not request.token_ids:
         raise InvalidOption(
-            "input has token ids, and nothing says that they are of this model's tokenizer; those of another mean "
-            "other words. Send texts (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or say "
-            '"token_ids": true beside input when they are the model\'s own.'
+            "input has token ids, which mean other words unless they are from this model's tokenizer. Send texts "
+            "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or set "
+            '"token_ids": true if the ids are from the model\'s own tokenizer.'
         )
     inputs: Sequence[Any] = [request.input] if kinds == {int} else request.input
     if len(inputs) > MAX_INPUTS:
         raise InvalidOption(
-            f"input has {len(inputs):,} texts, and {MAX_INPUTS:,} are answered at once; send more in several "
-            "requests, or as a job."
+            f"input has {len(inputs):,} texts; at most {MAX_INPUTS:,} are allowed. Send several requests, or submit "
+            "a job."
         )
     if not all(isinstance(each, str) or each for each in inputs):
-        raise InvalidOption("input has an empty list of token ids; leave it out.")
+        raise InvalidOption("input has an empty list of token ids; remove it.")
     return [write_input(each) for each in inputs]
 
 
@@ -198,19 +198,22 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     query: Annotated[str, Meta(examples=["how to parse a date"])]
     documents: Annotated[
         list[str | Document],
-        Meta(description=f"Texts, or objects with a `text`; {MAX_DOCUMENTS:,} at the most."),
+        Meta(description=f"Texts, or objects with a `text`; at most {MAX_DOCUMENTS:,}."),
     ]
     model: str = DEFAULT_MODEL
     top_n: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Only so many of the best; else all.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Return only this many of the best documents; all by default."),
     ] = None
-    return_documents: Annotated[bool, Meta(description="Repeat the texts in the answer.")] = False
+    return_documents: Annotated[bool, Meta(description="Include the texts in the answer.")] = False
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Read so many tokens of a query and a document together."),
+        Meta(description="The maximum number of tokens of a query and a document together."),
     ] = None
     top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Voyage's: `top_n`.")] = None
-    truncation: Annotated[bool | None, Meta(description="Voyage's: false refuses what is too long.")] = None
+    truncation: Annotated[
+        bool | None, Meta(description="Voyage's: false rejects texts that are too long.")
+    ] = None
 
     @property
     def is_voyages(self) -> bool:
@@ -236,7 +239,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
         Raise InvalidOption for no or too many texts, or for both top_n and top_k.
         """
         if None not in (self.top_n, self.top_k):
-            raise InvalidOption("top_n and top_k say the same; send one of them.")
+            raise InvalidOption("top_n and top_k mean the same; send only one of them.")
         return check_documents(read_documents(self.documents))
 
 
@@ -250,7 +253,7 @@ def read_documents(documents: Sequence[str | Document]) -> list[str]:
 def check_documents(texts: list[str], field: str = "documents") -> list[str]:
     """Return the texts of the field. Raise InvalidOption if there are none or too many."""
     if not 1 <= len(texts) <= MAX_DOCUMENTS:
-        raise InvalidOption(f"{field} must be 1 to {MAX_DOCUMENTS:,}, not {len(texts):,}.")
+        raise InvalidOption(f"{field} must have 1 to {MAX_DOCUMENTS:,} entries, not {len(texts):,}.")
     return texts
 
 
@@ -258,8 +261,8 @@ def check_ranks(spec: EncodingSpec) -> None:
     """Raise InvalidOption if the classifier has more than two labels: none is known to mean relevance."""
     if len(spec.labels) > 2:
         raise InvalidOption(
-            f"The model {spec.model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
-            "which of them ranks documents is not said; use a model of one label or of two."
+            f"The model {spec.model!r} has {len(spec.labels)} labels ({', '.join(spec.labels[:3])}, …), and it is not "
+            "known which of them means relevance; use a model with one or two labels."
         )
 
 
@@ -267,17 +270,17 @@ class EmbeddingBody(TypedDict):
     """One input's vector."""
 
     object: Literal["embedding"]
-    index: Annotated[int, Meta(description="Its place among the inputs.")]
-    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64 of float32, little-endian.")]
+    index: Annotated[int, Meta(description="Its position among the inputs.")]
+    embedding: Annotated[list[float] | str, Meta(description="Numbers, or little-endian float32 as base64.")]
 
 
 class EmbeddingsUsage(TypedDict):
-    """Tokens that the model read, with special tokens and the prompt, without what was cut off."""
+    """Tokens that the model read, including special tokens and the prompt, but not what was cut off."""
 
     prompt_tokens: int
     total_tokens: int
     truncated_inputs: Annotated[
-        int, Meta(description="Ours: inputs that had more tokens than the model reads.")
+        int, Meta(description="Ours: the number of inputs with more tokens than the model reads.")
     ]
 
 
@@ -290,16 +293,16 @@ class EmbeddingsAnswer(TypedDict):
     usage: EmbeddingsUsage
 
 
-Usage = Annotated[dict[str, int], Meta(description="The tokens of all pairs, twice.")]
+Usage = Annotated[dict[str, int], Meta(description="The tokens of all pairs, under two names.")]
 
 
 class RankedDocument(TypedDict):
     """One document's relevance."""
 
-    index: Annotated[int, Meta(description="Its place among the documents that were sent.")]
+    index: Annotated[int, Meta(description="Its position among the documents in the request.")]
     relevance_score: float
     document: NotRequired[
-        Annotated[dict[str, str] | None, Meta(description="Its `text`, if it was asked for.")]
+        Annotated[dict[str, str] | None, Meta(description="Its `text`, if it was requested.")]
     ]
 
 
@@ -313,11 +316,11 @@ class RerankAnswer(TypedDict):
 
 
 class VoyageRankedDocument(TypedDict):
-    """One document's relevance, as Voyage tells it."""
+    """One document's relevance, in Voyage's format."""
 
-    index: Annotated[int, Meta(description="Its place among the documents that were sent.")]
+    index: Annotated[int, Meta(description="Its position among the documents in the request.")]
     relevance_score: float
-    document: NotRequired[Annotated[str | None, Meta(description="Its text, if it was asked for.")]]
+    document: NotRequired[Annotated[str | None, Meta(description="Its text, if it was requested.")]]
 
 
 class VoyageRerankAnswer(TypedDict):

@@ -99,7 +99,7 @@ def read_file(engine: Engine, file: RequestFile) -> Generator[bytes, None, None]
             content = connection.execute(LOAD_PART, {"file_id": file.id, "seq": seq}).scalar_one_or_none()
         if content is None:
             raise RequestFileNotFound(
-                f"The file {file.name} was removed while it was read: {num_bytes} of {file.num_bytes} bytes were there."
+                f"The file {file.name} was removed while being read, after {num_bytes} of {file.num_bytes} bytes."
             )
         piece = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_PART_BYTES)
         num_bytes += len(piece)

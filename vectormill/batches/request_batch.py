@@ -206,7 +206,8 @@ def parse_window(window: str) -> float:
     seconds = int(found[1]) * _WINDOW_SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MOST_WINDOW_SECONDS:
         raise InvalidOption(
-            "completion_window must be a number of minutes, hours or days, as in '90m', '24h' or '7d'; 30 days at most."
+            "completion_window must be a number of minutes, hours or days, such as '90m', '24h' or '7d', and at most "
+            "30 days."
         )
     return float(seconds)
 
@@ -221,5 +222,5 @@ def state_after_cancel(state: str) -> str:
     if state in (VALIDATING, IN_PROGRESS):
         return CANCELLING
     raise WrongBatchState(
-        f"The batch is {state}; only one that is validating or in progress can be cancelled."
+        f"The batch is {state}; only a batch that is validating or in progress can be cancelled."
     )

@@ -97,7 +97,7 @@ def parse_line(line: bytes, endpoint: str, max_key_bytes: int) -> RequestLine:
     if envelope.url != endpoint:
         raise RefusedLine(
             "mismatched_endpoint",
-            f"url is {envelope.url[:50]!r}, and the batch is of {endpoint}; a batch has one endpoint.",
+            f"url is {envelope.url[:50]!r}, but the batch's endpoint is {endpoint}; all lines must have the same url.",
             custom_id=custom_id,
             param="url",
         )

@@ -107,8 +107,8 @@ class Validation:
         try:
             for number, line in self._read():
                 custom_id = None if line is None else find_custom_id(line)
-                # A line without a custom_id gets a key of its own, which no accepted custom_id equals, as
-                # these have no NUL.
+                # A line without a custom_id gets a unique key, which no accepted custom_id equals, as these
+                # have no NUL.
                 own = f"\0{number}" if custom_id is None else custom_id
                 ledger.add(own.encode("utf-8", "surrogatepass"))
             return ledger.find_repeated()
@@ -129,7 +129,7 @@ class Validation:
                 if is_repeated:
                     raise RefusedLine(
                         "duplicate_custom_id",
-                        f"an earlier line has the custom_id {line.custom_id!r} too; the first one is answered.",
+                        f"an earlier line already has the custom_id {line.custom_id!r}; only the first is answered.",
                         custom_id=line.custom_id,
                         param="custom_id",
                     )
@@ -162,16 +162,14 @@ class Validation:
             return
         if encoding.model != known.model:
             reason = (
-                f"the model is {encoding.model[:100]!r}, and that of the batch {known.model!r}; "
-                "a batch has one model."
+                f"the model is {encoding.model[:100]!r}, but the batch uses {known.model!r}; "
+                "all lines of a batch must have the same model."
             )
             raise RefusedLine("mismatched_model", reason, custom_id=line.custom_id, param="model")
         for name in SHARED_OPTIONS:
             theirs, ours = encoding.find(name), known.find(name)
             if theirs != ours:
-                reason = (
-                    f"{name} is {theirs!r}, and that of the batch's first line {ours!r}; a batch has one."
-                )
+                reason = f"{name} is {theirs!r}, but {ours!r} in the first line; all lines must have the same value."
                 raise RefusedLine("mismatched_options", reason, custom_id=line.custom_id, param=name)
 
     def _make_spec(self, line: RequestLine) -> EncodingSpec:
@@ -203,8 +201,8 @@ class Validation:
         if self._num_items > self._held.settings.max_job_items:
             fault = BatchFault(
                 "too_many_requests",
-                f"The file asks for more than {self._held.settings.max_job_items:,} texts (VECTORMILL_MAX_JOB_ITEMS); "
-                "divide it.",
+                f"The file has more than {self._held.settings.max_job_items:,} texts (VECTORMILL_MAX_JOB_ITEMS); "
+                "split it into several files.",
                 line=number,
             )
             self._faults = [fault]
@@ -247,6 +245,6 @@ class Validation:
         )
 
     def _fail(self) -> None:
-        faults = self._faults or [BatchFault("empty_file", "The file has no requests; write one a line.")]
+        faults = self._faults or [BatchFault("empty_file", "The file has no requests; write one per line.")]
         with self._held.engine.begin() as connection:
             fail_batch(connection, self._held.lease, faults, self._num_lines)
