@@ -15,7 +15,7 @@ from vectormill.files.formats import OUTPUT_FORMATS, by_suffix, describe_outputs
 
 @contextmanager
 def open_replacement(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` for writing, and rename it to `path` when the block ends.
+    """Open a temporary file next to `path` for writing, and rename it to `path` when the block ends.
 
     If the block raises, `path` is unchanged and the temporary file is removed. It is in the same directory because only
     a rename within one file system is atomic; it is made by open() and not by tempfile so that its mode follows the
@@ -47,16 +47,16 @@ def choose_format(path: Path, given: str | None = None) -> str:
         return FORMAT_OF_SUFFIX[path.suffix.lower()]
     except KeyError:
         raise InvalidOption(
-            f"The name {path.name} has no known extension. Use {describe_outputs()}, or give --format."
+            f"Cannot tell the format of {path.name} from its name: use {describe_outputs()}, or set --format."
         ) from None
 
 
 def check_output(path: Path) -> None:
     """Raise InvalidOption if the file cannot be written. Call it before encoding, which may take hours."""
     if path.is_dir():
-        raise InvalidOption(f"{path} is a directory; name a file for the vectors.")
+        raise InvalidOption(f"{path} is a directory; specify a file for the vectors.")
     if not path.parent.is_dir():
-        raise InvalidOption(f"There is no directory {path.parent} for {path.name}; create it first.")
+        raise InvalidOption(f"The directory {path.parent} of {path.name} does not exist; create it first.")
 
 
 def write_vectors(fetch: Fetch, path: Path, format: str) -> None:

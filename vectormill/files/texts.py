@@ -84,13 +84,11 @@ def _find_key(row: Mapping[str, Any], fields: Fields, number: int, place: str) -
 
 def _describe_missing(row: Mapping[str, Any], name: str, value: Any) -> str:
     if value is not None:
-        return f"the field {name!r} must hold a string, not {type(value).__name__}."
+        return f"the field {name!r} must contain a string, not {type(value).__name__}."
     if name in row:
         return f"the field {name!r} is empty."
     known = ", ".join(repr(field) for field in list(row)[:10]) or "none"
-    return (
-        f"there is no field {name!r}; its fields are {known}. Name others with --text-field and --key-field."
-    )
+    return f"no field {name!r}; its fields are {known}. Choose others with --text-field and --key-field."
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -110,7 +108,7 @@ class JsonlFile:
             try:
                 yield from JsonLines(file, str(self.path), self.fields)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise InvalidItem(f"{self.path} is not a whole gzip file: {error}.") from error
+                raise InvalidItem(f"{self.path} is not a complete gzip file: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +131,11 @@ class JsonLines:
         try:
             row = json.loads(line.decode("utf-8", self.fields.errors))
         except UnicodeDecodeError as error:
-            raise InvalidItem(f"{place}: it is not UTF-8 (byte {error.start + 1} of the line).") from error
+            raise InvalidItem(f"{place}: not valid UTF-8 (byte {error.start + 1} of the line).") from error
         except json.JSONDecodeError as error:
-            raise InvalidItem(f"{place}: it is not JSON ({error.msg}, column {error.colno}).") from error
+            raise InvalidItem(f"{place}: not valid JSON ({error.msg}, column {error.colno}).") from error
         except RecursionError as error:
-            raise InvalidItem(f"{place}: its JSON is nested too deeply.") from error
+            raise InvalidItem(f"{place}: the JSON is nested too deeply.") from error
         if not isinstance(row, dict):
             raise InvalidItem(f'{place}: expected a JSON object such as {{"key": …, "text": …}}.')
         return make_item(row, self.fields, number, place)
@@ -165,11 +163,11 @@ class CsvFile:
                 for number, row in enumerate(rows, start=1):
                     yield self._read(row, number, f"{self.path}, line {rows.line_num}")
             except UnicodeDecodeError as error:
-                raise InvalidItem(f"{self.path}, after line {rows.line_num}: it is not UTF-8.") from error
+                raise InvalidItem(f"{self.path}, after line {rows.line_num}: not valid UTF-8.") from error
             except csv.Error as error:
                 raise InvalidItem(f"{self.path}, after line {rows.line_num}: {error}.") from error
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise InvalidItem(f"{self.path} is not a whole gzip file: {error}.") from error
+                raise InvalidItem(f"{self.path} is not a complete gzip file: {error}.") from error
 
     def _decode(self, file: BinaryIO) -> io.TextIOWrapper:
         return io.TextIOWrapper(file, "utf-8-sig", self.fields.errors, newline="")
@@ -177,7 +175,7 @@ class CsvFile:
     def _read(self, row: dict[str | Any, Any], number: int, place: str) -> ItemJson:
         # DictReader stores surplus cells under None and fills missing ones with None: both mean a broken line.
         if None in row or None in row.values():
-            raise InvalidItem(f"{place}: it has more or fewer cells than the header.")
+            raise InvalidItem(f"{place}: the row has more or fewer cells than the header.")
         return make_item(row, self.fields, number, place)
 
 
@@ -225,7 +223,7 @@ class TextTree:
             num_files += 1
             yield self.read(path)
         if num_files == 0:
-            raise InvalidItem(f"{self.root} holds no files.")
+            raise InvalidItem(f"{self.root} contains no files.")
 
     def find_files(self, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
         """Yield the paths of the files in order. Unreadable folders are skipped, and `on_error` gets their errors."""
@@ -246,7 +244,7 @@ class TextTree:
                 raise InvalidItem(
                     f"{path} is not UTF-8 text (byte {error.start}). Convert it, or move it out of {self.root}."
                 ) from error
-            # The text ends at the first bad byte, so that a video among the texts is not uploaded whole.
+            # The text ends at the first bad byte, so that a video among the texts is not uploaded completely.
             text = content[: error.start + 1].decode("utf-8", FAIL_ALONE)
         return {"key": path.relative_to(self.root).as_posix(), "text": text}
 
@@ -280,7 +278,7 @@ def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
     format = FORMAT_OF_SUFFIX.get(kind)
     if format is None:
-        raise InvalidItem(f"{name} has no known format. Supported inputs: {INPUT_HELP}")
+        raise InvalidItem(f"Unknown format of {name}. Supported inputs: {INPUT_HELP}")
     return READERS[format](path, fields)
 
 

@@ -133,7 +133,7 @@ def test_what_is_wrong_with_a_submission_is_told_and_leaves_no_job(
         assert "--metadata" in capsys.readouterr().err
     (tmp_path / "in.jsonl").write_text(LINES + "oops\n")
     assert run("submit", texts) == 2
-    assert "in.jsonl, line 3: it is not JSON" in capsys.readouterr().err
+    assert "in.jsonl, line 3: not valid JSON" in capsys.readouterr().err
     assert len(list(client.jobs())) == before
 
 
@@ -267,15 +267,15 @@ def test_what_cannot_be_written_or_read_is_refused_before_anything_is_submitted(
 ) -> None:
     before = len(list(client.jobs()))
     for out, words in (
-        ("out.txt", "no known extension"),
-        ("missing/out.npy", "There is no directory"),
-        (".", "no known extension"),
+        ("out.txt", "Cannot tell the format"),
+        ("missing/out.npy", "does not exist; create it first"),
+        (".", "Cannot tell the format"),
     ):
         assert encode(["one"], tmp_path, "-o", str(tmp_path / out)) == 2
         assert words in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert run("encode", str(tmp_path / "empty"), "-o", str(tmp_path / "out.npy")) == 2
-    assert "holds no files" in capsys.readouterr().err
+    assert "contains no files" in capsys.readouterr().err
     (tmp_path / "empty" / "photo.png").write_bytes(b"\x89PNG")
     assert run("encode", str(tmp_path / "empty"), "-o", str(tmp_path / "out.npy"), "--strict") == 2
     assert "photo.png is not UTF-8" in capsys.readouterr().err

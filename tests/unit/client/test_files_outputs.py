@@ -47,7 +47,7 @@ def test_a_name_that_tells_no_format_is_refused_with_those_that_do() -> None:
 def test_an_output_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="is a directory"):
         check_output(tmp_path)
-    with pytest.raises(InvalidOption, match="There is no directory"):
+    with pytest.raises(InvalidOption, match="does not exist; create it first"):
         check_output(tmp_path / "missing" / "out.npy")
 
 

@@ -91,12 +91,12 @@ def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> Non
 
 def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
     for name, content, sentence in [
-        ("in.jsonl", b'{"text": "x"}\n{"text"\n', "in.jsonl, line 2: it is not JSON"),
+        ("in.jsonl", b'{"text": "x"}\n{"text"\n', "in.jsonl, line 2: not valid JSON"),
         ("in.jsonl", b'{"text": "x"}\n\n[1]\n', "in.jsonl, line 3: expected a JSON object"),
-        ("in.jsonl", b'{"text": "\xff"}\n', "in.jsonl, line 1: it is not UTF-8 (byte 11 of the line)."),
-        ("in.jsonl", b'{"txt": "x"}\n', "line 1: there is no field 'text'; its fields are 'txt'."),
+        ("in.jsonl", b'{"text": "\xff"}\n', "in.jsonl, line 1: not valid UTF-8 (byte 11 of the line)."),
+        ("in.jsonl", b'{"txt": "x"}\n', "line 1: no field 'text'; its fields are 'txt'."),
         ("in.jsonl", b'{"text": null}\n', "line 1: the field 'text' is empty."),
-        ("in.jsonl", b'{"text": 3}\n', "line 1: the field 'text' must hold a string, not int."),
+        ("in.jsonl", b'{"text": 3}\n', "line 1: the field 'text' must contain a string, not int."),
         (
             "in.jsonl",
             b'{"key": 1.5, "text": "x"}\n',
@@ -107,25 +107,25 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
             b'{"key": true, "text": "x"}\n',
             "the key in field 'key' must be a string or a whole number",
         ),
-        ("in.jsonl", b"[" * 100_000, "line 1: its JSON is nested too deeply."),
-        ("in.jsonl.gz", b"no gzip", "in.jsonl.gz is not a whole gzip file"),
+        ("in.jsonl", b"[" * 100_000, "line 1: the JSON is nested too deeply."),
+        ("in.jsonl.gz", b"no gzip", "in.jsonl.gz is not a complete gzip file"),
         (
             "in.jsonl.gz",
             gzip.compress(b'{"text": "x"}\n' * 1000, mtime=0)[:-9],
-            "in.jsonl.gz is not a whole gzip file",
+            "in.jsonl.gz is not a complete gzip file",
         ),
-        ("in.csv", b"key,text\na,b\nc\n", "in.csv, line 3: it has more or fewer cells than the header."),
-        ("in.csv", b"key,text\na,b,c\n", "in.csv, line 2: it has more or fewer cells than the header."),
+        ("in.csv", b"key,text\na,b\nc\n", "in.csv, line 3: the row has more or fewer cells than the header."),
+        ("in.csv", b"key,text\na,b,c\n", "in.csv, line 2: the row has more or fewer cells than the header."),
         (
             "in.csv",
             b"key,words\na,b\n",
-            "in.csv, line 2: there is no field 'text'; its fields are 'key', 'words'.",
+            "in.csv, line 2: no field 'text'; its fields are 'key', 'words'.",
         ),
         ("in.csv", b'key,text\na,"b"c\n', "in.csv, after line 1:"),
-        ("in.csv", b"key,text\na,\xff\n", "it is not UTF-8."),
-        ("in.csv.gz", b"no gzip", "in.csv.gz is not a whole gzip file"),
+        ("in.csv", b"key,text\na,\xff\n", "not valid UTF-8."),
+        ("in.csv.gz", b"no gzip", "in.csv.gz is not a complete gzip file"),
         ("in.parquet", b"no parquet", "in.parquet cannot be read as Parquet"),
-        ("in.txt", b"x", "in.txt has no known format."),
+        ("in.txt", b"x", "Unknown format of "),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InvalidItem) as caught:
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
 
 def test_a_parquet_file_without_texts_names_the_columns_it_has(tmp_path: Path) -> None:
     write_parquet(tmp_path / "in.parquet", [{"key": "a", "words": "x"}])
-    with pytest.raises(InvalidItem, match="row 1: there is no field 'text'; its fields are 'key', 'words'"):
+    with pytest.raises(InvalidItem, match="row 1: no field 'text'; its fields are 'key', 'words'"):
         list(read_texts(str(tmp_path / "in.parquet")))
 
 
@@ -224,5 +224,5 @@ def test_a_look_at_standard_input_loses_nothing_of_it(monkeypatch: pytest.Monkey
 
 
 def test_an_empty_directory_is_an_error_because_it_is_the_wrong_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidItem, match="holds no files"):
+    with pytest.raises(InvalidItem, match="contains no files"):
         list(read_texts(str(tmp_path)))

@@ -84,8 +84,8 @@ def test_texts_alone_are_counted() -> None:
 
 def test_what_is_missing_is_named() -> None:
     for table, columns, error, sentence in [
-        (pd.DataFrame({"body": ["a"]}), None, InvalidItem, "there is no field 'text'"),
-        (pl.DataFrame({"text": ["a"]}), Columns(key="id"), InvalidItem, "there is no field 'id'"),
+        (pd.DataFrame({"body": ["a"]}), None, InvalidItem, "no field 'text'"),
+        (pl.DataFrame({"text": ["a"]}), Columns(key="id"), InvalidItem, "no field 'id'"),
         (pd.DataFrame({"text": ["a", None]}), None, InvalidItem, "row 2: the field 'text' is empty"),
         (pa.table({"text": ["a"]}), Columns(metadata=("page",)), InvalidOption, "no column 'page'"),
         ("a text", None, InvalidOption, "this is of the type str"),
