@@ -38,42 +38,42 @@ class SourceRequest(Struct, forbid_unknown_fields=True):
 
 
 class SourceQuery(Struct, forbid_unknown_fields=True):
-    """How a source is set."""
+    """Options for saving a source."""
 
-    check: Annotated[bool, Meta(description="Read a little of the source before it is kept.")] = True
+    check: Annotated[bool, Meta(description="Read the first rows of the source before saving it.")] = True
 
 
 class PushQuery(Struct, forbid_unknown_fields=True):
-    """How pushed rows are taken."""
+    """Options of a push."""
 
     complete: Annotated[
-        bool, Meta(description="These are all rows: rows that are not among them are deleted.")
+        bool, Meta(description="The push contains all rows; rows that are missing from it are deleted.")
     ] = False
 
 
 class SourceRowBody(TypedDict):
     key: str
     text: Annotated[str, Meta(description="Its first 200 characters.")]
-    text_pair: Annotated[str | None, Meta(description="Likewise, where rows are pairs.")]
+    text_pair: Annotated[str | None, Meta(description="Likewise, if rows are pairs.")]
     metadata: dict[str, Any] | None
 
 
 class SourceCheckBody(TypedDict):
     """Findings from reading the first rows of a source."""
 
-    num_sampled: Annotated[int, Meta(description="So many rows were read; their keys are unique.")]
+    num_sampled: Annotated[int, Meta(description="The number of rows that were read; their keys are unique.")]
     is_whole: Annotated[bool, Meta(description="True if these are all rows.")]
     num_rows: Annotated[
-        int | None, Meta(description="About how many there are, where that is cheap to know.")
+        int | None, Meta(description="The approximate number of rows; null if no cheap estimate exists.")
     ]
     rows: Annotated[list[SourceRowBody], Meta(description="The first three.")]
     complaints: Annotated[
-        dict[str, Any], Meta(description="Faults of single rows in the sample, with examples.")
+        dict[str, Any], Meta(description="Problems with single rows of the sample, with examples.")
     ]
 
 
 class SourceBody(TypedDict):
-    """The source of a collection's texts. Secrets are named, never shown."""
+    """The source of a collection's texts. Secrets are referenced by name, never shown."""
 
     collection: str
     kind: Kind
@@ -88,7 +88,7 @@ class SourceBody(TypedDict):
 
 
 class PushBody(TypedDict):
-    """The push waits for an indexer; GET /v1/runs/{run} tells what becomes of it."""
+    """A push that waits for an indexer; GET /v1/runs/{run} shows its progress."""
 
     run: Identifier
     collection: str
@@ -97,14 +97,15 @@ class PushBody(TypedDict):
 
 
 class FollowRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Without names, table and column are those that the source's query takes its keys from."""
+    """The table and column to follow. By default, those from which the source's query takes its keys."""
 
     table: Annotated[
-        Annotated[str, Meta(max_length=200)] | None, Meta(description="As SQL writes it, with its schema.")
+        Annotated[str, Meta(max_length=200)] | None,
+        Meta(description="The table's name as in SQL, with its schema."),
     ] = None
     key_column: Annotated[
         Annotated[str, Meta(max_length=63)] | None,
-        Meta(description="Whose values are the keys, or those of the documents."),
+        Meta(description="The column with the keys of the items, or of the documents."),
     ] = None
 
 
@@ -112,12 +113,14 @@ class FollowingBody(TypedDict):
     """The table that a collection follows, and how far behind it is."""
 
     collection: str
-    table: Annotated[str | None, Meta(description="Null when it follows none.")]
+    table: Annotated[str | None, Meta(description="Null if it follows none.")]
     key_column: str | None
     waiting_changes: Annotated[
-        int, Meta(description="That are not yet submitted; at most 1,000 are counted.")
+        int, Meta(description="Changes that are not yet submitted; at most 1,000 are counted.")
     ]
-    lag_seconds: Annotated[float, Meta(description="Since the oldest of them; 0 when none waits.")]
+    lag_seconds: Annotated[
+        float, Meta(description="Seconds since the oldest of these changes; 0 if there are none.")
+    ]
 
 
 def describe_check(report: "SourceReport") -> SourceCheckBody:

@@ -36,7 +36,7 @@ def check_local(path: Path, root: Path | None) -> Path:
     if root is None:
         if not path.is_absolute():
             raise SourceFailed(
-                f"{path} is a relative path, which means another file in each process; give an absolute one, or set "
+                f"{path} is a relative path, whose meaning depends on the process; use an absolute path, or set "
                 "VECTORMILL_SOURCE_ROOT."
             )
         return path
@@ -44,7 +44,7 @@ def check_local(path: Path, root: Path | None) -> Path:
     whole = start / path
     if not whole.resolve().is_relative_to(start):
         raise SourceFailed(
-            f"{path} is not below {start}, which is the only place for sources (VECTORMILL_SOURCE_ROOT)."
+            f"{path} is not below {start}, the only allowed folder for sources (VECTORMILL_SOURCE_ROOT)."
         )
     return whole
 
@@ -96,8 +96,8 @@ class FileReader(Reader):
                     yield assembler.assemble(*columns)
                 if read_stamp(store, path) != stamp:
                     raise SourceInterrupted(
-                        f"{hide_queries(path)} was changed while it was read, so that what was read may be half of "
-                        "it. Write a new file beside it and rename that."
+                        f"{hide_queries(path)} was changed while it was being read, so the rows may be incomplete. "
+                        "Write changes to a new file and rename it into place."
                     )
             except SourceFailed:
                 raise
@@ -133,7 +133,9 @@ class FileReader(Reader):
             except Exception as error:
                 raise SourceFailed(describe_failure(pattern, error)) from error
             if not found:
-                raise SourceFailed(f"No file fits {hide_queries(pattern)} where the source is read.")
+                raise SourceFailed(
+                    f"No file matches {hide_queries(pattern)} on the machine that reads the source."
+                )
             for path in found:
                 if isinstance(store, LocalFileSystem):
                     check_local(Path(path), self._place.settings.source_root)
@@ -148,8 +150,8 @@ class FileReader(Reader):
         format = self._options.format or FORMAT_OF_SUFFIX.get(suffixes[-1] if suffixes else "")
         if format is None:
             raise SourceFailed(
-                f"{path} is of no known kind: names end in {describe_inputs(' or '.join(PACKED))}. "
-                "Give the format otherwise."
+                f"Unknown format of {path}: use a name ending in {describe_inputs(' or '.join(PACKED))}, or set the "
+                "format."
             )
         return format
 
@@ -176,7 +178,7 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
     protocol = name.partition("://")[0] if "://" in name else "file"
     if "::" in name or protocol not in STORES:
         raise SourceFailed(
-            f"{name!r} is in no store that a source may be read from; there are {', '.join(STORES)}."
+            f"Sources cannot be read from {name!r}; the supported protocols are {', '.join(STORES)}."
         )
     if protocol in LOCAL:
         return LocalFileSystem(), str(check_local(Path(name.removeprefix(f"{protocol}://")), root))
@@ -208,7 +210,7 @@ def refuse_machine(name: str) -> None:
     for address in sorted(addresses):
         reason = refuse_address(address, allows_private=True)
         if reason is not None:
-            raise SourceFailed(f"{host} cannot be the host of a source: {reason}")
+            raise SourceFailed(f"Sources cannot be read from the host {host}: {reason}")
 
 
 async def make_guarded_session(**options: Any) -> Any:
@@ -223,7 +225,7 @@ async def make_guarded_session(**options: Any) -> Any:
         family, kind, protocol, _, address = found
         reason = refuse_address(str(address[0]), allows_private=True)
         if reason is not None:
-            raise SourceFailed(f"A server leads to {address[0]}: {reason}")
+            raise SourceFailed(f"Refused to connect to {address[0]}: {reason}")
         return socket.socket(family, kind, protocol)
 
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=make_socket), **options)
@@ -237,11 +239,13 @@ def read_stamp(store: Any, path: str) -> dict[str, Any]:
 
 
 def open_bytes(store: Any, path: str) -> BinaryIO:
-    """Open a file for reading; a local one without fsspec, which leaves it open behind a text reader."""
+    """Open a file for reading; a local one without fsspec, which leaves it open after a text reader is closed."""
     if not isinstance(store, LocalFileSystem):
         return cast("BinaryIO", store.open(path, "rb"))
     if not Path(path).is_file():
-        raise SourceFailed(f"{path} is no file: a pipe would be waited for, and a device has no end.")
+        raise SourceFailed(
+            f"{path} is not a regular file: a pipe would block for ever, and a device has no end."
+        )
     return Path(path).open("rb")
 
 
@@ -294,7 +298,7 @@ def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: in
         if row and len(row) != width:
             at = line + count_lines(batch[:number])
             raise SourceFailed(
-                f"{hide_queries(path)}, line {at}: the row has {len(row)} cells, and the header {width}."
+                f"{hide_queries(path)}, line {at}: the row has {len(row)} cells, but the header has {width}."
             )
 
 
@@ -378,8 +382,7 @@ def read_json_lines(file: BinaryIO, name: str, max_line_bytes: int) -> Iterator[
             rest += block
             if len(rest) > max_line_bytes:
                 raise SourceFailed(
-                    f"{name}, line {num_lines + 1}: it has more than {max_line_bytes} bytes "
-                    "(VECTORMILL_MAX_LINE_BYTES)."
+                    f"{name}, line {num_lines + 1}: more than {max_line_bytes} bytes (VECTORMILL_MAX_LINE_BYTES)."
                 )
             continue
         whole, rest = rest + lines, rest_of_block
@@ -405,11 +408,11 @@ def decode_line(line: bytes, place: str) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise SourceFailed(f"{place}: it is not JSON ({reason}).") from error
+        raise SourceFailed(f"{place}: not valid JSON ({reason}).") from error
     except RecursionError as error:
-        raise SourceFailed(f"{place}: its JSON is nested too deeply.") from error
+        raise SourceFailed(f"{place}: the JSON is nested too deeply.") from error
     if not isinstance(row, dict):
-        raise SourceFailed(f"{place}: a JSON object is needed, with a key and a text.")
+        raise SourceFailed(f"{place}: expected a JSON object with a key and a text.")
     return row
 
 
@@ -454,14 +457,14 @@ class TreeReader(Reader):
             yield assembler.assemble(keys, texts, [{"path": key} for key in keys])
         if num_files == 0:
             raise SourceFailed(
-                f"{tree.root} holds no file that fits ({', '.join(self._options.include)}); is it mounted where the "
-                "source is read?"
+                f"{tree.root} contains no matching file ({', '.join(self._options.include)}); is it mounted on the "
+                "machine that reads the source?"
             )
 
     def _find_folder(self) -> Path:
         folder = check_local(Path(self._options.folder), self._place.settings.source_root)
         if not folder.is_dir():
-            raise SourceFailed(f"There is no folder {folder} where the source is read.")
+            raise SourceFailed(f"There is no folder {folder} on the machine that reads the source.")
         return folder
 
     def _find_files(self, tree: TextTree) -> Iterator[Path]:
@@ -478,7 +481,7 @@ class TreeReader(Reader):
 
 
 def make_filter(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return a function that tells if a path relative to the folder matches one of the patterns."""
+    """Return a function that says whether a path relative to the folder matches one of the patterns."""
     translated = [glob_translate(pattern if "/" in pattern else f"**/{pattern}") for pattern in patterns]
     fits = [re.compile(pattern) for pattern in translated]
     return lambda name: any(pattern.match(name) for pattern in fits)

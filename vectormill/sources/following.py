@@ -141,7 +141,7 @@ REMOVE_CHANGES = text("DELETE FROM vectormill.source_changes WHERE id = ANY(CAST
 def remove_changes(connection: Connection, ids: Sequence[int]) -> None:
     """Delete changes in the transaction that makes their effect durable. Raise Conflict if one is gone."""
     if connection.execute(REMOVE_CHANGES, {"ids": list(ids)}).rowcount != len(ids):
-        raise Conflict("Another follower was faster.")
+        raise Conflict("Another follower has already handled these changes.")
 
 
 REMOVE_CHANGES_OF_COLLECTION = text("""
@@ -290,20 +290,20 @@ def follow_table(
     collection_id, source = _load_source(connection, collection)
     if not source.is_own_query:
         raise InvalidOption(
-            f"The source of collection {collection!r} is no query in Vectormill's own Postgres, and triggers reach no "
-            "other place; a schedule does."
+            f"Collection {collection!r} cannot follow a table: triggers need a source that queries Vectormill's own "
+            "Postgres. Use a schedule instead."
         )
     found = find_key_table(connection, source, table, key_column)
     others = [other for other in list_followed_tables(connection, collection_id) if other != found]
     if others:
-        raise Conflict(f"Collection {collection!r} follows {others[0]} already; unfollow it first.")
+        raise Conflict(f"Collection {collection!r} already follows {others[0]}; unfollow it first.")
     try:
         for event, clause in EVENTS.items():
             _driver_of(connection).execute(make_trigger(collection_id, event, clause, found))
     except psycopg.errors.InsufficientPrivilege as error:
         raise Conflict(
-            f"The role of Vectormill may make no trigger on {found}; its owner says: GRANT TRIGGER ON {found} TO that "
-            "role."
+            f"Vectormill's role may not create triggers on {found}; its owner must run: GRANT TRIGGER ON {found} TO "
+            "that role."
         ) from error
     return found
 
@@ -352,7 +352,9 @@ def remove_triggers(connection: Connection, collection_id: int) -> Sequence[Foll
                 _driver_of(connection).execute(drop)
         except psycopg.errors.InsufficientPrivilege as error:
             said = "; ".join(drop.as_string(None) for drop in drops)
-            raise Conflict(f"Only the owner of {table} can remove its triggers, and says: {said}.") from error
+            raise Conflict(
+                f"Only the owner of {table} can remove its triggers, by running: {said}."
+            ) from error
     forget_changes(connection, collection_id)
     return found
 
@@ -445,8 +447,8 @@ def find_key_table(
         number = number if origin == oid else 0
     elif origin == 0:
         raise InvalidOption(
-            f"The query's column {key!r} is computed, so that the table behind it is not known; name the table and the "
-            "column whose values it has."
+            f"The query's column {key!r} is computed, so its table cannot be determined; specify the table and the "
+            "column that contains the keys."
         )
     else:
         oid = origin
@@ -459,14 +461,14 @@ def find_key_table(
     }
     row = connection.execute(FIND_COLUMN, values).one_or_none()
     if row is None:
-        raise InvalidOption(f"The table has no column {(key_column or key)!r}; name that of the keys.")
+        raise InvalidOption(f"The table has no column {(key_column or key)!r}; specify the key column.")
     if row.kind not in TABLES:
-        raise InvalidOption(f"{row.schema}.{row.name} is no table, and only tables have such triggers.")
+        raise InvalidOption(f"{row.schema}.{row.name} is not a table; only tables can have such triggers.")
     others = sorted(relations - {f"{row.schema}.{row.name}"})
     if table is None and others:
         raise InvalidOption(
-            f"The query reads {', '.join(others)} beside {row.schema}.{row.name}, and what changes there would not be "
-            "noticed until the next re-index. Name the table to follow it alone."
+            f"The query reads {', '.join(others)} in addition to {row.schema}.{row.name}; changes there would not be "
+            "noticed until the next re-index. Specify the table to follow only that one."
         )
     return FollowedTable(row.schema, row.name, row.key_column)
 
@@ -478,7 +480,7 @@ def _find_table(connection: Connection, table: str) -> int:
     except (DBAPIError, UnicodeError):  # the text is not a valid name
         oid = None
     if oid is None:
-        raise InvalidOption(f"There is no table {table[:200]!r}; write it as SQL does, with its schema.")
+        raise InvalidOption(f"There is no table {table[:200]!r}; write its name as in SQL, with its schema.")
     return oid
 
 
@@ -511,7 +513,7 @@ def _ask(connection: Connection, query: str) -> PGresult:
     result = _driver_of(connection).pgconn.exec_params(query.encode(), [])
     if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         words = (result.error_message or b"").decode("utf-8", "replace").strip()
-        raise InvalidOption(f"The query cannot be read: {words.partition(chr(10))[0]}.")
+        raise InvalidOption(f"The query failed: {words.partition(chr(10))[0]}.")
     return result
 
 

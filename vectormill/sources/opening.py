@@ -80,9 +80,7 @@ def check_source(source: Source, place: SourcePlace) -> SourceReport:
         for batch in cast("Iterator[list[Item]]", batches):
             for item in batch:
                 if item.key in keys:
-                    raise SourceFailed(
-                        f"The key {item.key!r} is there twice; a key is the name of one row alone."
-                    )
+                    raise SourceFailed(f"Duplicate key {item.key!r}: each row must have a unique key.")
                 keys.add(item.key)
             shown += batch[: SHOWN_ROWS - len(shown)]
             num_rows += len(batch)

@@ -26,7 +26,7 @@ WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 class KeptTextReader(Reader):
     """Read kept texts of one generation. Subclasses choose the generation and which of its rows to read."""
 
-    # An item that a client puts while pages are read may be missed here, but a job of its own writes it to
+    # An item that a client puts while pages are read may be missed here, but a separate job writes it to
     # the new generation. Deletions by clients are applied to the new generation too.
     tells_what_vanished = False
 
@@ -63,7 +63,7 @@ class OwnTextReader(KeptTextReader):
 
     def __init__(self, place: SourcePlace) -> None:
         name = f"Collection {place.collection!r}"
-        super().__init__(place, f"{name} was removed, or got another generation, while it was read.")
+        super().__init__(place, f"{name} was deleted or got a new generation while it was being read.")
 
     def count_rows(self) -> int | None:
         with self._place.engine.connect() as connection:
@@ -74,21 +74,19 @@ class OwnTextReader(KeptTextReader):
         if None in texts:
             key = page.keys[texts.index(None)]
             raise SourceFailed(
-                f"{self._name} has no text of {key!r}, which was written before it kept texts; read them once from "
-                "their source."
+                f"{self._name} has no text for {key!r}, which was written before the collection stored texts; read the "
+                "texts once from their original source."
             )
         return page
 
     def _find_generation(self, connection: Connection) -> Generation:
         generation = find_in_state(connection, self._place.collection, LIVE)
         if generation is None:
-            raise SourceFailed(
-                f"There is no collection {self._place.collection!r} whose texts could be read."
-            )
+            raise SourceFailed(f"There is no collection {self._place.collection!r} to read texts from.")
         if not keeps_texts(connection, generation.collection_id):
             raise SourceFailed(
-                f"{self._name} does not keep its texts, so they cannot be read from it; name another source, or make "
-                "the collection keep them."
+                f"{self._name} does not store its texts, so they cannot be read from it; use another source, or "
+                "configure the collection to store them."
             )
         return generation
 

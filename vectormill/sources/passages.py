@@ -52,7 +52,7 @@ class PassageReader(Reader):
         self._documents.cancel()
 
     def _cut_all(self, documents: list[Item], plain: Cut, markdown: Cut) -> list[list[tuple[int, str]]]:
-        """Split documents into passages, in order. One that is not text stays whole and fails alone."""
+        """Split documents into passages, in order. One that is not text is not split and fails alone."""
         cuts: list[list[tuple[int, str]]] = [[] for _ in documents]
         texts = [decode(document.text) for document in documents]
         for cut, is_wanted in ((plain, False), (markdown, True)):
@@ -121,7 +121,7 @@ def load_tokenizer(split: Split, place: SourcePlace) -> str:
     spec = place.find_spec()
     if spec is None:
         raise InvalidOption(
-            "Passages of so many tokens need a collection whose model is known; split by paragraphs."
+            "Splitting by tokens needs a collection whose model is known; split by paragraphs instead."
         )
     model = spec.model
     card = place.registry.card(model)
@@ -131,13 +131,13 @@ def load_tokenizer(split: Split, place: SourcePlace) -> str:
         tokenizer = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SourceFailed(
-            f"The model {model!r} has no tokenizer.json that counts its tokens; split by paragraphs instead."
+            f"The model {model!r} has no usable tokenizer.json to count tokens with; split by paragraphs instead."
         ) from error
     room = max_tokens - count_special_tokens(tokenizer)
     if split.tokens > room:
         raise InvalidOption(
-            f"Passages of {split.tokens} tokens would be cut: {model!r} reads {max_tokens} at once, its "
-            f"special tokens included, which leaves {room}."
+            f"Passages of {split.tokens} tokens would be truncated: {model!r} reads at most {max_tokens}, including "
+            f"special tokens, which leaves {room}."
         )
     tokenizer["truncation"] = tokenizer["padding"] = None
     return json.dumps(tokenizer)

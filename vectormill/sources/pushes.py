@@ -99,7 +99,7 @@ DELETE_READ_PARTS = text(f"""
 """)
 PARTS_AT_ONCE: Final = 500
 
-BROKEN_OFF: Final = "The push was broken off before its end; nothing of it was written. Push again."
+BROKEN_OFF: Final = "The push was interrupted before its end; nothing was written. Push again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class PushWriter:
             kind = find_source(connection, self._collection).source.kind
             if kind != PUSH:
                 raise Conflict(
-                    f"The source of collection {self._collection!r} is of kind {kind}, which its runs read themselves; "
-                    "nothing can be pushed to it. `vectormill sources set --push` changes that."
+                    f"Cannot push to collection {self._collection!r}: its source is of kind {kind}, which runs read "
+                    "themselves. To change that, use `vectormill sources set --push`."
                 )
             connection.execute(BEGIN_RUN, values)
         return self
@@ -195,7 +195,7 @@ class PushWriter:
         if duplicate is not None:
             first, second = duplicate
             raise DuplicateKey(
-                f"Row {first + 1} and row {second + 1} have the same key; a key is one row's alone."
+                f"Row {first + 1} and row {second + 1} have the same key; each row must have a unique key."
             )
 
         def queue() -> str:
@@ -276,10 +276,10 @@ class PushReader(Reader):
                 num_parts += 1
                 yield part.items
         except DATABASE_ERRORS as error:
-            raise describe_database_error("What was pushed", error) from error
+            raise describe_database_error("The push", error) from error
         if seq < 0:
             raise SourceFailed(
-                "Nothing was pushed to this run. A collection whose source is a push follows what a client sends: "
+                "Nothing was pushed to this run. If a collection's source is a push, a client sends the rows: "
                 "`vectormill push COLLECTION FILE`."
             )
 

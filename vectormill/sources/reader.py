@@ -164,19 +164,19 @@ def encode_metadata(metadata: Any) -> bytes:
         try:
             metadata = OBJECT_DECODER.decode(metadata)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise ValueError("it is no JSON object") from None
+            raise ValueError("not a JSON object") from None
     if not isinstance(metadata, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     try:
         encoded = ENCODER.encode(metadata)
     except (UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"it has no JSON ({error})") from None
+        raise ValueError(f"not representable as JSON ({error})") from None
     if len(encoded) > SHALLOW_BYTES and _measure_depth(metadata) > MAX_METADATA_DEPTH:
-        raise ValueError(f"it is nested more than {MAX_METADATA_DEPTH} deep")
+        raise ValueError(f"nested more than {MAX_METADATA_DEPTH} levels deep")
     if _may_be_infinite(encoded):
         encoded = ENCODER.encode(_drop_infinite(metadata))
     if has_nul(encoded):
-        raise ValueError("it contains a NUL character (U+0000)")
+        raise ValueError("contains a NUL character (U+0000)")
     return encoded
 
 
@@ -281,28 +281,28 @@ class Assembler:
             if key and "\0" not in key and num_bytes <= self._max_key_bytes:
                 return True
             reason = (
-                "it is empty" if not key else f"it has {num_bytes} bytes, {self._max_key_bytes} are allowed"
+                "it is empty"
+                if not key
+                else f"it has {num_bytes} bytes; at most {self._max_key_bytes} are allowed"
             )
             if "\0" in key:
                 reason = "it contains a NUL character (U+0000)"
         self._complaints.num_left_out += 1
-        self._complaints.say(
-            f"{self._name}: the key {_cut(key)} cannot be one, so its row was left out: {reason}."
-        )
+        self._complaints.say(f"{self._name}: the row with the invalid key {_cut(key)} was skipped: {reason}.")
         return False
 
     def _read_key(self, key: Any, row: int) -> str:
         if isinstance(key, str):
             return key
         if key is None:
-            raise SourceFailed(f"{self._name}, row {row}: the key is null; every row needs one of its own.")
+            raise SourceFailed(f"{self._name}, row {row}: the key is null; every row needs a key.")
         if isinstance(key, bool | float) or not isinstance(key, int | UUID):
             if isinstance(key, bytes | bytearray | memoryview):
                 return bytes(key).decode("utf-8", "surrogateescape")
             if isinstance(key, bool | float | dict | list):
                 raise SourceFailed(
-                    f"{self._name}, row {row}: the key is {_cut(str(key))}, a {type(key).__name__}; a key is text or a "
-                    "whole number."
+                    f"{self._name}, row {row}: the key must be text or a whole number; got {_cut(str(key))}, a "
+                    f"{type(key).__name__}."
                 )
         return str(key)
 
@@ -311,7 +311,7 @@ class Assembler:
         for name in names:
             if name in seen:
                 raise SourceFailed(
-                    f"{self._name}: the key {_cut(name)} is there twice; a key is the name of one row alone."
+                    f"{self._name}: duplicate key {_cut(name)}; each row must have a unique key."
                 )
             seen.add(name)
 
@@ -337,7 +337,7 @@ class Assembler:
             return encode_metadata(metadata)
         except ValueError as error:
             self._complaints.num_without_metadata += 1
-            self._complaints.say(f"{self._name}: the metadata of key {_cut(name)} was left out: {error}.")
+            self._complaints.say(f"{self._name}: the metadata of key {_cut(name)} was ignored: {error}.")
             return b""
 
 

@@ -16,8 +16,8 @@ def read_secret(variable: str) -> str:
     value = os.environ.get(variable, "").strip()
     if not value:
         raise SourceFailed(
-            f"The environment variable {variable} is not set where the source is read; set it for `vectormill api` "
-            "and `vectormill indexer`, and start them again."
+            f"The environment variable {variable} is not set in the process that reads the source; set it for "
+            "`vectormill api` and `vectormill indexer`, and restart them."
         )
     return value
 
@@ -26,14 +26,14 @@ def read_secret_file(path: str) -> str:
     """Return the content of a secret file. Raise SourceFailed, without the content, if it is unusable."""
     try:
         if not Path(path).is_file():
-            raise FileNotFoundError(errno.ENOENT, "there is no such file")
+            raise FileNotFoundError(errno.ENOENT, "no such file")
         with Path(path).open(encoding="utf-8") as file:
             value = file.read(MOST_CHARS).strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SourceFailed(
-            f"The file {path}, which holds the source's URL, cannot be read: {reason}."
+            f"The file {path}, which should contain the source's URL, cannot be read: {reason}."
         ) from None
     if not value:
-        raise SourceFailed(f"The file {path}, which holds the source's URL, is empty.")
+        raise SourceFailed(f"The file {path}, which should contain the source's URL, is empty.")
     return value

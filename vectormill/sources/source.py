@@ -117,7 +117,7 @@ class ColumnOptions(Options, frozen=True, kw_only=True):
     metadata; `metadata_json` names instead one column that holds JSON objects.
     """
 
-    how_to_pair = ": name the column of the second ones (text_pair)"
+    how_to_pair = "; set text_pair to the column of the second ones"
 
     key: Named = KEY_COLUMN
     text: Named = "text"
@@ -139,7 +139,7 @@ class ColumnOptions(Options, frozen=True, kw_only=True):
     def check(self) -> None:
         if self.metadata and self.metadata_json:
             raise InvalidOption(
-                "Give metadata (columns) or metadata_json (one column of JSON objects), not both."
+                "Set metadata (columns) or metadata_json (one column of JSON objects), not both."
             )
 
     def pick(self, values: Sequence[Sequence[Any]], positions: Sequence[int]) -> "PickedColumns":
@@ -173,7 +173,7 @@ class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
     def check(self) -> None:
         ColumnOptions.check(self)
         if self.url_env and self.url_file:
-            raise InvalidOption("Give url_env or url_file, not both: each names where the database's URL is.")
+            raise InvalidOption("Set url_env or url_file, not both: each says where the database's URL is.")
 
     def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
         from vectormill.sources.sql import SqlReader
@@ -195,8 +195,8 @@ class FileOptions(ColumnOptions, frozen=True, kw_only=True):
             host = name.partition("://")[2].partition("/")[0]
             if "@" in host and ":" in host.rpartition("@")[0]:
                 raise InvalidOption(
-                    "A password in a file's URL would be kept and shown. Give it to the process that reads the files "
-                    "instead, in the way of its store (for S3 AWS_SECRET_ACCESS_KEY, a profile or a role)."
+                    "A password in a file's URL would be stored and shown. Configure it in the process that reads the "
+                    "files instead, as its store expects (for S3: AWS_SECRET_ACCESS_KEY, a profile or a role)."
                 )
 
     def names_local_files(self) -> bool:
@@ -216,7 +216,7 @@ class TreeOptions(Options, frozen=True, kw_only=True):
     """
 
     kind = TREE
-    how_to_pair = ", and a tree has one a file: name a source with text_pair"
+    how_to_pair = ", but a tree has one per file; use a source with text_pair"
 
     folder: Named
     include: Names = ("*.md", "*.markdown", "*.txt", "*.rst")
@@ -283,7 +283,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse_options(source: Source) -> Options:
     """Return the options of the source's kind. Raise InvalidOption, naming the field, if one does not fit."""
     if source.kind not in KINDS:
-        raise InvalidOption(f"{source.kind!r} is no kind of source; there are {', '.join(KINDS)}.")
+        raise InvalidOption(f"Unknown source kind {source.kind!r}; expected one of: {', '.join(KINDS)}.")
     options: Options = _convert(source.options, KINDS[source.kind], f"A source of kind {source.kind}")
     options.check()
     return options
@@ -293,14 +293,15 @@ def parse_split(source: Source) -> Split:
     """Return how the source's documents are split into rows. Raise InvalidOption if `split` does not fit."""
     split: Split = _convert(source.split, Split, "The split")
     if split.by != NONE and source.options.get("text_pair") is not None:
-        raise InvalidOption("A pair is scored as a whole: leave out the split, or text_pair.")
+        raise InvalidOption("Pairs of texts cannot be split; remove split or text_pair.")
     if split.by == TOKENS and split.overlap * 2 >= split.tokens:
         raise InvalidOption(
-            f"The overlap of passages must be less than half of their tokens, from 0 to {(split.tokens - 1) // 2}, "
-            f"not {split.overlap}."
+            f"overlap must be less than half of tokens, from 0 to {(split.tokens - 1) // 2}; got {split.overlap}."
         )
     if split.by == PARAGRAPHS and split.min_chars > split.max_chars:
-        raise InvalidOption(f"min_chars ({split.min_chars}) must not be above max_chars ({split.max_chars}).")
+        raise InvalidOption(
+            f"min_chars ({split.min_chars}) must not be greater than max_chars ({split.max_chars})."
+        )
     return split
 
 
@@ -323,8 +324,8 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
     pair = source.options.get("text_pair")
     if pair is not None and not TASKS[spec.task].reads_pairs:
         raise InvalidOption(
-            f"The source names {pair!r} for second texts (text_pair), and the collection's task, {spec.task}, reads "
-            "one text a row: leave out text_pair."
+            f"The source sets text_pair to {pair!r}, but the collection's task, {spec.task}, reads one text per row; "
+            "remove text_pair."
         )
     if not needs_pairs(spec):
         return
@@ -332,7 +333,7 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
     if pair is None and how_to_pair is not None:
         raise InvalidOption(f"{spec.model!r} compares two texts{how_to_pair}.")
     if parse_split(source).by != NONE:
-        raise InvalidOption("A pair is scored as a whole: leave out the split.")
+        raise InvalidOption("Pairs of texts cannot be split; remove split.")
 
 
 def needs_pairs(spec: EncodingSpec) -> bool:

@@ -81,6 +81,6 @@ def _saved(collection: str, row: Row[Any]) -> SavedSource:
 
 def _no_collection(collection: str) -> CollectionNotFound:
     return CollectionNotFound(
-        f"There is no collection {collection!r}; make it with `vectormill collections create`, or submit a job with "
+        f"There is no collection {collection!r}; create it with `vectormill collections create`, or submit a job with "
         "this collection name."
     )

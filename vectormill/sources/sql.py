@@ -79,7 +79,7 @@ class SqlReader(Reader):
                 try:
                     self._driver.cancel_safe(timeout=CANCEL_SECONDS)
                 except psycopg.Error as error:
-                    logger.warning("A query that nobody waits for could not be cancelled: %s", error)
+                    logger.warning("Could not cancel an abandoned query: %s", error)
 
     def _hold(self, connection: Connection | None) -> None:
         """Remember the connection that `cancel` may use, so that it never uses one returned to the pool."""
@@ -138,7 +138,7 @@ class SqlReader(Reader):
             url = make_url(value)
         except SQLAlchemyError:
             raise SourceFailed(
-                f"The value of {named} is not a database URL, for example postgresql://user@host/database."
+                f"The value of {named} is not a database URL such as postgresql://user@host/database."
             ) from None
         secrets.extend(find_secrets(url))
         if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
@@ -192,9 +192,9 @@ def find_secrets(url: URL) -> list[str]:
 def describe_failure(error: Exception, secrets: list[str]) -> str:
     """Return the database's message for an error, with the secrets removed."""
     if isinstance(error, ModuleNotFoundError):
-        return f"The driver of the database is not installed: there is no Python package {error.name!r}."
+        return f"The database driver is not installed: no Python package named {error.name!r}."
     origin = getattr(error, "orig", None) or error
     words = " ".join(str(origin).split()) or type(origin).__name__
     for secret in sorted(secrets, key=len, reverse=True):
         words = words.replace(secret, "…")
-    return f"The query cannot be read: {words.rstrip('.')}."
+    return f"The query failed: {words.rstrip('.')}."

@@ -454,7 +454,7 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(engine: Engine, pape
             {},
             "reads public.other",
         ),
-        ("SELECT id, body, lang FROM seen_papers", {}, "public.seen_papers is no table"),
+        ("SELECT id, body, lang FROM seen_papers", {}, "public.seen_papers is not a table"),
         ("SELECT id, body, lang FROM papers", {"table": "nothing"}, "no table 'nothing'"),
         ("SELECT id, body, lang FROM papers", {"table": "a.b.c.d"}, r"no table 'a\.b\.c\.d'"),
         ("SELECT id, body, lang FROM papers", {"table": "\0"}, "no table"),

@@ -97,7 +97,7 @@ def test_a_push_that_was_not_queued_is_no_success_though_postgres_answers_again(
         push()
     ((state, _, told, parts),) = find_runs(engine)
     assert (state, parts) == ("failed", 0)
-    assert "broken off" in str(told)
+    assert "interrupted" in str(told)
 
 
 def find_runs(engine: Engine) -> list[tuple[object, ...]]:

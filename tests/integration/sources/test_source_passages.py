@@ -132,8 +132,8 @@ def test_two_documents_never_share_the_name_of_a_passage(documents: dict[str, in
 
 def test_a_split_that_cannot_be_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"by": "tokens", "tokens": 255}, "would be cut: 'all-MiniLM-L6-v2' reads 256 at once"),
-        ({"by": "tokens", "tokens": 64, "overlap": 32}, "from 0 to 31, not 32"),
+        ({"by": "tokens", "tokens": 255}, "would be truncated: 'all-MiniLM-L6-v2' reads at most 256"),
+        ({"by": "tokens", "tokens": 64, "overlap": 32}, "from 0 to 31; got 32"),
         ({"by": "paragraphs", "min_chars": 300, "max_chars": 200}, "min_chars"),
         ({"by": "sentences"}, "by: Invalid enum value"),
         ({"by": "tokens", "token": 3}, "unknown field `token`"),

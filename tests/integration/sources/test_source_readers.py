@@ -92,8 +92,8 @@ def test_what_cannot_be_read_is_refused_with_its_reason(place: SourcePlace) -> N
     cases: list[tuple[str, str]] = [
         ("SELECT 1 AS id", "no column 'body'; its columns are 'id'"),
         ("SELECT NULL AS id, 'x' AS body", "row 1: the key is null"),
-        ("SELECT 1.5::float8 AS id, 'x' AS body", "a key is text or a whole number"),
-        ("SELECT 'a' AS id, 'x' AS body FROM generate_series(1, 2)", "the key 'a' is there twice"),
+        ("SELECT 1.5::float8 AS id, 'x' AS body", "the key must be text or a whole number"),
+        ("SELECT 'a' AS id, 'x' AS body FROM generate_series(1, 2)", "duplicate key 'a'"),
         ("SELECT * FROM nowhere", 'relation "nowhere" does not exist'),
         ("DELETE FROM vectormill.jobs RETURNING id, state AS body", "read-only transaction|syntax error"),
         (
@@ -238,7 +238,7 @@ def test_a_collection_that_keeps_no_texts_cannot_be_its_own_source(
     with pytest.raises(SourceFailed, match="no collection 'docs'"):
         read_all(open_source(Source(OWN_TEXTS, {}), place))
     make_collection(engine)
-    with pytest.raises(SourceFailed, match="does not keep its texts"):
+    with pytest.raises(SourceFailed, match="does not store its texts"):
         read_all(open_source(Source(OWN_TEXTS, {}), place))
 
 
@@ -249,7 +249,7 @@ def test_a_collection_that_keeps_its_texts_gives_its_rows_as_they_are(
     complete(engine, claim_next(engine))
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
-    with pytest.raises(SourceFailed, match="no text of 'k0', which was written before"):
+    with pytest.raises(SourceFailed, match="no text for 'k0', which was written before"):
         read_all(open_source(Source(OWN_TEXTS, {}), place))
     items = [Item(f"k{number:03}", f"text {number}".encode(), b'{"n":%d}' % number) for number in range(300)]
     job = submit(engine, [Item("k0", b"again"), *items], collection="docs", chunk_max_items=1000)
@@ -283,5 +283,5 @@ def test_a_collection_that_is_removed_while_its_texts_are_read_ends_the_reading(
     assert next(batches)[0] == Item("k1", b"a text", place=1)
     with engine.begin() as connection:
         connection.execute(text(f"DROP TABLE {table} CASCADE"))
-    with pytest.raises(SourceFailed, match="'docs' was removed, or got another generation"):
+    with pytest.raises(SourceFailed, match="'docs' was deleted or got a new generation"):
         list(batches)

@@ -88,7 +88,7 @@ def test_a_source_that_cannot_serve_is_refused_and_not_kept(api: httpx.Client, e
         ({"kind": "tree", "options": {"folder": "/\0"}}, "invalid-option", "NUL"),
         ({"kind": "tree", "options": {"folder": "/\ud800"}}, "invalid-option", "surrogate"),
         ({"kind": "push", "split": {"by": "words"}}, "invalid-option", "split, by"),
-        ({"kind": "ldap"}, "invalid-option", "there are sql, files, tree, push, own_texts"),
+        ({"kind": "ldap"}, "invalid-option", "expected one of: sql, files, tree, push, own_texts"),
     ]
     for body, code, said in cases:
         answer = api.put(PATH, content=json.dumps(body), headers={"Content-Type": "application/json"})
@@ -257,14 +257,14 @@ def test_a_query_of_pairs_is_for_a_collection_of_scores(
     assert run("sources", "set", "judged", *query, *columns, *server) == 0
     assert "1\ta text\tan answer\t" in capsys.readouterr().out
     assert run("sources", "set", "docs", *query, *columns, *server) != 0
-    assert "leave out text_pair" in capsys.readouterr().err
-    with pytest.raises(ApiError, match="leave out text_pair"):
+    assert "remove text_pair" in capsys.readouterr().err
+    with pytest.raises(ApiError, match="remove text_pair"):
         client.set_source("docs", "sql", {**QUERY, "text_pair": "text"}, check=False)
 
 
 def test_nothing_is_pushed_to_a_source_that_is_read(client: Client) -> None:
     client.set_source("docs", "sql", QUERY)
-    with pytest.raises(ApiError, match="of kind sql, which its runs read themselves"):
+    with pytest.raises(ApiError, match="of kind sql, which runs read themselves"):
         client.push("docs", [{"key": "a", "text": "x"}])
 
 
