@@ -24,45 +24,49 @@ Sample = Annotated[int, Meta(ge=0, le=10_000)]
 class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # a base made at run time
     """Options of a run; encoding options make it build a new generation.
 
-    What is left out of these stays as in the live generation, or is the habit of the model if another one is named. If
-    that means another vector space, a new generation is built beside the live one, and takes its place in the end.
+    Encoding options that are left out stay as in the live generation, or are the model's defaults if another model is
+    given. If the result is another vector space, a new generation is built alongside the live one, and finally
+    replaces it.
     """
 
     max_change_share: Annotated[
         Share | None,
         Meta(
-            description="Share of the existing rows that may be encoded again or deleted; the run is held if it "
-            f"would be more. {DEFAULT_MAX_CHANGE_SHARE:g} unless it is given."
+            description="The largest share of the existing rows that may be encoded again or deleted; a run that would "
+            f"change more is held. {DEFAULT_MAX_CHANGE_SHARE:g} by default."
         ),
     ] = None
-    confirm: Annotated[bool, Meta(description="Whatever the share, it is not held.")] = False
+    confirm: Annotated[bool, Meta(description="Do not hold the run, whatever the share.")] = False
     sample: Annotated[
         Sample | None,
-        Meta(description="For a check: number of texts encoded again; 200 by default."),
+        Meta(description="For a check: the number of texts to encode again; 200 by default."),
     ] = None
     priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY)] = DEFAULT_PRIORITY
     least_recall: Annotated[
-        Share | None, Meta(description="Least recall of a new generation's index; less fails its canary.")
+        Share | None,
+        Meta(description="The minimum recall of a new generation's index; below it, the canary fails."),
     ] = None
     least_cosine: Annotated[
         Annotated[float, Meta(ge=-1, le=1)] | None,
-        Meta(description="Least similarity of texts of a new generation to their second encoding."),
+        Meta(description="The minimum similarity of a new generation's texts to their second encoding."),
     ] = None
     canary_sample: Annotated[
-        Sample | None, Meta(description="So many of a new generation's texts are encoded again.")
+        Sample | None, Meta(description="The number of a new generation's texts to encode again.")
     ] = None
     most_failed_share: Annotated[
         Share | None,
-        Meta(description="Share of a new generation's rows that may fail through no fault of their text."),
+        Meta(
+            description="The largest share of a new generation's rows that may fail for reasons other than their text."
+        ),
     ] = None
-    model: Annotated[str | None, Meta(description="A name of GET /v1/models.")] = None
+    model: Annotated[str | None, Meta(description="A model name from GET /v1/models.")] = None
 
     def __post_init__(self) -> None:
         for text in self.of_spec().values():
             if isinstance(text, str) and any(
                 letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text
             ):
-                raise ValueError("a text contains a NUL character or half of a UTF-16 surrogate pair")
+                raise ValueError("a text contains a NUL character or an unpaired UTF-16 surrogate")
 
     def to_options(self) -> dict[str, Any]:
         """Return the options that are stored with the run; the other fields become its spec."""
@@ -77,7 +81,7 @@ class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # a bas
 
 
 class RunRequest(Struct, forbid_unknown_fields=True):
-    """A run of a collection: `reindex` follows its source, `index` sees to its vector index, `check` measures."""
+    """A run on a collection: `reindex` updates it from its source, `index` maintains its index, `check` measures it."""
 
     kind: Annotated[Literal["reindex", "index", "check"], one_of(RUN_KINDS)] = REINDEX
     options: RunOptionsBody = msgspec.field(default_factory=RunOptionsBody)
@@ -94,7 +98,7 @@ class EncodingBody(TypedDict):
 
 
 class RunBody(TypedDict):
-    """A run, in the same shape wherever it is answered."""
+    """A run, in the same shape wherever the API returns it."""
 
     id: Identifier
     collection: str
@@ -102,31 +106,36 @@ class RunBody(TypedDict):
     state: Annotated[str, one_of(RUN_STATES)]
     phase: Annotated[
         Annotated[str, one_of(RUN_PHASES)] | None,
-        Meta(description="Where it is, or was at its end; null before an indexer took it."),
+        Meta(description="The current or last phase; null until an indexer has claimed the run."),
     ]
-    counts: Annotated[dict[str, int], Meta(description="Rows of the source by what became of them.")]
-    job_id: Annotated[Identifier | None, Meta(description="The job that encodes for it.")]
+    counts: Annotated[dict[str, int], Meta(description="Rows of the source by outcome.")]
+    job_id: Annotated[Identifier | None, Meta(description="The job that encodes its rows.")]
     encoding: Annotated[
         EncodingBody | None,
-        Meta(description="How far that job is, of a single run in its phase encoding; null elsewhere."),
+        Meta(
+            description="The progress of that job, if a single run is shown in its phase encoding; else null."
+        ),
     ]
     spec: Annotated[
-        dict[str, Any] | None, Meta(description="The EncodingSpec it was asked for; null for the live one.")
+        dict[str, Any] | None,
+        Meta(description="The requested EncodingSpec; null means that of the live generation."),
     ]
     options: dict[str, Any]
     report: Annotated[dict[str, Any], Meta(description="Findings of each phase.")]
     error: Annotated[
         str | None,
-        Meta(description="Why it failed, is held or was skipped; else the error of its last attempt."),
+        Meta(description="Why it failed, is held or was skipped; otherwise the error of its last attempt."),
     ]
     due_at: Annotated[
-        Moment | None, Meta(description="Due time on its schedule; null if a client asked for the run.")
+        Moment | None, Meta(description="The due time on its schedule; null if a client started the run.")
     ]
-    attempt: Annotated[int, Meta(description="Claims by an indexer since it came to its phase.")]
+    attempt: Annotated[int, Meta(description="The number of claims by indexers in its current phase.")]
     created_at: Moment
     started_at: Moment | None
     finished_at: Moment | None
-    elapsed_seconds: Annotated[float, Meta(description="Since an indexer took it, until its end or now.")]
+    elapsed_seconds: Annotated[
+        float, Meta(description="From its first claim by an indexer until its end or now.")
+    ]
 
 
 class RunPage(TypedDict):

@@ -36,7 +36,7 @@ Driver = psycopg.Connection[Any]
 
 
 class StageLost(RunError):
-    """Postgres was restarted after a crash and the staged rows are gone; the run reads its source again."""
+    """Postgres restarted after a crash and lost the staged rows; the run will read its source again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def drop_left_stages(connection: Connection) -> int:
 
 
 # A batch has few keys compared with the generation, so each key is looked up by index. The planner might read
-# a small generation whole instead.
+# a small generation completely instead.
 LOOK_UP_BY_INDEX: Final = """
     SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
            set_config('enable_seqscan', 'off', true)
@@ -299,7 +299,7 @@ def load_changes(
 ) -> list[tuple[int, Item]]:
     """Return up to `limit` staged rows of these kinds after a position, each as (position, item).
 
-    An item has a place of its own only if it differs from `seq`, the place of the run.
+    An item has its own place only if that differs from `seq`, the place of the run.
     """
     values = {"seq": seq, "after": after, "kinds": list(kinds), "limit": limit}
     rows: Iterator[Any] = driver_of(connection).execute(stage.fill_in(LOAD_CHANGES), values, binary=True)
@@ -460,7 +460,7 @@ def write_metadata(
     refused to keep, and the last row's position (None after the last row).
 
     Nobody else can write rows of the collection meanwhile; otherwise an older job could write its result
-    beside these attributes.
+    alongside these attributes.
     """
     driver = driver_of(connection)
     lock_deletions(connection, stage.generation.collection_id)

@@ -84,8 +84,8 @@ class Soundness:
             )
         if self.num_odd_norms:
             problems.append(
-                f"{self.num_odd_norms:,} vectors have not length 1, as the model promises; they are from "
-                f"{self.smallest_norm:.3f} to {self.largest_norm:.3f} long."
+                f"{self.num_odd_norms:,} vectors do not have length 1, although the model normalizes; their lengths "
+                f"are between {self.smallest_norm:.3f} and {self.largest_norm:.3f}."
             )
         return problems
 
@@ -114,7 +114,7 @@ class Validity:
         """Return a sentence if any score or record is invalid."""
         if not self.num_broken:
             return []
-        what = "are no objects of types" if self.kind == RECORDS else "are no numbers, or not of their scale"
+        what = "are not objects of types" if self.kind == RECORDS else "are not numbers or are out of range"
         return [f"{self.num_broken:,} {self.kind} {what} ({name_keys(self.broken_keys)})."]
 
 

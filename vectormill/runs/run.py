@@ -59,7 +59,7 @@ GOOD_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_good)
 FINISHED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_begun and state.is_wanted
 )
-# Runs without success that were not cancelled: a schedule or the index maintainer tries again.
+# Unsuccessful runs that were not cancelled: a schedule or the index maintainer retries.
 MISSED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_wanted and not state.is_good
 )
@@ -174,7 +174,7 @@ def state_after_cancel(state: str) -> str:
         return CANCELLING
     if state in (UPLOADING, QUEUED, HELD):
         return CANCELLED
-    raise WrongRunState(f"The run is {state}; only one that waits, runs or is held can be cancelled.")
+    raise WrongRunState(f"The run is {state}; only a run that is waiting, running or held can be cancelled.")
 
 
 def state_after_confirm(state: str) -> str:
@@ -206,8 +206,8 @@ def refuse_change(num_rows: int, num_changed: int, num_vanished: int, max_share:
         return None
     share = (num_changed + num_vanished) / num_rows
     return (
-        f"The source differs from {share:.0%} of the collection's {num_rows:,} rows: {num_changed:,} have another text "
-        f"and {num_vanished:,} are in the source no more; at most {max_share:.0%} may change unasked "
-        "(max_change_share). Nothing was changed. If that is right, confirm the run; else cancel it, and look at the "
-        "source."
+        f"The source differs from {share:.0%} of the collection's {num_rows:,} rows: {num_changed:,} have a different "
+        f"text and {num_vanished:,} are no longer in the source; at most {max_share:.0%} may change without "
+        "confirmation (max_change_share). Nothing was changed. If this is intended, confirm the run; otherwise cancel "
+        "it and check the source."
     )

@@ -143,7 +143,7 @@ class Agreement:
 def sample_texts(connection: Connection, generation: Generation, size: int) -> tuple[list[Item], str]:
     """Return up to `size` random items whose texts are known, and a description of where these are from."""
     if kept := sample_kept_texts(connection, generation, size):
-        return kept, "texts that the collection keeps"
+        return kept, "texts that the collection stores"
     items: list[Item] = []
     most = -(-size // CHUNKS_PER_SAMPLE) * 4
     for chunk in sample_chunks(connection, generation, CHUNKS_PER_SAMPLE):
@@ -151,9 +151,9 @@ def sample_texts(connection: Connection, generation: Generation, size: int) -> t
         items += [chunk[place] for place in dict.fromkeys(places.tolist())]
     if items:
         unique = list({item.key: item for item in items}.values())
-        return unique[:size], "texts of jobs that wrote into it"
+        return unique[:size], "texts of jobs that wrote to it"
     return [], (
-        "no text is known: the collection keeps none, and no job that wrote into it is there any more"
+        "no texts are available: the collection stores none, and no job that wrote to it exists any more"
     )
 
 
@@ -169,7 +169,7 @@ def compare_sample(
         held, rows = read_rows(connection, generation, items)
         ranges = find_ranges(connection, generation.spec) if generation.spec.vector_type == INT8 else None
     if items and not held:
-        reason = "no row has the text that is known of it"
+        reason = "no row still has the text that was found for it"
     if not held:
         return Agreement(0, None, None, 0, [], reason)
     results, present = encode_again(engine, settings, generation, held, check=check)

@@ -60,7 +60,7 @@ def test_a_sound_collection_has_no_problems_and_its_report_says_what_was_looked_
 
 BROKEN = [
     ("UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k3'", "no direction", "'k3'"),
-    ("UPDATE {table} SET embedding = '[2,0,0,0,0,0,0,0]' WHERE key = 'k3'", "not length 1", "2.000"),
+    ("UPDATE {table} SET embedding = '[2,0,0,0,0,0,0,0]' WHERE key = 'k3'", "do not have length 1", "2.000"),
     (
         "UPDATE {table} SET embedding = '[1,0,0,0,0,0,0,0]' WHERE key = 'k3'",
         "at the worst, less than 0.99",
@@ -96,7 +96,7 @@ def test_a_check_says_what_it_could_not_look_at(api: httpx.Client, engine: Engin
     change(engine, "DELETE FROM {attributes}")
     report = check(api)
     assert report["is_good"] is True
-    assert report["texts"]["reason"] == "texts of jobs that wrote into it"
+    assert report["texts"]["reason"] == "texts of jobs that wrote to it"
     assert [sentence.partition(":")[0] for sentence in report["unchecked"]] == ["Hashes of texts", "Recall"]
     assert check(api, sample=0)["unchecked"][-1] == "Texts encoded again: none were asked for."
 

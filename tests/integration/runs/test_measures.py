@@ -119,7 +119,7 @@ def test_without_any_text_a_check_says_that_nothing_was_compared(engine: Engine,
         connection.execute(text("DELETE FROM vectormill.jobs"))
     agreement = compare_sample(engine, Settings(), docs, 20, check=nothing)
     assert agreement.num_compared == 0
-    assert "no text is known" in agreement.reason
+    assert "no texts are available" in agreement.reason
 
 
 def test_kept_texts_come_before_those_of_jobs(engine: Engine, docs: Generation) -> None:

@@ -159,8 +159,11 @@ def test_a_key_that_the_source_has_twice_changes_nothing(engine: Engine) -> None
 @pytest.mark.parametrize(
     ("items", "said"),
     [
-        ([row(f"k{number}", f"other {number}", page=number) for number in range(10)], "10 have another text"),
-        ([], "10 are in the source no more"),
+        (
+            [row(f"k{number}", f"other {number}", page=number) for number in range(10)],
+            "10 have a different text",
+        ),
+        ([], "10 are no longer in the source"),
     ],
 )
 def test_a_run_that_would_change_too_much_is_held_until_it_is_confirmed(
@@ -197,8 +200,11 @@ def test_a_run_that_was_confirmed_reads_again_and_takes_no_row_away_that_came_ba
 @pytest.mark.parametrize(
     ("items", "said"),
     [
-        ([], "10 are in the source no more"),
-        ([row(f"k{number}", f"other {number}", page=number) for number in range(10)], "10 have another text"),
+        ([], "10 are no longer in the source"),
+        (
+            [row(f"k{number}", f"other {number}", page=number) for number in range(10)],
+            "10 have a different text",
+        ),
     ],
 )
 def test_a_run_that_finds_more_than_was_confirmed_is_held_again(

@@ -79,4 +79,4 @@ def test_a_share_of_a_collection_may_change_unasked(
     said = refuse_change(num_rows, num_changed, num_vanished, share)
     assert (said is not None) == is_held
     if said is not None:
-        assert f"{num_vanished:,} are in the source no more" in said
+        assert f"{num_vanished:,} are no longer in the source" in said

@@ -90,7 +90,7 @@ def test_what_a_run_cannot_be_asked_for_is_refused(http: httpx.Client) -> None:
 
 def test_a_collection_without_source_or_texts_has_nothing_to_read(engine: Engine, client: Client) -> None:
     make_collection(engine, "bare")
-    with pytest.raises(ApiError, match="no source, and keeps no texts"):
+    with pytest.raises(ApiError, match="no source and stores no texts"):
         client.reindex("bare")
     assert client.start_run("bare", "check")["kind"] == "check"
     with pytest.raises(ApiError, match="no collection"):
