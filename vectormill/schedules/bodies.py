@@ -32,13 +32,13 @@ Timezone = Annotated[
     str,
     Meta(
         max_length=MAX_TIMEZONE_CHARS,
-        description="A name of the tz database; its clock is the one that the expression means.",
+        description="The tz database name of the time zone that the expression refers to.",
     ),
 ]
 OverlapChoice = Annotated[
     Overlap,
     Meta(
-        description="The rule for a due time while a run of the collection goes on: it is skipped, or its run waits.",
+        description="What happens at a due time while a run of the collection is active: it is skipped, or it waits.",
         extra_json_schema={"type": "string", "enum": list(OVERLAPS)},
     ),
 ]
@@ -46,7 +46,7 @@ RunState = Annotated[str, one_of(RUN_STATES)]
 
 
 class ScheduleRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A new schedule. Without a name it is called as its collection."""
+    """A new schedule. Its name defaults to that of its collection."""
 
     collection: Annotated[str, Meta(max_length=63)]
     cron: Cron
@@ -64,7 +64,7 @@ class ScheduleChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ScheduleBody(TypedDict):
-    """A schedule, in the same shape wherever it is answered."""
+    """A schedule, in the same shape wherever the API returns it."""
 
     name: str
     collection: str
@@ -73,18 +73,18 @@ class ScheduleBody(TypedDict):
     overlap: Annotated[str, one_of(OVERLAPS)]
     next_due_at: Annotated[Moment | None, Meta(description="In UTC; null while it is paused.")]
     next_due_local: Annotated[
-        str | None, Meta(description="The moment on the clock of its zone, with the offset.")
+        str | None, Meta(description="The same moment in the schedule's time zone, with the offset.")
     ]
     lag_seconds: Annotated[
-        float, Meta(description="How long a due time has waited for a scheduler; 0 when none does.")
+        float, Meta(description="How long a due time has been waiting for a scheduler; 0 if none is.")
     ]
     paused_at: Annotated[Moment | None, Meta(description="Null unless it is paused.")]
     last_state: Annotated[RunState | None, Meta(description="The state of its newest run.")]
-    last_run_at: Annotated[Moment | None, Meta(description="When its newest run was made.")]
-    last_success_at: Annotated[Moment | None, Meta(description="When a run last ended well.")]
+    last_run_at: Annotated[Moment | None, Meta(description="When its newest run was created.")]
+    last_success_at: Annotated[Moment | None, Meta(description="When a run last succeeded.")]
     consecutive_failures: Annotated[int, Meta(description="Runs that failed since the last success.")]
     skipped_since_success: Annotated[
-        int, Meta(description="Due times since then that passed because of an overlap.")
+        int, Meta(description="Due times that were skipped since then because of an overlap.")
     ]
     last_error: Annotated[str | None, Meta(description="Why the newest of these failed or was skipped.")]
     created_at: Moment
@@ -97,16 +97,16 @@ class SchedulePage(TypedDict):
 
 
 class ScheduledRunBody(TypedDict):
-    """A run in a schedule's history. GET /v1/runs/{id} has all of it."""
+    """A run in a schedule's history. GET /v1/runs/{id} shows the full run."""
 
     id: Identifier
     state: RunState
     phase: Annotated[str, one_of(RUN_PHASES)] | None
-    due_at: Annotated[Moment | None, Meta(description="Null for one that a client asked for.")]
+    due_at: Annotated[Moment | None, Meta(description="Null if a client started the run.")]
     created_at: Moment
     started_at: Moment | None
     finished_at: Moment | None
-    counts: Annotated[dict[str, int], Meta(description="Rows of the source by what became of them.")]
+    counts: Annotated[dict[str, int], Meta(description="Rows of the source by outcome.")]
     error: Annotated[str | None, Meta(description="Why it failed or was skipped.")]
 
 

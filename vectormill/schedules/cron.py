@@ -1,6 +1,6 @@
-"""Cron: compute when an expression of five fields is due in a time zone, without a clock of its own.
+"""Cron: compute when an expression of five fields is due in a time zone, without reading a clock.
 
-cronsim parses the fields as Debian's cron does. Two kinds of expressions are told apart where clocks change,
+cronsim parses the fields as Debian's cron does. Two kinds of expressions are distinguished where clocks change,
 as in cron(8) (https://manpages.debian.org/bookworm/cron/cron.8.en.html, "Notes"):
 
 - *At a time*: neither the minute nor the hour begins with `*` ("0 2 * * *"). Times skipped by a gap are due once, in
@@ -39,21 +39,21 @@ def check_cron(cron: str) -> str:
     """Return the expression as five fields with single spaces, nicknames expanded. Raise InvalidOption."""
     written = NICKNAMES.get(cron.strip().lower(), cron)
     fields = written.split()
-    said = f"The cron expression {cron[:MAX_CRON_CHARS]!r} cannot be used: "
+    said = f"Invalid cron expression {cron[:MAX_CRON_CHARS]!r}: "
     if len(cron) > MAX_CRON_CHARS:
         raise InvalidOption(f"{said}it has more than {MAX_CRON_CHARS} characters.")
     if len(fields) != NUM_FIELDS:
         raise InvalidOption(
             f"{said}it has {len(fields)} fields, not {NUM_FIELDS}: minute, hour, day of the month, month, day of the "
-            "week. '0 2 * * *' is two o'clock every night."
+            "week. For example, '0 2 * * *' means two o'clock every night."
         )
     expression = " ".join(fields)
     try:
         next(CronSim(expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - any local time will do
     except StopIteration:
-        raise InvalidOption(f"{said}it does not fall due within 50 years.") from None
+        raise InvalidOption(f"{said}it is never due within 50 years.") from None
     except (CronSimError, ValueError, AssertionError) as error:
-        reason = str(error).replace("Bad ", "there is something wrong with the ") or "it cannot be read"
+        reason = str(error).replace("Bad ", "invalid ") or "it cannot be parsed"
         raise InvalidOption(
             f"{said}{reason}. The fields are minute (0-59), hour (0-23), day of the month (1-31), month (1-12) and day "
             "of the week (0-7, or SUN to SAT)."
@@ -69,8 +69,8 @@ def find_timezone(name: str) -> ZoneInfo:
     except (OSError, ValueError, LookupError):  # a folder of the database, a path outside, an unknown name
         pass
     raise InvalidOption(
-        f"There is no time zone {name[:MAX_TIMEZONE_CHARS]!r}; use a name of the tz database, such as "
-        "'Europe/Berlin' or 'UTC'."
+        f"Unknown time zone {name[:MAX_TIMEZONE_CHARS]!r}; use a name from the tz database, such as 'Europe/Berlin' "
+        "or 'UTC'."
     )
 
 
@@ -115,7 +115,7 @@ def _next_at_a_time(expression: str, zone: tzinfo, start: datetime) -> datetime:
         # Within the second pass of a repeated hour, cronsim goes on from the first pass.
         if due.astimezone(UTC) > start:
             return due.astimezone(UTC)
-    raise InvalidOption(f"The cron expression {expression!r} does not fall due within 50 years.")
+    raise InvalidOption(f"The cron expression {expression!r} is never due within 50 years.")
 
 
 def _next_by_the_clock(expression: str, zone: ZoneInfo, start: datetime) -> datetime:

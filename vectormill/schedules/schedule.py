@@ -82,8 +82,8 @@ def check_schedule_name(name: str) -> str:
     """Return the name of a schedule if it is valid. Raise InvalidOption, stating the rule, if not."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise InvalidOption(
-            f"The schedule name {name[:80]!r} cannot be used: it has letters, digits, '.', '_' and '-', at most 63, "
-            "and starts with a letter, a digit or '_'."
+            f"Invalid schedule name {name[:80]!r}: use at most 63 letters, digits, '.', '_' and '-', starting with a "
+            "letter, a digit or '_'."
         )
     return name
 
@@ -91,5 +91,5 @@ def check_schedule_name(name: str) -> str:
 def check_overlap(overlap: str) -> str:
     """Return the overlap policy if it is one of OVERLAPS. Raise InvalidOption if not."""
     if overlap not in OVERLAPS:
-        raise InvalidOption(f"The overlap {overlap[:80]!r} is none of {' and '.join(OVERLAPS)}.")
+        raise InvalidOption(f"Invalid overlap {overlap[:80]!r}: expected {' or '.join(OVERLAPS)}.")
     return overlap

@@ -119,13 +119,13 @@ def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
     cron = check_cron(new.cron)
     collection = connection.execute(FIND_COLLECTION_AND_SOURCE, {"name": new.collection}).one_or_none()
     if collection is None:
-        raise CollectionNotFound(f"There is no collection {new.collection!r} that could be re-indexed.")
+        raise CollectionNotFound(f"There is no collection {new.collection!r} to re-index.")
     if collection.kind is None:
         raise SourceNotFound
     if collection.kind == PUSH:
         raise InvalidOption(
-            f"The source of collection {new.collection!r} is one that clients push to; nothing could be read at a due "
-            "time. Let the client that pushes keep the time, or set another source."
+            f"Collection {new.collection!r} cannot have a schedule: clients push its rows, so there is nothing to read "
+            "at a due time. Schedule the pushes in the client, or set another source."
         )
     values = {
         "name": new.name,
@@ -137,7 +137,7 @@ def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
         "next_due_at": next_due(cron, new.timezone, collection.now),
     }
     if connection.execute(INSERT_SCHEDULE, values).one_or_none() is None:
-        raise Conflict(f"There is a schedule named {new.name!r} already; change that, or take another name.")
+        raise Conflict(f"A schedule named {new.name!r} already exists; change it, or choose another name.")
     return find_schedule(connection, new.name)
 
 
@@ -268,7 +268,9 @@ def lock_schedule(connection: Connection, name: str) -> Row[Any]:
 
 
 def _not_found(name: str) -> ScheduleNotFound:
-    return ScheduleNotFound(f"There is no schedule {name!r}; `vectormill schedules list` has all.")
+    return ScheduleNotFound(
+        f"There is no schedule {name!r}; `vectormill schedules list` lists all schedules."
+    )
 
 
 def _schedule(row: Row[Any]) -> Schedule:
@@ -296,7 +298,7 @@ def count_schedules(connection: Connection) -> ScheduleCounts:
     return ScheduleCounts(**connection.execute(COUNT_SCHEDULES).one()._mapping)
 
 
-# The delay after which a schedule is tried again whose due times cannot be computed on this machine.
+# The delay before a schedule is retried whose due times cannot be computed on this machine.
 UNREADABLE_PAUSE: Final = timedelta(hours=1)
 
 LIST_DUE_SCHEDULES = text("""
@@ -381,20 +383,21 @@ def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
         if other is None:
             return QUEUED, None
         return SKIPPED, (
-            f"Run {other.id}, of {describe_moment(other.created_at)}, was still {other.state}; the schedule skips what "
-            "overlaps."
+            f"Run {other.id}, created at {describe_moment(other.created_at)}, was still {other.state}; the schedule "
+            "skips overlapping runs."
         )
     other = connection.execute(FIND_QUEUED_RUN, {"schedule_id": row.id}).one_or_none()
     if other is None:
         return QUEUED, None
     # Otherwise a run that hangs for a day would leave a queue of runs that all read the same source.
     return SKIPPED, (
-        f"Run {other.id}, of {describe_moment(other.created_at)}, had not begun; it reads the source as it is then."
+        f"Run {other.id}, created at {describe_moment(other.created_at)}, had not started yet; it will read the source "
+        "as it is then."
     )
 
 
 def run_schedule_now(connection: Connection, name: str) -> UUID:
-    """Create a run of a schedule immediately; it is queued behind an active run. Raise ScheduleNotFound."""
+    """Create a run of a schedule immediately; it is queued after an active run. Raise ScheduleNotFound."""
     run = _create_run(connection, lock_schedule(connection, name), None, QUEUED, None)
     assert run is not None  # there is no due time, so no conflict is possible
     return run.id

@@ -94,14 +94,19 @@ def test_the_history_has_runs_and_skips_by_page(engine: Engine, http: httpx.Clie
 def test_a_request_that_cannot_be_met_is_refused_with_its_reason(http: httpx.Client) -> None:
     cases: list[tuple[dict[str, str], int, str, str]] = [
         ({"collection": "docs", "cron": "0 2 * *"}, 422, "invalid-option", "4 fields, not 5"),
-        ({"collection": "docs", "cron": "0 25 * * *"}, 422, "invalid-option", "wrong with the hour"),
+        ({"collection": "docs", "cron": "0 25 * * *"}, 422, "invalid-option", "invalid hour"),
         (
             {"collection": "docs", "cron": "@daily", "timezone": "Mars/X"},
             422,
             "invalid-option",
-            "no time zone",
+            "Unknown time zone",
         ),
-        ({"collection": "docs", "cron": "@daily", "name": "a\x00"}, 422, "invalid-option", "cannot be used"),
+        (
+            {"collection": "docs", "cron": "@daily", "name": "a\x00"},
+            422,
+            "invalid-option",
+            "Invalid schedule name",
+        ),
         ({"collection": "none", "cron": "@daily"}, 404, "collection-not-found", "no collection"),
         ({"collection": "docs\x00", "cron": "@daily"}, 404, "collection-not-found", "no collection"),
         (
