@@ -39,16 +39,14 @@ def refuse_without_password(host: str, basic_auth: str | None) -> None:
     if basic_auth is None and not is_loopback_host(host):
         raise ConfigurationError(
             f"Flower does not listen on {host} without a password: set VECTORMILL_FLOWER_BASIC_AUTH to "
-            "user:password, or let it listen on the loopback."
+            "user:password, or use a loopback address."
         )
 
 
 def run(settings: Settings, host: str, port: int) -> None:
     """Replace this process by Flower; does not return."""
     if settings.redis_url is None:
-        raise ConfigurationError(
-            "Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts a Redis of its own."
-        )
+        raise ConfigurationError("Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts its own Redis.")
     refuse_without_password(host, settings.flower_basic_auth)
     environment = process_environment()
     if settings.flower_basic_auth:

@@ -22,7 +22,7 @@ from vectormill.domain.encoding import EncodingSpec
 
 VERSION: Final = b"\x01"
 PREFIX: Final = "vectormill:queries:"
-# A worker sends a heartbeat with the ids of its queries at this interval, and counts as dead so long after
+# A worker sends a heartbeat with the ids of its queries at this interval, and counts as dead DEAD_SECONDS after
 # the last one.
 PULSE_SECONDS: Final = 0.2
 DEAD_SECONDS: Final = 0.6
@@ -111,12 +111,12 @@ def read_answer(message: bytes) -> Answer:
 def _read(message: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     if message[:1] != VERSION:
         raise UnreadableMessage(
-            f"The message is of version {message[:1].hex() or 'none'}, not {VERSION.hex()}."
+            f"The message has version {message[:1].hex() or 'none'}, not {VERSION.hex()}."
         )
     try:
         return decoder.decode(message[1:])
     except msgspec.MsgspecError as error:
-        raise UnreadableMessage("The message does not match its version.") from error
+        raise UnreadableMessage("The message does not match the format of its version.") from error
 
 
 def write_pulse(in_hand: set[bytes]) -> bytes:

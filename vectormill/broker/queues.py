@@ -124,7 +124,7 @@ class Sentinel:
         self._run_id: str | None = None
 
     def has_lost_content(self) -> bool:
-        """Return True if Redis lost its data since the last call, or holds no earlier key at the first.
+        """Return True if Redis lost its data since the last call, or contains no earlier key at the first.
 
         Raise redis.exceptions.RedisError while Redis is away.
         """

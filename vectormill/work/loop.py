@@ -39,7 +39,7 @@ def name_owner() -> str:
 
 
 def back_off(attempt: int) -> float:
-    """Return the backoff in seconds before work is tried again after this many failed attempts."""
+    """Return the backoff in seconds before work is retried after this many failed attempts."""
     return float(min(_FIRST_BACK_OFF_SECONDS * 2 ** min(attempt, 16), _LONGEST_BACK_OFF_SECONDS))
 
 
@@ -84,7 +84,7 @@ def handing_back(engine: Engine, lease: Lease) -> Iterator[None]:
             raise
         except Exception as error:
             pause, reason = back_off(lease.attempt), f"{type(error).__name__}: {error}"[:1000]
-            logger.error("%s met an error; it is tried again in %g s.", name, pause, exc_info=error)
+            logger.error("%s failed; retrying in %g s.", name, pause, exc_info=error)
             with engine.begin() as connection:
                 lease.hand_back(connection, pause_seconds=pause, is_counted=True, error=reason)
     except LeaseLost as error:
@@ -92,7 +92,7 @@ def handing_back(engine: Engine, lease: Lease) -> Iterator[None]:
 
 
 class Loop(ABC):
-    """A loop that repeats `step` on threads of its own, whatever it raises, while its `with` block runs.
+    """A loop that repeats `step` on its own threads, whatever it raises, while its `with` block runs.
 
     With `stop_seconds` the end of the block waits at most that long for each thread; the lease of longer work
     expires.
@@ -136,8 +136,8 @@ class Loop(ABC):
             try:
                 has_more = self.step()
             except DATABASE_ERRORS as error:
-                logger.warning("Waiting for Postgres, then going on with %s: %s", self._name, error)
+                logger.warning("Waiting for Postgres before continuing with %s: %s", self._name, error)
             except Exception:
-                logger.exception("Trying again after an error in %s.", self._name)
+                logger.exception("Retrying after an error in %s.", self._name)
             if not has_more:
                 self.stopping.wait(self._pause_seconds)

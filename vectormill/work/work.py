@@ -195,8 +195,8 @@ class Lease:
     def describe_attempts(self) -> str:
         """Return the sentence that explains why a row which was claimed too often has failed."""
         return (
-            f"The {self.work.row} was tried {self.attempt - 1} times while it was {self.state} and did not come "
-            "through; the log of the process that tried says why."
+            f"The {self.work.row} was tried {self.attempt - 1} times while it was {self.state} and did not succeed; "
+            "the log of the process that tried it shows why."
         )
 
 
