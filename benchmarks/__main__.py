@@ -23,14 +23,14 @@ def make_parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"  {name:<12} {question}" for name, question in QUESTIONS.items())
     parser = argparse.ArgumentParser(
         "python -m benchmarks",
-        description="Measure speed and memory. Let nothing else run meanwhile.",
-        epilog=f"benchmarks:\n{listed}\n\nAll of them but {GPU} run when none is named.",
+        description="Measure speed and memory. Run nothing else at the same time.",
+        epilog=f"benchmarks:\n{listed}\n\nWithout a name, all of them except {GPU} run.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="a benchmark of the list below")
-    add("--items", type=int, help="texts to use, instead of each benchmark's own number")
-    add("--repeat", type=int, default=3, help="repetitions of what is timed (3)")
+    add("names", nargs="*", metavar="NAME", help="a benchmark from the list below")
+    add("--items", type=int, help="number of texts, instead of each benchmark's default")
+    add("--repeat", type=int, default=3, help="repetitions of each measurement (3)")
     add(
         "--quick",
         action="store_true",
@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--write",
         action="store_true",
-        help="put the tables into README.md; gpu: and switches into their file",
+        help="write the tables to README.md, and for gpu the switches to their file",
     )
     add(
         "--device",
@@ -48,11 +48,15 @@ def make_parser() -> argparse.ArgumentParser:
     add("--mix", action="append", default=[], dest="mixes", help="engine: one of its mixes; may be repeated")
     add("--system", action="append", default=[], dest="systems", help="engine: one system; may be repeated")
     add("--model-shape", action="append", default=[], dest="shapes", help="engine: random weights")
-    add("--max-tokens", type=int, help="engine: tokens read of a text, instead of the model's own 256")
-    add("--against", type=Path, help="host: another checkout of the project, measured in turns with this one")
-    add("--state", type=Path, help="gpu: where its records are kept")
+    add("--max-tokens", type=int, help="engine: tokens read of each text, instead of the model's 256")
+    add(
+        "--against",
+        type=Path,
+        help="host: another checkout of the project, measured alternately with this one",
+    )
+    add("--state", type=Path, help="gpu: the folder for its records")
     add("--again", action="append", default=[], metavar="STEP", help="gpu: repeat this step; may be repeated")
-    add("--minutes", type=float, default=40.0, help="gpu: start no step after so many (40)")
+    add("--minutes", type=float, default=40.0, help="gpu: start no step after this number of minutes (40)")
     return parser
 
 
@@ -61,13 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     for name in asked.names:
         if name not in QUESTIONS:
-            parser.error(f"there is no benchmark {name!r}; there are {', '.join(QUESTIONS)}")
+            parser.error(f"unknown benchmark {name!r}; expected one of: {', '.join(QUESTIONS)}")
     is_gpu = GPU in asked.names
     if is_gpu and len(asked.names) > 1:
-        parser.error(f"{GPU} has a machine to itself; name it alone")
+        parser.error(f"{GPU} cannot be combined with other benchmarks")
     small = asked.items or asked.mixes or asked.systems or asked.shapes or asked.max_tokens or asked.quick
     if asked.write and (small or (asked.device not in (None, "cpu") and not is_gpu)):
-        parser.error("--write is for what each benchmark measures by itself on the processor")
+        parser.error("--write needs the default measurement of each benchmark, on the CPU")
     harness = Harness(
         asked.repeat, asked.items, asked.device or ("cuda" if is_gpu else "cpu"), tuple(asked.mixes),
         tuple(asked.systems), tuple(asked.shapes), asked.max_tokens, asked.against, asked.state,

@@ -17,22 +17,22 @@ HOME: Final = ROOT / ".bench"
 
 # Every benchmark, in the order in which they run: its module in benchmarks/questions, and the question it answers.
 QUESTIONS: Final = {
-    "machine": "What machine are the other figures of?",
-    "start": "How long does `vectormill --help` take, and a stack until it is ready?",
-    "idle": "What processor time does a stack take that has nothing to do?",
-    "submission": "How fast are items taken in over HTTP, and how much memory does that take?",
-    "export": "How fast do vectors come out over HTTP in each format, and how much memory does that take?",
-    "main_job": "How fast is a whole job, beside sentence-transformers and our engine alone?",
-    "host": "What does the host spend on a text when the device costs nothing, now and in another checkout?",
-    "engine": "How fast are our service and engine beside all peers, on several mixes of texts?",
-    "queries": "How many searches are answered with 1, 8 and 64 clients, beside a bulk job too?",
-    "embeddings": "How many requests does /v1/embeddings answer, beside infinity's server?",
-    "reindex": "What does it cost to keep an index in step with its table, beside CocoIndex?",
-    "score": "How fast are pairs judged, beside CrossEncoder.predict?",
-    "extract": "How fast are records extracted, beside the reference's way and in each placement?",
-    "gpu": "Which switches of the encoder pay on this GPU?",
+    "machine": "On which machine were the other figures measured?",
+    "start": "How long does `vectormill --help` take, and how long does a stack take to start?",
+    "idle": "How much processor time does an idle stack use?",
+    "submission": "How fast are items submitted over HTTP, and how much memory does that take?",
+    "export": "How fast are vectors exported over HTTP in each format, and how much memory does that take?",
+    "main_job": "How fast is a whole job, compared with sentence-transformers and our engine alone?",
+    "host": "What does a text cost the host if the device takes no time, now and in another checkout?",
+    "engine": "How fast are our service and engine on several mixes of texts, compared with all peers?",
+    "queries": "How many searches of 1, 8 and 64 clients are answered, also during a bulk job?",
+    "embeddings": "How many requests does /v1/embeddings answer, compared with infinity's server?",
+    "reindex": "What does it cost to keep an index up to date with its table, compared with CocoIndex?",
+    "score": "How fast are pairs scored, compared with CrossEncoder.predict?",
+    "extract": "How fast are records extracted in each placement, compared with the reference?",
+    "gpu": "Which switches make the encoder faster on this GPU?",
 }
-# This benchmark needs a card to itself for an hour, so it runs only when it is named.
+# This benchmark needs exclusive use of a card for an hour, so it runs only if it is named.
 GPU: Final = "gpu"
 
 

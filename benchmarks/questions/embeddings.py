@@ -31,12 +31,12 @@ def run(harness: Harness) -> Report:
             target = Target(url, lambda texts: make_body(DEFAULT_MODEL, texts), stack.pid)
             ask(harness, rounds, OURS, target, inputs)
     return Report(
-        f"One to {MOST_TEXTS} short texts a request, base64, {harness.repeat} rounds of {ROUND_SECONDS:g} s.",
+        f"One to {MOST_TEXTS} short texts per request, base64, {harness.repeat} rounds of {ROUND_SECONDS:g} s.",
         (tabulate(rounds.judge(OURS)), rounds.tabulate(), rounds.tabulate_costs(OURS, PEER)),
         (
-            "The same bodies to both, with each one's own name of the model; infinity's server has torch and its own "
-            "defaults. The clients share the cores with what they ask.",
-            "What a request costs the host is all but our model process; infinity's server has the model in its own.",
+            "Both get the same bodies, except for the name of the model; infinity's server uses torch and its own "
+            "defaults. The clients share the cores with the servers.",
+            "The cost of a request for the host excludes our model process; infinity's server contains its model.",
         ),
     )
 

@@ -156,12 +156,12 @@ def run(harness: Harness) -> Report:
             f"The mixes: {'; '.join(f'{mix.name}: {mix.description}' for mix in mixes)}.",
             "Median of all passes, smallest and largest in brackets. The peer is sentence-transformers with its "
             "defaults: fp32, batches of 32. Ratios are taken repetition by repetition.",
-            "Tokens are real ones, counted once for all systems; padding is the share of the computed tokens beyond "
-            "them. The share of the limit is by the rate of a matrix product in the system's precision: "
+            "Tokens exclude padding and are counted once for all systems; padding is its share of the computed tokens. "
+            "The share of the limit is relative to the rate of a matrix product in the system's precision: "
             f"{describe_rates(limits)}.",
-            "infinity's torch engine is given padded batches, which is what is counted, and leaves most of the padding "
-            "out inside.",
-            "Memory is resident, at its peak: of the encoding process, and for ours with the worker that tokenizes and "
+            "infinity's torch engine receives padded batches, which are counted, but skips most of the padding "
+            "internally.",
+            "Memory is the peak resident memory of the encoding process; ours includes the worker, which tokenizes and "
             "commits. Cosines are to the peer's vectors, over all texts of the mix.",
             *reasons,
             *notes,
@@ -298,9 +298,9 @@ def run_shapes(harness: Harness) -> Report:
         f"random weights on {device.description or device.name}, {harness.repeat} passes of each.",
         (*(each.to_table() for each in compared), tabulate(measures)),
         (
-            f"The matrix rate of the device: {describe_rates(limits)}. The share of the limit is that of the system's "
-            "precision; attention is counted whole, for decoders too.",
-            f"Systems run one after the other, each alone. The peer, and what cosines are to, is {peers[0].title}.",
+            f"The matrix rate of the device: {describe_rates(limits)}. The share of the limit is relative to that of "
+            "the system's precision; attention is counted completely, for decoders too.",
+            f"Systems run one after the other, each alone. The peer, to which cosines refer, is {peers[0].title}.",
             "Memory is the device's, at its peak."
             if device.kind == CUDA
             else "Memory is resident, at its peak.",

@@ -56,7 +56,7 @@ def run(harness: Harness) -> Report:
         f"{num_items:,} vectors of {spec.dimensions} values, {harness.repeat} exports of each kind.",
         (Table(("vectors in", "rows/s", "target", "size", "API's growth", "target"), tuple(rows)),),
         (
-            "From the request to the last byte, written into a file by a client that shares the machine's cores.",
+            "The time is from the request to the last byte, which a client on the same machine writes to a file.",
             "Growth is the peak of the API's resident memory above that before the export.",
         ),
     )

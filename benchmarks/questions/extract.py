@@ -97,15 +97,15 @@ def run(harness: Harness) -> Report:
         f"{shape} with random weights, {harness.repeat} passes of each.",
         (table, tabulate(measures)),
         (
-            "Every system has both cores, but the single one. Ratios are taken repetition by repetition. Memory is of "
-            "the processes that hold the model.",
-            "The reference's way has our prompts, windows and decoding, which tests compare with the reference's, and "
-            "transformers' DeBERTa, which projects the relative positions anew in every layer of every pass; all of it "
-            "in batches of one. The second row is the same with our network.",
+            "Every system except the single one uses both cores. Ratios are taken repetition by repetition. Memory is "
+            "that of the processes that hold the model.",
+            "The reference's method uses our prompts, windows and decoding, which tests compare with the reference's, "
+            "and transformers' DeBERTa, which projects the relative positions again in every layer of every pass, with "
+            "batches of one text. The second row is the same with our network.",
             "The weights are random, and records mean nothing: equal records show that batches, placements and jobs "
-            "change none. Near 0 the sign of a logit may be another with other arithmetic.",
-            f"Published for RexUniNLU on one GPU ({PUBLISHED[SINGLE]}) and on two: another machine's, so that only the "
-            "ratios compare with a processor's.",
+            "do not change them. Near 0 the sign of a logit may change with different arithmetic.",
+            f"The published figures are for RexUniNLU on one GPU ({PUBLISHED[SINGLE]}) and on two, on another machine, "
+            "so only the ratios can be compared.",
             *records.list_reasons(),
         ),
     )

@@ -251,9 +251,7 @@ def run(harness: Harness) -> Report:
     chosen, reasons = choose_defaults(judged)
     if harness.is_written:
         if trial.num_left:
-            raise BenchmarkFailed(
-                "Nothing was written: steps are left. Start it again; it goes on where it was."
-            )
+            raise BenchmarkFailed("Nothing was written because steps are left. Run it again to continue.")
         write_defaults(identity, chosen)
     pairs = [found for found in records.found.values() if "added" in found]
     failed = [f"{step}: {found['reason']}" for step, found in records.found.items() if "reason" in found]
@@ -277,8 +275,8 @@ def run(harness: Harness) -> Report:
         (
             f"Switches for {capability}: {', '.join(chosen) or 'none'}. The matrix rate: {describe_rates(rates)}.",
             *reasons,
-            "Batches of random ids go to the model's process, two ahead, and nothing is tokenized. Ratios are taken "
-            "pass by pass, side by side. Memory is that of the tensors on a GPU, and resident elsewhere.",
+            "Batches of random ids are sent to the model process, two in advance, and nothing is tokenized. Ratios are "
+            "taken pass by pass. Memory is that of the tensors on a GPU, and resident memory elsewhere.",
             *failed,
             *left,
         ),
@@ -295,7 +293,7 @@ def find_devices(harness: Harness) -> tuple[Device, ...]:
     if harness.device == CPU:
         if not harness.is_quick:
             raise BenchmarkFailed(
-                "A processor has nothing to decide here; `--device cpu --quick` tests the mechanics."
+                "There is nothing to decide for a CPU; `--device cpu --quick` only tests the steps."
             )
         return tuple(parse_devices("cpu:0,cpu:1", inventory))
     first = find_device(harness.device)

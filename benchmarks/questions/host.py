@@ -78,7 +78,7 @@ class Measured:
 def run(harness: Harness) -> Report:
     if harness.repeat < FEWEST_PASSES:
         raise BenchmarkFailed(
-            f"Passes differ by half; give --repeat {FEWEST_PASSES} or more, and fewer --items."
+            f"Passes differ by half; use --repeat {FEWEST_PASSES} or more, and fewer --items."
         )
     card, texts = find_packaged(), ExactTexts(find_packaged().path)
     trees = {NOW: ROOT, **({BEFORE: harness.against} if harness.against else {})}
@@ -103,13 +103,13 @@ def run(harness: Harness) -> Report:
         f"{len(os.sched_getaffinity(0))} cores, {harness.repeat} passes of each in turn.",
         (tabulate(judge(results[JUDGED_TOKENS])), *make_tables(results)),
         (
-            "Texts a second: end to end from the first chunk's claim to the last commit, the submission before it; the "
-            "engine alone with as many chunks of 512 at a time as a worker has slots; the tokenizer's "
-            "encode_batch_fast of 512 texts, with a thread on every core.",
-            "Processor time is user and system time of whole processes, the submission of the job included; cores busy "
-            "is that of all processes since the submission, by the seconds from claim to commit.",
-            "The worker's own tokenizer is that of the checkout, word by word where it is exact.",
-            "Stages are the job's own: seconds of threads, of which some wait for the interpreter's lock.",
+            "Texts per second are measured end to end from the first chunk's claim to the last commit, without the "
+            "submission; for the engine alone with as many chunks of 512 at a time as a worker has slots; and for the "
+            "tokenizer's encode_batch_fast of 512 texts, with a thread on every core.",
+            "Processor time is the user and system time of whole processes, including the submission of the job; cores "
+            "busy is that of all processes since the submission, divided by the seconds from claim to commit.",
+            "The worker's own tokenizer is that of the checkout, word by word if that is exact.",
+            "Stages are those of the job: seconds of threads, some of which wait for the interpreter lock.",
         ),
     )
 

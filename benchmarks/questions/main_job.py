@@ -69,11 +69,11 @@ def run(harness: Harness) -> Report:
         (table, tabulate(measures)),
         (
             "Median of all passes, smallest and largest in brackets. Ratios are taken repetition by repetition.",
-            "Tokens are real ones, special tokens included; padding is the share of the computed tokens beyond them.",
-            f"The corpus takes {compared.flop / 1e12:.2f} TFLOP: 2 per token and parameter that is multiplied with, "
-            "and 4 × layers × length × hidden size for attention. The share of the limit is that, by the seconds, by "
-            f"the rate of a matrix product: {describe_rates(limits)}.",
-            "Memory is resident, at its peak: of the process that holds the model, and with the worker that tokenizes "
-            "and commits. Postgres and the API are not in it.",
+            "Tokens include special tokens but no padding; padding is its share of the computed tokens.",
+            f"The corpus takes {compared.flop / 1e12:.2f} TFLOP: 2 per token and multiplied parameter, "
+            "and 4 × layers × length × hidden size for attention. The share of the limit is this number, divided by "
+            f"the seconds and by the rate of a matrix product: {describe_rates(limits)}.",
+            "Memory is the peak resident memory of the process that holds the model, and of that process together with "
+            "the worker, which tokenizes and commits. Postgres and the API are not included.",
         ),
     )

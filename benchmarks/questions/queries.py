@@ -47,11 +47,11 @@ def run(harness: Harness) -> Report:
         f"p99 with {MANY} clients beside a bulk job, to p99 without", Spread.of_ratios(*pair), 3.0, RATIO
     )
     return Report(
-        f"One short text a request, {NUM_ROWS:,} rows, {harness.repeat} rounds of {ROUND_SECONDS:g} s.",
+        f"One short text per request, {NUM_ROWS:,} rows, {harness.repeat} rounds of {ROUND_SECONDS:g} s.",
         (tabulate([*rounds.judge(OURS), beside]), rounds.tabulate(), rounds.tabulate_costs(OURS)),
         (
-            "Ours encodes the text and searches; infinity's server (torch, its own defaults) answers the embedding. "
-            "The clients share the cores with what they ask.",
+            "Ours encodes the text and searches; infinity's server (torch, its own defaults) returns the embedding. "
+            "The clients share the cores with the servers.",
         ),
     )
 

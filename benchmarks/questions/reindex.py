@@ -1,4 +1,4 @@
-"""reindex: the cost of keeping an index in step with its table, beside CocoIndex, with the real model."""
+"""reindex: the cost of keeping an index up to date with its table, compared with CocoIndex, with the real model."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -92,10 +92,10 @@ def run(harness: Harness) -> Report:
         f"A table of {num_rows:,} short lines with all-MiniLM-L6-v2.",
         (tabulate_costs(num_rows, zip(("ours", "CocoIndex"), costs, strict=True)), tabulate(measures)),
         (
-            "The peer is CocoIndex from its package, as in its example of a Postgres source, with its own embedder; "
+            "The peer is the CocoIndex package, used as in its example of a Postgres source, with its own embedder; "
             "its model is loaded before the first build. Both follow the same table in the same Postgres, in turns.",
-            "Each round changes other rows. Where nothing or metadata alone have changed nothing is encoded, and what "
-            "is left is the re-index itself. Metadata are changed beside an HNSW index.",
+            "Each round changes different rows. If nothing or only metadata has changed, nothing is encoded, and the "
+            "figure is the cost of the re-index itself. Metadata is changed in a collection with an HNSW index.",
         ),
     )
 

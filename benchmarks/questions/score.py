@@ -71,15 +71,15 @@ def run(harness: Harness) -> Report:
         f"{harness.repeat} passes of each.",
         (*tables, tabulate(measures)),
         (
-            "Weights are random: what is told is speed, memory and that all systems compute the same.",
+            "Weights are random: the figures show speed and memory, and that all systems compute the same.",
             "Median of all passes, smallest and largest in brackets; ratios are taken repetition by repetition. Tokens "
-            "are real ones, counted once for all systems; padding is the share of the computed tokens beyond them.",
-            "CrossEncoder.predict sorts by length. Its batch size and backend are those that were the fastest on a "
-            f"part of the pairs, of {variants}.",
-            "Published for StructBERT-large on one GPU: 23 pairs/s by the reference, 28 when tuned, in 40% less "
-            "memory. It is another machine's: only ratios compare.",
-            "Memory is resident, at its peak: of the judging process, and for ours with the worker that tokenizes and "
-            "commits. The largest difference is that of a probability to CrossEncoder's.",
+            "exclude padding and are counted once for all systems; padding is its share of the computed tokens.",
+            "CrossEncoder.predict sorts by length. Its batch size and backend were the fastest on a part of the pairs, "
+            f"among {variants}.",
+            "The published figures for StructBERT-large on one GPU are 23 pairs/s for the reference, and 28 when "
+            "tuned, in 40% less memory. They are from another machine: only ratios can be compared.",
+            "Memory is the peak resident memory of the scoring process; ours includes the worker, which tokenizes and "
+            "commits. The largest difference is between a probability and that of CrossEncoder.",
             *reasons,
         ),
     )

@@ -30,7 +30,7 @@ def run(harness: Harness) -> Report:
         f"median of {NUM_HELPS} calls for help, and of {harness.repeat} starts.",
         (tabulate(measures),),
         (
-            "A first start makes the cluster, migrates and converts the model; a later one finds all that done.",
+            "The first start creates the cluster, migrates and converts the model; later ones find this done.",
             "Files are in the system's cache, as they are after an installation.",
         ),
     )

@@ -40,7 +40,7 @@ def run(harness: Harness) -> Report:
         f"{num_items:,} lines of docstrings as NDJSON, {size}, {harness.repeat} submissions.",
         (tabulate(measures),),
         (
-            "The NDJSON is ready before the time starts. Client, API and Postgres share the machine's cores.",
+            "The NDJSON is prepared before the measurement starts. Client, API and Postgres share the machine's cores.",
             "Growth is the peak of the API's resident memory above that before its first submission.",
         ),
     )
