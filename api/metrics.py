@@ -1,4 +1,4 @@
-"""Metrics that the API gives to Prometheus: of its own requests and queries, and of the state in Postgres.
+"""Metrics that the API exposes to Prometheus: its own requests and queries, and the state in Postgres.
 
 Workers need no port for metrics: they report their numbers to Postgres. Their sums start at 0 with each
 worker process, as Prometheus expects of counters.
@@ -52,13 +52,13 @@ class ApiMetrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "vectormill_http_requests_total",
-            "Requests; `route` is the template, never an id.",
+            "HTTP requests; `route` is the template, never an id.",
             ["method", "route", "status"],
             registry=self.registry,
         )
         self.request_seconds = Histogram(
             "vectormill_http_request_seconds",
-            "Time from the first byte of a request to the last of its answer.",
+            "Time from the first byte of a request to the last byte of its response.",
             ["method", "route"],
             buckets=REQUEST_SECONDS_BUCKETS,
             registry=self.registry,
@@ -84,16 +84,16 @@ class BacklogCollector:
     def collect(self) -> Iterable[Metric]:
         is_up = GaugeMetricFamily(
             "vectormill_database_up",
-            "1 when Postgres answered this scrape; without it there is no backlog to show.",
+            "1 if Postgres answered this scrape; otherwise the scrape has no backlog.",
         )
         jobs = GaugeMetricFamily(
             "vectormill_jobs",
-            "Jobs that are not ended; state paused shows those that somebody forgot.",
+            "Jobs that have not ended; state paused shows forgotten ones.",
             labels=["model", "state"],
         )
         chunks = GaugeMetricFamily(
             "vectormill_chunks",
-            "Chunks that are not ended, those of paused jobs with them.",
+            "Chunks that have not ended, including those of paused jobs.",
             labels=["model", "state"],
         )
         try:
@@ -106,7 +106,7 @@ class BacklogCollector:
                 collections = list_collection_rows(connection, after=None, limit=MAX_COLLECTIONS)
                 webhooks = count_deliveries(connection)
         except SQLAlchemyError as error:
-            logger.warning("The scrape has no backlog, for Postgres did not answer: %s", error)
+            logger.warning("The scrape has no backlog, because Postgres did not answer: %s", error)
             is_up.add_metric([], 0)
             return [is_up]
         is_up.add_metric([], 1)
@@ -145,12 +145,12 @@ class QueryMetrics:
         )
         self.repeats = Counter(
             "vectormill_query_repeats_total",
-            "Searches whose texts were sent again, for a worker or Redis had lost them.",
+            "Searches whose texts were sent again because a worker or Redis had lost them.",
             registry=registry,
         )
         self.seconds = Histogram(
             "vectormill_query_seconds",
-            "Time until the texts of a search had their vectors.",
+            "Time until the texts of a search were encoded.",
             buckets=QUERY_SECONDS_BUCKETS,
             registry=registry,
         )
@@ -171,20 +171,20 @@ def describe_queues(queues: Iterable[Waiting]) -> list[Metric]:
     labels = ["model", "priority"]
     waiting = GaugeMetricFamily(
         "vectormill_queue_waiting_chunks",
-        "Chunks that no worker has yet; those of paused jobs left out.",
+        "Chunks that no worker has claimed, except those of paused jobs.",
         labels=labels,
     )
     leased = GaugeMetricFamily(
         "vectormill_queue_leased_chunks",
-        "Chunks that workers have; with those that wait, what workers are needed for.",
+        "Chunks that workers have claimed; together with the waiting ones, the work that needs workers.",
         labels=labels,
     )
     items = GaugeMetricFamily(
-        "vectormill_queue_items", "Items of both that have no result yet.", labels=labels
+        "vectormill_queue_items", "Items of waiting and leased chunks that have no result yet.", labels=labels
     )
     oldest = GaugeMetricFamily(
         "vectormill_queue_oldest_seconds",
-        "Age of the oldest job with chunks that no worker has, its pauses left out; absent where none waits.",
+        "Age of the oldest job with unclaimed chunks, without its pauses; absent if none is waiting.",
         labels=labels,
     )
     for queue in queues:
@@ -210,40 +210,38 @@ def _describe_work(workers: Sequence[Worker]) -> Iterable[Metric]:
     labels = ["worker", "model"]
     stages = CounterMetricFamily(
         "vectormill_stage_seconds_total",
-        "Busy time of a worker by stage, `held` and `device`.",
+        "Busy time of a worker by stage, including `held` and `device`.",
         labels=[*labels, "stage"],
     )
     computed = CounterMetricFamily(
-        "vectormill_computed_tokens_total", "Tokens computed, padding with them.", labels=labels
+        "vectormill_computed_tokens_total", "Tokens computed, including padding.", labels=labels
     )
     padding = CounterMetricFamily(
         "vectormill_padding_tokens_total",
-        "Tokens computed that were padding; over those computed: the waste.",
+        "Computed tokens that were padding; divided by all computed tokens, the waste.",
         labels=labels,
     )
     reused = CounterMetricFamily(
         "vectormill_reused_texts_total",
-        "Texts that got the vector of an equal one; of one job: its `num_reused`.",
+        "Texts that got the vector of an equal text; per job, `num_reused`.",
         labels=labels,
     )
     sequences = CounterMetricFamily(
         "vectormill_computed_sequences_total",
-        "Texts, or passages of them, that were computed; those reused are not.",
+        "Texts or passages that were computed; reused ones are not counted.",
         labels=labels,
     )
-    words = CounterMetricFamily(
-        "vectormill_words_total", "Words of texts that were looked up in the word cache.", labels=labels
-    )
+    words = CounterMetricFamily("vectormill_words_total", "Words looked up in the word cache.", labels=labels)
     known = CounterMetricFamily(
         "vectormill_known_words_total",
-        "Words whose tokens the word cache had; over those looked up: its hits.",
+        "Words found in the word cache; divided by the words looked up, its hit rate.",
         labels=labels,
     )
     exhaustions = CounterMetricFamily(
-        "vectormill_out_of_memory_total", "Batches for which a device had no memory.", labels=labels
+        "vectormill_out_of_memory_total", "Batches that did not fit in a device's memory.", labels=labels
     )
     restarts = CounterMetricFamily(
-        "vectormill_runner_restarts_total", "Times that the model's process was started again.", labels=labels
+        "vectormill_runner_restarts_total", "Restarts of the model's process.", labels=labels
     )
     told = {
         "num_reused": reused,
@@ -270,17 +268,17 @@ def _describe_devices(workers: Sequence[Worker]) -> Iterable[Metric]:
     labels = ["worker", "device"]
     used = GaugeMetricFamily(
         "vectormill_device_memory_used_bytes",
-        "Memory in use: of a GPU by all programs, of a CPU by the model's process.",
+        "Memory in use: on a GPU by all programs, on a CPU by the model's process.",
         labels=labels,
     )
     total = GaugeMetricFamily(
         "vectormill_device_memory_total_bytes",
-        "Memory there is: of a GPU; of a CPU its share of the main memory.",
+        "Total memory: of a GPU, or a CPU's share of the main memory.",
         labels=labels,
     )
     utilisation = GaugeMetricFamily(
         "vectormill_device_utilisation",
-        "0 to 1: of a GPU as its driver says; of a CPU of its cores, since the last sign of life.",
+        "0 to 1: for a GPU as reported by its driver, for a CPU of its cores since the last heartbeat.",
         labels=labels,
     )
     families = {
@@ -306,24 +304,24 @@ def describe_chunks(workers: Sequence[Worker]) -> list[Metric]:
     labels = ["worker", "model"]
     outcomes = CounterMetricFamily(
         "vectormill_chunk_outcomes_total",
-        "Messages by what became of their chunk: `done`, `split`, `lease lost`, `duplicate` and others.",
+        "Messages by the outcome of their chunk: `done`, `split`, `lease lost`, `duplicate` and others.",
         labels=[*labels, "outcome"],
     )
     redispatched = CounterMetricFamily(
         "vectormill_redispatched_chunks_total",
-        "Chunks claimed that had been dispatched before: lost, lapsed, handed back or tried again.",
+        "Claimed chunks that had been dispatched before: lost, lapsed, handed back or retried.",
         labels=labels,
     )
     stale = CounterMetricFamily(
         "vectormill_stale_completions_total",
-        "Chunks whose end a worker would have written after it lost the lease; the fence refused.",
+        "Chunks whose end a worker tried to write after losing the lease; the fence refused it.",
         labels=labels,
     )
     dispatch = HistogramMetricFamily(
-        "vectormill_dispatch_lag_seconds", "From the dispatch of a chunk to its claim.", labels=labels
+        "vectormill_dispatch_lag_seconds", "Time from the dispatch of a chunk to its claim.", labels=labels
     )
     commit = HistogramMetricFamily(
-        "vectormill_claim_to_commit_seconds", "From the message to the commit of a chunk.", labels=labels
+        "vectormill_claim_to_commit_seconds", "Time from the message to the commit of a chunk.", labels=labels
     )
     for worker in workers:
         report, values = worker.report, [worker.name, worker.model]
@@ -351,12 +349,12 @@ def describe_duties(signs: AbstractSet[str]) -> list[Metric]:
     """Return metrics of the scheduler, the indexer and Redis, from the result of list_signs_of_life."""
     alive = GaugeMetricFamily(
         "vectormill_process_alive",
-        "1 while a process of that kind, whichever, gives signs of life: scheduler, indexer.",
+        "1 while a process of this kind (scheduler or indexer) sends heartbeats.",
         labels=["process"],
     )
     redis = GaugeMetricFamily(
         "vectormill_redis_usable",
-        "0 while the scheduler cannot reach Redis, or Redis takes no message from it.",
+        "0 while the scheduler cannot reach Redis, or Redis accepts no message from it.",
     )
     for process in (SCHEDULER, INDEXER):
         alive.add_metric([process], float(process in signs))
@@ -375,17 +373,17 @@ def describe_schedules(schedules: Sequence[Schedule]) -> list[Metric]:
     )
     skipped = GaugeMetricFamily(
         "vectormill_schedule_skipped",
-        "Due times since the last success that passed because a run was going on.",
+        "Due times skipped since the last success because a run was in progress.",
         labels=labels,
     )
     success = GaugeMetricFamily(
         "vectormill_schedule_last_success_timestamp_seconds",
-        "When a run last ended well; absent before the first.",
+        "When a run last succeeded; absent before the first success.",
         labels=labels,
     )
     next_due = GaugeMetricFamily(
         "vectormill_schedule_next_due_timestamp_seconds",
-        "When it is due; absent while it is paused.",
+        "When the schedule is next due; absent while it is paused.",
         labels=labels,
     )
     lag = GaugeMetricFamily(
@@ -411,17 +409,17 @@ def describe_collections(collections: Iterable[CollectionRow]) -> list[Metric]:
     """Return metrics of collections: rows, bytes on disk, and seconds since the last re-index."""
     rows = GaugeMetricFamily(
         "vectormill_collection_rows",
-        "About how many; of the first 100 collections by name, as all of collections.",
+        "Approximate number of rows; like all metrics of collections, for the first 100 by name.",
         labels=["collection"],
     )
     num_bytes = GaugeMetricFamily(
         "vectormill_collection_bytes",
-        "On disk, of every generation with its indexes and attributes.",
+        "Bytes on disk of all generations, including indexes and attributes.",
         labels=["collection"],
     )
     staleness = GaugeMetricFamily(
         "vectormill_collection_stale_seconds",
-        "Since the last successful re-index; absent before the first.",
+        "Time since the last successful re-index; absent before the first.",
         labels=["collection"],
     )
     for collection in collections:
@@ -437,16 +435,18 @@ def describe_webhooks(counts: Sequence[DeliveryCounts]) -> list[Metric]:
     labels = ["webhook"]
     deliveries = CounterMetricFamily(
         "vectormill_webhook_deliveries_total",
-        "By outcome: `delivered`; `refused`, an attempt that failed; `failed`, given up.",
+        "Deliveries by outcome: `delivered`; `refused`, an attempt that failed; `failed`, given up.",
         labels=["webhook", "outcome"],
     )
     oldest = GaugeMetricFamily(
         "vectormill_webhook_oldest_pending_seconds",
-        "How long the oldest event has waited that was neither delivered nor given up.",
+        "How long the oldest event that was neither delivered nor given up has been waiting.",
         labels=labels,
     )
     enabled = GaugeMetricFamily(
-        "vectormill_webhook_enabled", "0 when somebody disabled it, or days of failures did.", labels=labels
+        "vectormill_webhook_enabled",
+        "0 if the webhook was disabled by a user or after days of failures.",
+        labels=labels,
     )
     for webhook in counts:
         name = str(webhook.webhook_id)
