@@ -131,7 +131,7 @@ PAGES: Final = (
     Page(
         path="/console/collections",
         title="Collections",
-        lead="What each collection holds, how much of its source it covers, and how far it lags behind.",
+        lead="What each collection contains, how much of its source it covers, and how far it lags behind.",
         template="collections.html",
         read=read_collections,
     ),
@@ -221,7 +221,7 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
         return SearchOutcome([], time.perf_counter() - start, refusal=problem.detail)
     note = None
     if nearest.num_rows_read:
-        note = f"No index was used: all of about {nearest.num_rows_read:,} rows were read."
+        note = f"No index was used: all rows, about {nearest.num_rows_read:,}, were read."
     if nearest.repeated_because is not None:
         note = f"The search was repeated exactly, for {nearest.repeated_because}."
     return SearchOutcome(nearest.matches, time.perf_counter() - start, note)

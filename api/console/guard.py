@@ -99,7 +99,7 @@ class ConsoleGuard:
         except SQLAlchemyError as error:
             if not is_database_away(error):
                 raise
-            logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
+            logger.warning("Cannot read the API keys from Postgres for %s %r: %s", method, path, error)
             return describe_error(DatabaseUnavailable()).response(path)
         if not keys and not self._is_local:
             return NO_KEY_EXISTS.response(path)
@@ -197,7 +197,7 @@ def is_for_people(scope: Scope) -> bool:
 
 
 def ask_for_login(scope: Scope, headers: Headers) -> Response:
-    """Redirect to the login page, which leads back afterwards; htmx is told to redirect the whole page."""
+    """Redirect to the login page, which leads back afterwards; htmx is sent a redirect of the whole page."""
     if "hx-request" in headers:
         return Response(status_code=401, headers={"HX-Redirect": LOGIN})
     if scope["method"] not in SAFE_METHODS:

@@ -68,13 +68,13 @@ MAX_EXPLAINED: Final = 50
 # The work of each stage in words for a reader who does not know the code.
 STAGE_WORDS: Final = {
     LOAD: "texts are read from Postgres",
-    TOKENIZE: "texts become tokens",
-    WAIT: "chunks wait for the device, nothing is busy with them",
-    COLLATE: "batches are laid out",
-    RUN: "the model computes",
-    COLLECT: "vectors are taken from the device",
+    TOKENIZE: "texts are tokenized",
+    WAIT: "chunks wait for the device",
+    COLLATE: "batches are assembled",
+    RUN: "the model runs",
+    COLLECT: "vectors are copied from the device",
     PERSIST: "vectors are committed to Postgres",
-    QUEUE: "no chunk is at a worker",
+    QUEUE: "no worker has a chunk",
 }
 
 
@@ -101,7 +101,9 @@ PAUSE: Final = Action("pause", "Pause")
 RESUME: Final = Action("resume", "Resume")
 RETRY: Final = Action("retry", "Retry failed texts")
 CANCEL: Final = Action(
-    "cancel", "Cancel", "Cancel this job? Vectors that are committed stay; the rest is not encoded."
+    "cancel",
+    "Cancel",
+    "Cancel this job? Vectors already committed are kept; the remaining texts are not encoded.",
 )
 
 
@@ -206,7 +208,7 @@ def read_jobs(
     """Return a page of jobs, newest first, of one state or of all. Raise Problem for an unknown state."""
     if state is not None and state not in JOB_STATES:
         raise Problem(
-            422, "invalid-request", f"{state!r} is not a job state; the states are {', '.join(JOB_STATES)}."
+            422, "invalid-request", f"Unknown job state {state!r}; expected one of: {', '.join(JOB_STATES)}."
         )
     jobs = list_jobs(connection, state=state, before_seq=decode_cursor(after), limit=JOBS_ON_A_PAGE + 1)
     page, following = cut_page(jobs, JOBS_ON_A_PAGE, lambda job: job.seq)

@@ -66,7 +66,7 @@ class LiveViews:
                 del self._views[key]
 
     async def look(self, view: View, render: Render) -> Rendered:
-        """Return the view, rendered anew if the last rendering is LOOK_SECONDS old or older."""
+        """Return the view, rendered again if the last rendering is LOOK_SECONDS old or older."""
         async with view.lock:
             if view.rendered is None or self._clock() - view.read_at >= LOOK_SECONDS:
                 view.rendered = await run_in_threadpool(render)
@@ -86,7 +86,7 @@ class LiveStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._resources.gates.watchers.enter(), self._views.join(self._key) as view:
-            # An error in the first rendering gets a response of its own, before the stream begins.
+            # An error in the first rendering gets a separate response, before the stream begins.
             first = await self._views.look(view, self._render)
             self.body_iterator = self._follow(view, first, scope["state"]["is_still_in"])
             await super().__call__(scope, receive, send)

@@ -152,7 +152,7 @@ def find_action(actions: Mapping[str, Row], name: str) -> Row:
     """Return the action of this name. Raise Problem if there is none."""
     if name not in actions:
         raise Problem(
-            404, "not-found", f"There is no action {name[:40]!r}; the actions are {', '.join(actions)}."
+            404, "not-found", f"Unknown action {name[:40]!r}; expected one of: {', '.join(actions)}."
         )
     return actions[name]
 

@@ -66,7 +66,9 @@ async def post_login(request: Request, console: ConsoleDependency) -> Response:
     keyring = request.app.state.keyring
     key = find_key(await keyring.keys(), secret)
     if key is None:
-        refusal = "No key matches: it is misspelt, revoked or expired; `vectormill keys list` shows all keys."
+        refusal = (
+            "Unknown API key: it is mistyped, revoked or expired. `vectormill keys list` lists all keys."
+        )
         return console.page(request, "login.html", 401, next=wanted, refusal=refusal)
     await keyring.note_use(key)
     answer = RedirectResponse(wanted, 303)

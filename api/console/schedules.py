@@ -115,7 +115,7 @@ def read_schedule(connection: Connection, console: Console, name: ScheduleName) 
 
 
 def in_transaction(act: Callable[[Connection, str], object]) -> Callable[[Resources, Any], None]:
-    """Return a page action that calls `act` on a schedule in a transaction of its own."""
+    """Return a page action that calls `act` on a schedule in a separate transaction."""
 
     def carry_out(resources: Resources, name: str) -> None:
         with resources.engine.begin() as connection:
@@ -182,32 +182,32 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
     has_indexer = INDEXER in signs
     if schedule.lag_seconds > OVERDUE_SECONDS:
         why = (
-            "the scheduler is alive but did not start one; its log says why"
+            "the scheduler is running but did not start one; see its log"
             if SCHEDULER in signs
-            else "no scheduler gives a sign of life; start `vectormill scheduler`"
+            else "no scheduler is running; start `vectormill scheduler`"
         )
         found.append(
-            Trouble(f"Due since {tell_minute(schedule.next_due_at)}, but no run was made: {why}.", True)
+            Trouble(f"Due since {tell_minute(schedule.next_due_at)}, but no run was started: {why}.", True)
         )
     if schedule.last_state == QUEUED:
         why = (
-            "an indexer takes it when no other run works on the collection"
+            "an indexer starts it once no other run is working on the collection"
             if has_indexer
-            else "no indexer gives a sign of life; start `vectormill indexer`"
+            else "no indexer is running; start `vectormill indexer`"
         )
         found.append(
-            Trouble(f"Its run of {tell_minute(schedule.last_run_at)} waits: {why}.", not has_indexer)
+            Trouble(f"Its run of {tell_minute(schedule.last_run_at)} is waiting: {why}.", not has_indexer)
         )
     if schedule.last_state == HELD:
         found.append(
             Trouble(
-                f"Its run of {tell_minute(schedule.last_run_at)} is held, because it would change more than is "
-                "allowed without confirmation; confirm or cancel it.",
+                f"Its run of {tell_minute(schedule.last_run_at)} is held because it would change more "
+                "than is allowed without confirmation; confirm or cancel it.",
                 True,
             )
         )
     if schedule.last_state == RUNNING and not has_indexer:
-        found.append(Trouble("Its run is going on, but no indexer gives a sign of life.", True))
+        found.append(Trouble("Its run is in progress, but no indexer is running.", True))
     if schedule.num_failures:
         times = "once" if schedule.num_failures == 1 else f"{schedule.num_failures:,} times"
         found.append(
@@ -219,7 +219,9 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
             Trouble(f"Skipped {times} since its last success.{tell_error(schedule.last_error)}", False)
         )
     if schedule.paused_at is not None:
-        found.append(Trouble(f"Paused since {tell_minute(schedule.paused_at)}: due times pass.", False))
+        found.append(
+            Trouble(f"Paused since {tell_minute(schedule.paused_at)}: due times pass without a run.", False)
+        )
     return found
 
 
@@ -252,7 +254,7 @@ def tell_next(schedule: Schedule) -> str | None:
 
 
 def tell_minute(moment: datetime | None) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment else "an unknown moment"
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment else "an unknown time"
 
 
 def tell_error(error: str | None) -> str:

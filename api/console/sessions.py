@@ -2,8 +2,8 @@
 
 The server stores no sessions. The cookie holds the key, sealed under the key's own hash
 (docs/decisions/0032). The cookie alone reveals no key; the table of hashes alone is not enough to forge a
-cookie; and once the key is revoked and its hash deleted, the cookie is noise. A changed cookie decrypts to
-something that is no key.
+cookie; and once the key is revoked and its hash deleted, the cookie is noise. A changed cookie does not
+decrypt to a key.
 """
 
 import hashlib

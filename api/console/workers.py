@@ -138,7 +138,7 @@ class WorkerView:
         used = [sample.memory_used_mib for sample in self.samples]
         gib = [None if mib is None else round(mib * MIB / (1 << 30), 2) for mib in used]
         for name, title, unit, values in (
-            ("rates", "Tokens a second", "", [sample.tokens_per_second for sample in self.samples]),
+            ("rates", "Tokens per second", "", [sample.tokens_per_second for sample in self.samples]),
             ("memory", "Memory in use, GiB", "GiB", gib),
             ("busy", "Device busy, %", "%", [sample.busy_percent for sample in self.samples]),
         ):
@@ -234,7 +234,7 @@ def read_worker(connection: Connection, console: Console, name: str) -> WorkerVi
     is_possible = len(name) <= MOST_NAME_CHARS and name.isprintable()  # Postgres stores no NUL
     worker = find_worker(connection, name) if is_possible else None
     if worker is None:
-        raise NotFound(f"No worker {name[:MOST_NAME_CHARS]!r} is alive; see /console/workers.")
+        raise NotFound(f"There is no live worker {name[:MOST_NAME_CHARS]!r}; see /console/workers.")
     return WorkerView(worker, list_plan_parts(connection, name))
 
 

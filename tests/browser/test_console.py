@@ -270,13 +270,13 @@ def test_buttons_pause_resume_and_cancel_by_keyboard_and_focus_stays(site: Site,
     page.on("dialog", agree)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".headline .state")).to_have_text("cancelled", timeout=PATIENCE)
-    assert "Vectors that are committed stay" in questions[0]
+    assert "Vectors already committed are kept" in questions[0]
     expect(page.locator(".wishes button")).to_have_count(0)
 
 
 def test_failed_texts_are_told_with_their_keys_and_tried_again(site: Site, page: Page) -> None:
     page.goto(f"{site.url}/console/jobs/{site.ended}")
-    errors = page.get_by_role("region", name="Texts that failed")
+    errors = page.get_by_role("region", name="Failed texts")
     expect(errors.get_by_role("row", name="e1")).to_contain_text("1,200,000 characters")
     with page.expect_download() as download:
         page.get_by_role("button", name="ndjson").click()
@@ -328,7 +328,7 @@ def test_a_schedule_is_paused_and_resumed_by_keyboard(browser: Browser, site: Si
         expect(page.locator(".tile .state")).to_have_text("on time")
         page.get_by_role("button", name="Run now").click()
         history = page.get_by_role("group", name="History")
-        expect(history).to_contain_text("asked for")
+        expect(history).to_contain_text("manual")
         page.once("dialog", lambda dialog: dialog.accept())
         history.get_by_role("button", name="Cancel").click()
         expect(history).to_contain_text("cancelled", timeout=PATIENCE)
@@ -345,7 +345,7 @@ def test_the_reference_of_the_api_needs_no_internet(site: Site, page: Page) -> N
 def test_a_theme_that_was_chosen_is_kept(site: Site, page: Page) -> None:
     page.goto(f"{site.url}/console/queue")
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
-    page.get_by_role("button", name="Change between dark and light").click()
+    page.get_by_role("button", name="Switch between dark and light").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.goto(f"{site.url}/console/jobs")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
@@ -389,7 +389,7 @@ def test_a_key_logs_in_looks_presses_nothing_and_is_shown_out_when_it_is_revoked
             assert find_violations(page) == []
             page.get_by_label("API key").fill("vmk_" + "x" * 43)
             page.get_by_role("button", name="Log in").click()
-            expect(page.locator("#refusal")).to_contain_text("No key matches")
+            expect(page.locator("#refusal")).to_contain_text("Unknown API key")
             page.get_by_label("API key").fill(secret)
             page.keyboard.press("Enter")
             expect(page).to_have_url(f"{site.url}/console/jobs/{site.running}")

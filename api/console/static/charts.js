@@ -1,5 +1,5 @@
 // Charts of elements with data-chart: {x: [seconds since 1970], series: [{label, values, colour}], unit, stacked}.
-// A colour is the name of a custom property of console.css. After each swap what has changed is drawn anew.
+// A colour is the name of a custom property of console.css. After each swap, charts that have changed are redrawn.
 (() => {
   const drawn = new WeakMap();
 
@@ -7,7 +7,7 @@
     return getComputedStyle(element).getPropertyValue(name).trim();
   }
 
-  // Of stacked series each is drawn on top of those before it; the last is drawn first, behind all others.
+  // Stacked series are each drawn on top of those before; the last is drawn first, below all others.
   function stack(series) {
     const sums = [];
     return series.map(({ values }) => values.map((value, place) => (sums[place] = (sums[place] ?? 0) + (value ?? 0))));

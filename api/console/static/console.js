@@ -1,4 +1,4 @@
-// What the pages do themselves: the theme, charts, the mark that tells whether a stream is open, and times of streams.
+// What the pages do themselves: the theme, the mark that shows whether a stream is open, and reconnecting streams.
 (() => {
   const root = document.documentElement;
 
@@ -23,7 +23,7 @@
     if (event.detail?.status === 401) location.reload(); // the session is over: the page leads to the login
   });
 
-  // htmx connects anew when a stream breaks off, but not when its first request failed: the API may have been busy.
+  // htmx reconnects when a stream breaks off, but not if its first request failed: the API may have been busy.
   document.addEventListener("htmx:finally:request", ({ detail: { ctx } }) => {
     const element = ctx.sourceElement;
     const url = element?.getAttribute?.("hx-sse:connect");

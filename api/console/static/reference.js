@@ -1,4 +1,4 @@
-// Shows the description of the HTTP interface with Swagger UI. Nothing of it is fetched from anywhere but here.
+// Shows the description of the HTTP interface with Swagger UI. Everything is loaded from this server.
 window.addEventListener("DOMContentLoaded", () => {
   const place = document.getElementById("swagger-ui");
   window.SwaggerUIBundle({

@@ -1,4 +1,4 @@
-// Before anything is painted: the theme that was chosen here, else the system's, also when that changes.
+// Before anything is painted, set the theme that was chosen here, else the system's, and follow its changes.
 (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");

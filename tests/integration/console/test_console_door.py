@@ -106,7 +106,7 @@ def test_a_wrong_key_is_refused_in_words_and_leaves_no_session(client: httpx.Cli
     add_key(engine, "first")
     answer = log_in(client, make_secret())
     assert answer.status_code == 401
-    assert "misspelt, revoked or expired" in answer.text
+    assert "mistyped, revoked or expired" in answer.text
     assert SESSION_COOKIE not in client.cookies
     assert client.post("/console/login", data={"csrf": "0" * 64, "key": "x"}).status_code == 403
     assert client.post("/console/login", data={"csrf": "é", "key": "x"}).status_code == 403

@@ -211,7 +211,7 @@ def test_a_search_finds_what_the_api_finds_and_takes_its_filters(
     assert '{"lang": "de<i>", "page": 4}' in said
     assert "text 4" in said
     assert "<i>" not in page.text  # what a row holds is text
-    assert "place by nearness 1, by words" in words_of(hybrid)
+    assert "rank by similarity 1, by words" in words_of(hybrid)
     filters = {"q": "text", "mode": "text", "filter": "page>=18\nlang=de<i>", "limit": "100"}
     assert sorted(keys_of(searched.get(path, params=filters))) == ["k18", "k19"]
     like = keys_of(searched.get(path, params={"like": "k3", "limit": 2}))
@@ -221,7 +221,7 @@ def test_a_search_finds_what_the_api_finds_and_takes_its_filters(
         ({"q": "x", "filter": "lang"}, "The filter lang is no filter"),
         ({"q": "x", "filter": '{"a": {"near": 1}}'}, "near"),
         ({"like": "nothing"}, "nothing"),
-        ({"like": "k\x00"}, "No item is like more_like"),
+        ({"like": "k\x00"}, "more_like is not the key of an item"),
         ({"q": "a\x00b"}, "NUL"),
     ):
         page = searched.get(path, params=refused)
@@ -327,18 +327,18 @@ def test_a_late_schedule_says_why_and_what_to_start(scheduled: httpx.Client, eng
     assert "All schedules are on time" in said
     make_due(engine, "docs", timedelta(hours=1))
     said = words_of(scheduled.get("/console/schedules"))
-    assert "no scheduler gives a sign of life; start `vectormill scheduler`" in said
+    assert "no scheduler is running; start `vectormill scheduler`" in said
     assert "docs docs 0 2 * * * Europe/Berlin late" in said
     with engine.begin() as connection:
         beat_scheduler(connection)
-    assert "the scheduler is alive but did not start one" in words_of(scheduled.get("/console/schedules"))
+    assert "the scheduler is running but did not start one" in words_of(scheduled.get("/console/schedules"))
     fire_due_schedules(engine)
     said = words_of(scheduled.get("/console/schedules/docs"))
-    assert "waits: no indexer gives a sign of life; start `vectormill indexer`" in said
+    assert "is waiting: no indexer is running; start `vectormill indexer`" in said
     with engine.begin() as connection:
         beat_indexer(connection)
     said = words_of(scheduled.get("/console/schedules/docs"))
-    assert "waits: an indexer takes it when no other run works on the collection" in said
+    assert "is waiting: an indexer starts it once no other run is working on the collection" in said
 
 
 def test_the_buttons_of_a_schedule_act_and_its_history_tells_counts_and_reasons(
@@ -354,7 +354,7 @@ def test_the_buttons_of_a_schedule_act_and_its_history_tells_counts_and_reasons(
     end_runs(engine, "failed", "The source <b>cannot</b> be read.")
     page = scheduled.get("/console/schedules/docs")
     said = words_of(page)
-    assert "asked for completed" in said
+    assert "manual completed" in said
     assert "1 min 30 s 1,200 seen, 3 new" in said
     assert "Failed once since its last success. The source" in said
     assert "&lt;b&gt;cannot&lt;/b&gt;" in page.text  # what a source says is text
@@ -484,13 +484,18 @@ def test_a_stream_ends_when_its_subject_is_gone(client: httpx.Client, engine: En
             delete_worker(connection, "org/model@host", INCARNATION)
 
     for path, begun, delete, gone in (
-        ("workers/org/model@host", "The worker is running", delete_host, "Worker org/model@host is gone"),
-        ("schedules/nightly", "Due next at", delete_nightly, "Schedule nightly is gone"),
+        (
+            "workers/org/model@host",
+            "The worker is running",
+            delete_host,
+            "Worker org/model@host no longer exists",
+        ),
+        ("schedules/nightly", "Next due at", delete_nightly, "Schedule nightly no longer exists"),
         (
             "collections/docs",
             "Generations",
             lambda: remove_collection(engine, "docs"),
-            "Collection docs is gone",
+            "Collection docs no longer exists",
         ),
     ):
         with client.stream("GET", f"/console/live/{path}") as answer:
