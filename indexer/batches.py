@@ -26,7 +26,7 @@ _PAUSE_SECONDS: Final = 0.5
 
 
 class BatchKeeper(Loop):
-    """Carry out request batches in threads, with connections of its own, while the `with` block runs."""
+    """Carry out request batches in threads, with separate connections, while the `with` block runs."""
 
     def __init__(self, database_url: str, settings: Settings, registry: Registry, owner: str) -> None:
         super().__init__("request batches", pause_seconds=_PAUSE_SECONDS, num_threads=BATCHES_AT_ONCE)

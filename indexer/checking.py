@@ -80,8 +80,9 @@ def look_at_index(
         findings.unchecked.append("Recall: there is no index on the vectors, or there are too few rows.")
     elif recall.value < least:
         findings.problems.append(
-            f"The index {recall.index} finds {recall.value:.1%} of the {recall.limit} nearest rows, less than "
-            f"{least:.1%}; build it anew: `vectormill collections index {generation.collection} --rebuild`."
+            f"The index {recall.index} finds {recall.value:.1%} of the {recall.limit} nearest rows, less "
+            f"than {least:.1%}; rebuild it: `vectormill collections index {generation.collection} "
+            "--rebuild`."
         )
 
 
@@ -93,8 +94,8 @@ def look_at_texts(
     `least` replaces the usual threshold for the cosine of float vectors. Raise EncodingTimeout.
     """
     if size <= 0:
-        findings.unchecked.append("Texts encoded again: none were asked for.")
-        findings.found["texts"] = {"num_compared": 0, "reason": "the run was told to compare none"}
+        findings.unchecked.append("Texts encoded again: none were requested.")
+        findings.found["texts"] = {"num_compared": 0, "reason": "the run was requested with a sample of 0"}
         return
     agreement = compare_sample(context.engine, context.settings, generation, size, check=context.check)
     findings.found["texts"] = agreement.to_json()
@@ -107,8 +108,8 @@ def look_at_texts(
         keys = agreement.differing_keys
         differing = f"; {agreement.num_differing:,} differ ({name_keys(keys)})" if keys else ""
         findings.problems.append(
-            f"{agreement.num_compared:,} texts were encoded again and agree to {agreement.smallest:.5f} at the worst, "
-            f"less than {wanted:g}{differing}."
+            f"Of {agreement.num_compared:,} texts that were encoded again, the worst agrees to "
+            f"{agreement.smallest:.5f}, less than {wanted:g}{differing}."
         )
 
 
@@ -149,7 +150,7 @@ def look_at_strays(context: RunContext, generation: Generation, findings: Findin
         )
     if strays.num_deleted_keys:
         findings.problems.append(
-            f"{strays.num_deleted_keys:,} keys were deleted and are there ({name_keys(strays.deleted_keys)})."
+            f"{strays.num_deleted_keys:,} deleted keys still have rows ({name_keys(strays.deleted_keys)})."
         )
     if strays.missing_tables:
         findings.problems.append(
@@ -157,12 +158,13 @@ def look_at_strays(context: RunContext, generation: Generation, findings: Findin
         )
     if strays.left_tables:
         findings.problems.append(
-            f"Tables belong to no collection: {', '.join(strays.left_tables)}; the scheduler drops them."
+            f"Tables that belong to no collection: {', '.join(strays.left_tables)}; the scheduler will "
+            "drop them."
         )
     if generation.table_name not in strays.view_reads.split(", "):
         findings.problems.append(
-            f"The view {generation.collection} reads {strays.view_reads or 'nothing of ours'}, and not the live "
-            f"generation {generation.table_name}."
+            f"The view {generation.collection} reads {strays.view_reads or 'no table of Vectormill'} "
+            f"instead of the live generation {generation.table_name}."
         )
 
 
@@ -177,10 +179,10 @@ def look_at_hashes(context: RunContext, generation: Generation, findings: Findin
     }
     if others:
         findings.problems.append(
-            f"{len(others):,} kept texts are not those of their {generation.kind} ({name_keys(others)})."
+            f"{len(others):,} stored texts do not match their {generation.kind} ({name_keys(others)})."
         )
     if not sample:
-        findings.unchecked.append("Hashes of texts: the collection keeps none.")
+        findings.unchecked.append("Hashes of texts: the collection stores none.")
 
 
 def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
@@ -213,8 +215,9 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
         keep_canary_report(connection, building.id, report)
     if reasons:
         raise CanaryFailed(
-            f"The new generation {building.id} of {building.collection!r} was not made live: {' '.join(reasons)} "
-            f"The live one stays; look at vectormill.{building.table_name}, or run again."
+            f"The new generation {building.id} of {building.collection!r} was not made live: "
+            f"{' '.join(reasons)} The live one is unchanged. Inspect vectormill.{building.table_name}, or "
+            "start the run again."
         )
 
 
@@ -238,8 +241,9 @@ def await_twins(context: RunContext, building: Generation, wait: Wait) -> None:
             return
         if time.monotonic() > until:
             raise CanaryFailed(
-                f"{num_lagging + num_open} jobs still wait to be encoded by {building.spec.model} for the new "
-                f"generation of {building.collection!r}; check that a worker for it runs and that none is paused."
+                f"{num_lagging + num_open} jobs are still waiting to be encoded by {building.spec.model} "
+                f"for the new generation of {building.collection!r}; check that a worker for it is "
+                "running and that no job is paused."
             )
         wait(_PAUSE_SECONDS)
 
@@ -256,7 +260,7 @@ def look_at_coverage(context: RunContext, building: Generation, live: Generation
         writers = list_writers(connection, building.id)
         failures = count_failures(connection, writers)
         if run.counts.num_seen and not has_rows(connection, seen):
-            reasons.append("Postgres was restarted and what the run had read is gone; start it again.")
+            reasons.append("Postgres was restarted and lost what the run had read; start the run again.")
             return
         missing = Missing(0, [])
         if run.counts.num_seen:
@@ -273,13 +277,15 @@ def look_at_coverage(context: RunContext, building: Generation, live: Generation
         "failed_items": [list(item) for item in failures.items],
     }
     if not run.options.get("is_complete", True):
-        reasons.append("The source was not sent whole, so the rows that it did not name would be gone.")
+        reasons.append("The source was not sent completely, so rows that it did not include would be lost.")
     if missing.number:
         reasons.append(
             f"{missing.number:,} rows of the source are missing, among them {name_keys(missing.keys)}."
         )
     if puts.number:
-        reasons.append(f"{puts.number:,} items put meanwhile are missing, among them {name_keys(puts.keys)}.")
+        reasons.append(
+            f"{puts.number:,} items put since then are missing, among them {name_keys(puts.keys)}."
+        )
     allowed = _option(context, "most_failed_share", MOST_FAILED_SHARE) * max(run.counts.num_seen, 1)
     if failures.num_unexpected > allowed:
         failed = ", ".join(f"{key!r} ({code})" for key, code in failures.items[:3])

@@ -110,5 +110,5 @@ def make_target(connection: Connection, run: Run, generation: Generation) -> Tar
 
 
 def live_stage(connection: Connection, run: Run) -> RunTables:
-    """Return the run's stage beside the live generation, even if the run writes another one."""
+    """Return the run's stage for the live generation, even if the run writes another one."""
     return RunTables(run.id, find_generation(connection, run.collection))

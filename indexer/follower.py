@@ -69,7 +69,7 @@ class _Backoff:
 
 
 class Follower(Loop):
-    """Follow tables in a thread, with connections of its own, while the `with` block runs."""
+    """Follow tables in a thread, with separate connections, while the `with` block runs."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Follower(Loop):
                 with self._engine.begin() as connection:
                     num_removed = remove_failed(connection, job)
             except DATABASE_ERRORS as error:
-                logger.warning("The former rows of job %s stay until the next round: %s", job.id, error)
+                logger.warning("The old rows of job %s stay until the next round: %s", job.id, error)
                 continue
             logger.warning(
-                "Some rows of a followed table could not be encoded; %d former vectors were removed. See job %s.",
+                "Some rows of a followed table could not be encoded; %d old vectors were removed. See job %s.",
                 num_removed,
                 job.id,
             )
@@ -119,7 +119,7 @@ class Follower(Loop):
             except (VectormillError, *DATABASE_ERRORS) as error:
                 seconds = min(2 * backoff.seconds if backoff else FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
                 self._backoffs[collection_id] = _Backoff(seconds, self._clock() + seconds)
-                logger.warning("Collection %s: its changes wait, trying again: %s", collection_id, error)
+                logger.warning("Collection %s: changes are waiting; retrying: %s", collection_id, error)
         return has_more
 
 
@@ -144,7 +144,7 @@ def follow_collection(engine: Engine, settings: Settings, registry: Registry, co
         try:
             return _apply(engine, settings, registry, collection, collection.source, changes)
         except Conflict as error:
-            logger.info("Collection %s: nothing of this round was kept: %s", collection.name, error)
+            logger.info("Collection %s: nothing of this round was stored: %s", collection.name, error)
             return False
 
 

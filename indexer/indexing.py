@@ -54,7 +54,7 @@ IN_USE_SECONDS: Final = 600.0
 
 
 class WriterWaits(Exception):
-    """A writer waits for a lock that the index build holds."""
+    """A writer is waiting for a lock that the index build holds."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ def build_indexes(context: RunContext, generation: Generation) -> None:
     options = context.run.options if context.run.kind == INDEX else {}
     remove_leftovers(context, generation)
     if options.get("drop"):
-        drop_vector_indexes(progress, generation, str(options.get("because") or "as asked for"))
+        drop_vector_indexes(progress, generation, str(options.get("because") or "as requested"))
         return
     build_vector_index(progress, generation, options)
     build_attribute_indexes(progress, generation)
@@ -112,10 +112,10 @@ def remove_leftovers(context: RunContext, generation: Generation) -> None:
     """End index builds whose run has moved to another indexer, and drop their invalid indexes."""
     num_ended = end_former_builds(context.engine, generation.id)
     if num_ended:
-        logger.warning("Ended %d builds of indexes whose run went on elsewhere.", num_ended)
+        logger.warning("Ended %d index builds whose run has moved to another indexer.", num_ended)
     for index in load_indexes(context, generation):
         if index.is_ours and not index.is_valid:
-            logger.warning("Dropping %s, which a build that was ended left unfinished.", index.name)
+            logger.warning("Dropping %s, left unfinished by a build that was ended.", index.name)
             drop(context, generation, index.name)
 
 
@@ -164,7 +164,7 @@ def build_vector_index(progress: PhaseProgress, generation: Generation, options:
         )
     for index in ours:
         drop(context, generation, index.name)
-        progress.add("dropped", {"name": index.name, "because": f"{name} stands in its place"})
+        progress.add("dropped", {"name": index.name, "because": f"{name} replaces it"})
 
 
 def find_reason(
@@ -172,9 +172,9 @@ def find_reason(
 ) -> str | None:
     """Return why the vector index must be built now; None if an existing one will do."""
     if not serving:
-        return "There is none."
+        return "There is none yet."
     if options.get("rebuild"):
-        return str(options.get("because") or "A rebuild was asked for.")
+        return str(options.get("because") or "A rebuild was requested.")
     if outlook.worn > most_worn:
         return (
             f"{outlook.worn:.0%} of its rows were deleted or replaced since it was built "
@@ -186,7 +186,7 @@ def find_reason(
         has = {"m": index.options.get("m", 16), "ef_construction": index.options.get("ef_construction", 64)}
         if all(value is None or has[name] == value for name, value in wanted.items()):
             return None
-    return "Another shape is asked for than it has."
+    return "Other options are requested than it was built with."
 
 
 def build_hnsw(
@@ -210,7 +210,7 @@ def build_hnsw(
         if "shared memory" not in str(error) or not plan.num_workers:
             raise
         remove_leftovers(progress.context, generation)
-        reason = f"Built by one process, for the server lacks shared memory for more: {error}".strip()
+        reason = f"Built by one process, because the server lacks shared memory for more: {error}".strip()
         progress.tell(notices=[reason])
         serial = {**settings, "max_parallel_maintenance_workers": "0"}
         seconds, notices = build(progress, generation, name, generation.table_name, definition, serial)
@@ -238,7 +238,10 @@ def build(
                 progress, generation, name, table, definition, settings, is_concurrent=is_concurrent
             )
         except WriterWaits:
-            progress.add("notices", {"index": name, "notice": "Writers waited: it goes on concurrently."})
+            progress.add(
+                "notices",
+                {"index": name, "notice": "Writers were waiting: the build continues concurrently."},
+            )
             notices = _build_once(progress, generation, name, table, definition, settings, is_concurrent=True)
     except BaseException:
         _leave_nothing(context, generation)
@@ -285,7 +288,7 @@ def _leave_nothing(context: RunContext, generation: Generation) -> None:
             if index.is_ours and not index.is_valid:
                 drop_index(context.engine, generation.id, index.name, is_live=True, watch=lambda: None)
     except Exception as error:  # noqa: BLE001 - the error that ended the build matters more
-        logger.warning("An unfinished index stays until the next attempt: %s", error)
+        logger.warning("An unfinished index is left for the next attempt: %s", error)
 
 
 def drop_vector_indexes(progress: PhaseProgress, generation: Generation, because: str) -> None:
@@ -325,14 +328,14 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
     progress = PhaseProgress(context)
     if generation.state == LIVE and (kept.policy != AUTO or num_busy):
         why = "searches use it" if num_busy else f"the policy is {kept.policy}"
-        progress.tell(kept_for_searches=f"{because} But the index stays, for {why}.")
+        progress.tell(kept_for_searches=f"{because} But the index is kept, because {why}.")
         return None
     drop_vector_indexes(progress, generation, because)
     return because
 
 
 def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> None:
-    """Build the indexes for metadata filters and for full-text search of kept texts."""
+    """Build the indexes for metadata filters and for full-text search of stored texts."""
     context, table = progress.context, attributes_name(generation.id)
     with context.engine.begin() as connection:
         kept = find_wishes(connection, generation.id)
@@ -343,7 +346,7 @@ def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> 
     for index in present:
         if index.name not in wanted:
             drop(context, generation, index.name)
-            progress.add("dropped", {"name": index.name, "because": "no filter names it any more"})
+            progress.add("dropped", {"name": index.name, "because": "no filter uses it any more"})
     missing = [name for name in wanted if name not in {index.name for index in present}]
     for name in missing:
         build(progress, generation, name, table, wanted[name], {})

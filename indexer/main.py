@@ -102,11 +102,11 @@ class Claims:
 
     def _carry_out(self, held: HeldRun, tools: Tools) -> None:
         run = held.run
-        logger.info("Run %s of %s goes on in phase %s.", run.id, run.collection, run.phase)
+        logger.info("Run %s of %s continues in phase %s.", run.id, run.collection, run.phase)
         try:
             carry_out(held.lease, run, tools, held.check)
         except DATABASE_ERRORS as error:
-            logger.warning("Run %s is left to its lease: Postgres cannot be reached: %s", run.id, error)
+            logger.warning("Run %s waits for its lease to expire: cannot reach Postgres: %s", run.id, error)
         finally:
             with self._lock:
                 del self._held[run.id], self._threads[run.id]
@@ -144,7 +144,7 @@ def run(settings: Settings) -> None:
     """Run the indexer until SIGTERM or SIGINT."""
     if settings.database_url is None:
         raise ConfigurationError(
-            "The indexer needs VECTORMILL_DATABASE_URL; `vectormill up` brings its own Postgres."
+            "The indexer needs VECTORMILL_DATABASE_URL; `vectormill up` starts its own Postgres."
         )
     with StopSignals() as stop:
         serve(settings, settings.database_url, Registry(settings.models), stop, open_run_source)
@@ -180,7 +180,7 @@ def serve(
                 try:
                     _serve_connected(engine, claims, tools, settings, stop)
                 except DATABASE_ERRORS as error:
-                    logger.warning("Postgres cannot be reached; trying again: %s", error)
+                    logger.warning("Cannot reach Postgres; retrying: %s", error)
                     stop.wait(_OUTAGE_SECONDS)
     finally:
         stop.set()
@@ -221,5 +221,5 @@ def _beat(claims: Claims, heart: Engine, seconds: float, stop: threading.Event) 
             with heart.begin() as connection:
                 beat_indexer(connection)
         except DATABASE_ERRORS as error:
-            logger.warning("No heartbeat: Postgres cannot be reached: %s", error)
+            logger.warning("Heartbeat failed: cannot reach Postgres: %s", error)
         is_over = stop.wait(seconds)

@@ -164,13 +164,13 @@ def _go_through(lease: Lease, run: Run, tools: Tools, check: Callable[[], None])
                 with tools.engine.begin() as connection:
                     progress.save(connection, phase=phase)
         except StageLost:
-            logger.warning("Run %s reads again: Postgres lost what it had staged.", run.id)
+            logger.warning("Run %s reads its source again, because Postgres lost the staged rows.", run.id)
             phase = READING
         except DATABASE_ERRORS as error:
             num_outages += has_begun
             if not is_outage(error) or is_shortage(error) or num_outages > tools.settings.max_attempts:
                 raise
-            logger.warning("Postgres cannot be reached; the run waits: %s", error)
+            logger.warning("Cannot reach Postgres; the run is waiting: %s", error)
             tools.wait(_OUTAGE_SECONDS)
     with tools.engine.begin() as connection:
         end_run(connection, lease, state_at_end(progress.counts))

@@ -127,8 +127,8 @@ class _Ahead:
         if duplicate is not None:
             first, second = duplicate
             raise SourceFailed(
-                f"Rows {first + 1:,} and {second + 1:,} of the source have the same key; each row needs a key of its "
-                "own. Nothing was changed."
+                f"Rows {first + 1:,} and {second + 1:,} of the source have the same key; keys must be "
+                "unique. Nothing was changed."
             )
 
     def close(self) -> None:
@@ -185,12 +185,12 @@ def describe_reading(source: Reader) -> dict[str, Any]:
     return {**complaints, "tells_what_vanished": source.tells_what_vanished}
 
 
-# A place behind all others, so that only jobs that have not ended get twins.
+# A place after all others, so that only jobs that have not ended get twins.
 _OPEN_JOBS_ONLY: Final = 2**63 - 1
 
 
 def open_run_source(context: RunContext) -> Reader:
-    """Return a reader of the collection's source, or of its kept texts if it has no source.
+    """Return a reader of the collection's source, or of its stored texts if it has no source.
 
     After a rollback, return a reader of the retired generation's newer rows (see `open_carried`). Raise
     SourceNotFound or InvalidOption.
@@ -342,7 +342,7 @@ def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
 # The number of texts held in memory at a time, and of rows per transaction.
 _TEXTS_PER_BATCH: Final = 200
 _ROWS_PER_BATCH: Final = 2000
-# A section of the run's report beside those of the phases.
+# A section of the run's report, in addition to those of the phases.
 KEPT_TEXTS: Final = "kept_texts"
 
 # Sleeps for a number of seconds, or less if the indexer is to stop.

@@ -73,8 +73,9 @@ def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monot
             return
         if clock() > until:
             raise SwapRefused(
-                f"Collection {generation.collection!r} was not swapped: what clients have put waits to be encoded by "
-                f"{generation.spec.model}; check that its workers keep up, and run again."
+                f"Collection {generation.collection!r} was not swapped: items that clients have put are "
+                f"still waiting to be encoded by {generation.spec.model}; check that its workers keep up, "
+                "and start the run again."
             )
         pause(_PAUSE_SECONDS)
 
@@ -108,7 +109,7 @@ class _Turns:
             self._ends_at = self._clock() + self._seconds
             if self._is_of_twins:
                 logger.info(
-                    "Jobs into %s wait for up to %g s, so that their twins catch up.",
+                    "Jobs that write to %s are held back for up to %g s so that their twins catch up.",
                     self._building.collection,
                     self._seconds,
                 )

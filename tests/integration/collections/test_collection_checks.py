@@ -63,20 +63,20 @@ BROKEN = [
     ("UPDATE {table} SET embedding = '[2,0,0,0,0,0,0,0]' WHERE key = 'k3'", "do not have length 1", "2.000"),
     (
         "UPDATE {table} SET embedding = '[1,0,0,0,0,0,0,0]' WHERE key = 'k3'",
-        "at the worst, less than 0.99",
+        "less than 0.99",
         "'k3'",
     ),
-    ("UPDATE {attributes} SET text = 'another' WHERE key = 'k4'", "not those of their vectors", "'k4'"),
+    ("UPDATE {attributes} SET text = 'another' WHERE key = 'k4'", "do not match their vectors", "'k4'"),
     ("DELETE FROM {table} WHERE key = 'k5'", "have no row", "'k5'"),
     (
         "INSERT INTO vectormill.tombstones (collection_id, key, seq)"
         " SELECT id, 'k6', 1000 FROM vectormill.collections",
-        "deleted and are there",
+        "deleted keys still have rows",
         "'k6'",
     ),
     ("CREATE TABLE vectormill.generation_77 (key text)", "no collection", "generation_77"),
-    ("CREATE OR REPLACE VIEW public.docs AS SELECT * FROM docs_was", "and not the live", "view docs"),
-    ("DROP VIEW docs", "nothing of ours", "view docs"),
+    ("CREATE OR REPLACE VIEW public.docs AS SELECT * FROM docs_was", "instead of the live", "view docs"),
+    ("DROP VIEW docs", "no table of Vectormill", "view docs"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_a_check_says_what_it_could_not_look_at(api: httpx.Client, engine: Engin
     assert report["is_good"] is True
     assert report["texts"]["reason"] == "texts of jobs that wrote to it"
     assert [sentence.partition(":")[0] for sentence in report["unchecked"]] == ["Hashes of texts", "Recall"]
-    assert check(api, sample=0)["unchecked"][-1] == "Texts encoded again: none were asked for."
+    assert check(api, sample=0)["unchecked"][-1] == "Texts encoded again: none were requested."
 
 
 def test_the_command_prints_a_table_and_its_exit_code_tells(

@@ -91,7 +91,9 @@ def test_a_failed_canary_ends_the_run_with_its_reason_and_leaves_the_live_genera
     with indexing(engine, ListedSource(ROWS)), encoding_meanwhile(engine):
         run = await_run(engine, start(engine, NEXT, least_cosine=1.5))
         assert run.state == FAILED
-        assert "was not made live: 8 texts were encoded again and agree to" in (run.error or "")
+        assert "was not made live: Of 8 texts that were encoded again, the worst agrees to" in (
+            run.error or ""
+        )
         assert ask(engine, find_generation, "docs") == live
         unfit = ask(engine, find_building, "docs")
         assert unfit is not None

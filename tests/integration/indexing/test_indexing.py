@@ -141,7 +141,7 @@ def test_another_shape_and_a_rebuild_put_a_new_index_in_the_place_of_the_old_one
     build_indexes(context, generation)
     (second,) = indexes_of(engine, generation)
     assert (second.options["m"], second.is_valid, second.name != first) == (8, True, True)
-    assert report["because"] == "Another shape is asked for than it has."
+    assert report["because"] == "Other options are requested than it was built with."
     build_indexes(start_run(engine, options={"rebuild": True})[0], generation)
     (third,) = names_of(engine, generation)
     assert third == first

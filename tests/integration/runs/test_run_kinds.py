@@ -123,10 +123,10 @@ BROKEN: list[tuple[EncodingSpec, str, str]] = [
     (SCORES, "UPDATE {table} SET score = 'NaN' WHERE key = 'k3'", r"1 scores are not numbers.*\('k3'\)"),
     (SCORES, "UPDATE {table} SET score = 1.5 WHERE key = 'k3'", r"are out of range \('k3'\)"),
     (SCORES, "UPDATE {table} SET numbers = '[1,0,0]' WHERE key = 'k3'", r"less than 0.98; 1 differ \('k3'\)"),
-    (SCORES, "UPDATE {attributes} SET text_pair = 'x' WHERE key = 'k3'", r"are not those of their scores \('k3'"),
+    (SCORES, "UPDATE {attributes} SET text_pair = 'x' WHERE key = 'k3'", r"do not match their scores \('k3'"),
     (RECORDS, "UPDATE {table} SET output = '[]' WHERE key = 'k3'", r"1 records are not objects of types \('k3'\)"),
     (RECORDS, "UPDATE {table} SET output = '{{}}' WHERE key = 'k3'", "less than 1; 1 differ"),
-    (RECORDS, "UPDATE {attributes} SET text = 'x' WHERE key = 'k3'", r"are not those of their records \('k3'"),
+    (RECORDS, "UPDATE {attributes} SET text = 'x' WHERE key = 'k3'", r"do not match their records \('k3'"),
 ]  # fmt: skip
 
 
