@@ -97,7 +97,7 @@ class Dispatcher:
             absent = self._find_absent()
         except RedisError as error:
             if not self._is_redis_away:
-                logger.warning("Redis cannot be reached; jobs wait in Postgres until it is back: %s", error)
+                logger.warning("Cannot reach Redis; jobs wait in Postgres until it is back: %s", error)
             self._is_redis_away = True
             return False
         # A message that is absent once may be on its way from Redis to a worker's claim; one that is absent
@@ -148,7 +148,7 @@ class Dispatcher:
             except BROKER_ERRORS as error:
                 if not self._is_redis_full:  # log once, and not in every round until Redis has memory again
                     logger.warning(
-                        "Could not ring the bell for %d chunks; trying again: %s", len(dispatches), error
+                        "Cannot publish messages for %d chunks; retrying: %s", len(dispatches), error
                     )
                 self._is_redis_full = _is_refused(error)
                 self._has_unrung = True

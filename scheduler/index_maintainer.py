@@ -65,9 +65,9 @@ def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | 
     if not tended.has_index:
         if is_loading:
             return None
-        wants = f"policy auto wants one from {settings.index_rows:,} on"
+        wants = f"policy auto builds one at {settings.index_rows:,} rows or more"
         wants = wants if tended.policy == AUTO else f"the policy is {tended.policy}"
-        return {"because": f"There is none for {tended.num_rows:,} rows, and {wants}."}
+        return {"because": f"There is no index for {tended.num_rows:,} rows, and {wants}."}
     if is_loading:
         return _find_need_of_load(tended, settings)
     worn = share_removed(tended.record, tended.num_removed)
@@ -88,7 +88,8 @@ def _find_need_of_load(tended: TendedCollection, settings: Settings) -> dict[str
         return None
     return {
         "drop": True,
-        "because": f"{tended.num_waiting:,} items wait to be written to {tended.num_rows:,} rows, more than "
-        f"{settings.index_bulk_share:.0%} (VECTORMILL_INDEX_BULK_SHARE), and no search has used the index for "
-        f"{IN_USE_SECONDS / 60:g} minutes. It is built anew behind them.",
+        "because": f"{tended.num_waiting:,} items are waiting to be written to {tended.num_rows:,} rows, "
+        f"more than {settings.index_bulk_share:.0%} (VECTORMILL_INDEX_BULK_SHARE), and no "
+        f"search has used the index for {IN_USE_SECONDS / 60:g} minutes. It is rebuilt "
+        "afterwards.",
     }

@@ -96,7 +96,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
         try:
             _serve_term(engine, dispatcher, subscriber, duties_beside, settings, stop)
         except (SQLAlchemyError, psycopg.Error) as error:
-            logger.warning("Postgres cannot be reached; trying again: %s", error)
+            logger.warning("Cannot reach Postgres; retrying: %s", error)
             stop.wait(1.0)
     sentinel.close()
     queues.close()
@@ -114,7 +114,7 @@ def _serve_term(
     settings: Settings,
     stop: threading.Event,
 ) -> None:
-    """Wait for the election, then work until the lock's session breaks or the process is told to stop."""
+    """Wait for the election, then work until the lock's session breaks or the process has to stop."""
     with (
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
         ExitStack() as cleanup,

@@ -101,10 +101,10 @@ class Pruner(Loop):
             logger.info("Removing %d uploads whose client went silent.", num_uploads)
         num_generations = prune_retired_generations(self._engine, self._retired_seconds)
         if num_generations:
-            logger.info("Dropped the tables of %d generations that others have replaced.", num_generations)
+            logger.info("Dropped the tables of %d replaced generations.", num_generations)
         num_tables = drop_orphaned_tables(self._engine)
         if num_tables:
-            logger.info("Dropped %d tables of collections that were deleted.", num_tables)
+            logger.info("Dropped %d tables of deleted collections.", num_tables)
         self._fail_stuck_jobs()
         self._delete_files()
         num_jobs = 0
@@ -119,7 +119,7 @@ class Pruner(Loop):
                 break
             num_jobs += is_gone
         if num_jobs:
-            logger.info("Removed %d jobs that were deleted or past their retention.", num_jobs)
+            logger.info("Removed %d jobs that were deleted or past their retention period.", num_jobs)
         return num_jobs
 
     def _fail_stuck_jobs(self) -> None:
@@ -131,7 +131,7 @@ class Pruner(Loop):
             reasons = find_stuck_jobs(connection, self._load_failure_seconds)
         until = self._clock() + DELETING_SECONDS
         for job_id, reason in reasons.items():
-            logger.warning("Job %s fails, since it has waited long enough: %s", job_id, reason)
+            logger.warning("Failing job %s, which has waited too long: %s", job_id, reason)
             num_failed = BATCH_FAILED_CHUNKS
             while num_failed == BATCH_FAILED_CHUNKS:
                 if self.stopping.is_set() or self._clock() >= until:
@@ -149,4 +149,4 @@ class Pruner(Loop):
                 break
             num_files += is_gone
         if num_files:
-            logger.info("Removed %d files of requests that were deleted or past their time.", num_files)
+            logger.info("Removed %d request files that were deleted or had expired.", num_files)

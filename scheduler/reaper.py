@@ -46,7 +46,8 @@ class Reaper:
             end_cancelled_jobs(connection)
         if expired:
             logger.warning(
-                "%d chunks had an expired lease: their worker died or was cut off. They run again.", expired
+                "%d chunks had an expired lease: their worker died or was cut off. They are encoded again.",
+                expired,
             )
         if unclaimed:
             logger.warning(

@@ -25,7 +25,7 @@ from vectormill.workers.workers import is_scheduler_alive
 
 ELECTED = "INFO scheduler.main: Elected; dispatching."
 # Of the term: what is done beside it has words of its own.
-GIVEN_UP = "Postgres cannot be reached; trying again"
+GIVEN_UP = "Cannot reach Postgres; retrying"
 COMMAND = (sys.executable, "-m", "vectormill.cli", "scheduler")
 
 

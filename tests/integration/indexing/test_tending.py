@@ -30,9 +30,9 @@ INDEXED = replace(TENDED, has_index=True, has_own_index=True, record={"num_rows"
 @pytest.mark.parametrize(
     ("tended", "said"),
     [
-        (TENDED, "none for 1,000 rows"),
+        (TENDED, "no index for 1,000 rows"),
         (replace(TENDED, policy=HNSW), "the policy is hnsw"),
-        (replace(TENDED, num_waiting=1000), "none for"),  # puts
+        (replace(TENDED, num_waiting=1000), "no index for"),  # puts
         (replace(TENDED, num_waiting=1001), None),  # a load, behind which it is built
         (replace(TENDED, spec=replace(SPEC, vector_type=INT8)), None),
         (INDEXED, None),
@@ -69,7 +69,7 @@ def test_a_collection_that_has_grown_gets_a_run_and_one_is_enough(engine: Engine
     generation = make_collection(engine, draw_vectors(200))
     duty = IndexMaintainer(engine, SETTINGS)
     wait_for(lambda: duty.tend() == 1)  # Postgres counts rows with a delay
-    assert "none for 200 rows" in runs_of(engine)[0]["because"]
+    assert "no index for 200 rows" in runs_of(engine)[0]["because"]
     assert duty.tend() == 0
     build_indexes(start_run(engine)[0], generation)
     end_runs(engine, "completed")
@@ -154,4 +154,4 @@ def test_a_collection_that_was_deleted_since_the_look_ends_neither_the_round_nor
         index_maintainer, "list_tended", lambda *_, **__: [replace(TENDED, collection="gone"), TENDED]
     )
     assert IndexMaintainer(engine, SETTINGS).tend() == 1
-    assert "none for 1,000 rows" in runs_of(engine)[0]["because"]
+    assert "no index for 1,000 rows" in runs_of(engine)[0]["because"]
