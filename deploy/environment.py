@@ -60,10 +60,12 @@ class SetupFailed(Exception):
 
 def main() -> None:
     """Create the environment that the command line requests."""
-    parser = argparse.ArgumentParser(description="Make .venv, or compute requirements.lock anew.")
+    parser = argparse.ArgumentParser(description="Create .venv, or recompute requirements.lock.")
     parser.add_argument("goal", choices=[*EXTRAS, "lock"])
-    parser.add_argument("--torch-index", default="", help="the index of another build of torch; remembered")
-    parser.add_argument("flags", nargs="*", help="further flags of uv for `lock`, behind --")
+    parser.add_argument(
+        "--torch-index", default="", help="the index of another build of torch; it is remembered"
+    )
+    parser.add_argument("flags", nargs="*", help="further flags of uv for `lock`, after --")
     asked = parser.parse_args()
     try:
         make_venv()
@@ -165,7 +167,7 @@ class Installer:
         """
         quiet = () if sys.stderr.isatty() else ("--quiet",)
         if subprocess.run([*self.command, *quiet, *arguments], cwd=ROOT, env=self.environment).returncode:
-            raise SetupFailed("see above; the package index is the one that pip is configured for")
+            raise SetupFailed("see above; the package index is the one configured for pip")
 
 
 def find_installer(environment: Mapping[str, str], options: Mapping[str, str]) -> Installer:
@@ -184,7 +186,7 @@ def find_installer(environment: Mapping[str, str], options: Mapping[str, str]) -
         if not pip.try_to("install", "--no-deps", "--require-hashes", "--requirement", str(wanted)):
             wanted.unlink()
     if not uv.exists():
-        say("No uv can be installed here, so pip does its work; that takes some minutes.")
+        say("uv cannot be installed here, so pip is used instead; that takes some minutes.")
         return pip
     defaults = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     if (system := ssl.get_default_verify_paths()).cafile or system.capath:
@@ -202,7 +204,7 @@ def read_locked(name: str) -> str:
     lock = LOCK.read_text(encoding="utf-8")
     found = re.search(rf"^{re.escape(name)}==\S+ .*(?:\n    .*)*\n", lock, re.MULTILINE)
     if found is None:
-        raise SetupFailed(f"{LOCK.name} does not name {name}")
+        raise SetupFailed(f"{LOCK.name} does not list {name}")
     return found[0]
 
 
@@ -230,15 +232,15 @@ def choose_torch(
     if index:
         return [
             TorchBuild(
-                ("--index-url", index, "--reinstall-package", "torch", version), f"{version} of {index}."
+                ("--index-url", index, "--reinstall-package", "torch", version), f"{version} from {index}."
             )
         ]
-    usual = TorchBuild((version,), f"{version} as the package index has it.")
+    usual = TorchBuild((version,), f"{version} from the package index.")
     if has_gpu or not is_linux:
         return [usual]
     cpu = f"{version}, the CPU build, since no GPU driver was found; TORCH_INDEX_URL=... chooses another."
     dear = (
-        f"{version} with CUDA libraries, though no GPU driver was found: no CPU build is offered here. "
+        f"{version} with CUDA libraries, although no GPU driver was found: no CPU build is offered here. "
         "TORCH_INDEX_URL=... names an index that has one."
     )
     builds = [TorchBuild((f"{version}+cpu",), cpu), TorchBuild((version,), dear)]

@@ -36,8 +36,8 @@ def find_complaint(subject: str) -> str | None:
                 host = socket.gethostname()
                 is_alive = any(worker.name.endswith(f"@{host}") for worker in list_workers(connection))
     except (URLError, SQLAlchemyError) as error:
-        return f"{subject} cannot be checked: {error}"
-    return None if is_alive else f"No {subject} of this host has given a sign of life lately."
+        return f"Cannot check {subject}: {error}"
+    return None if is_alive else f"No {subject} on this host has sent a heartbeat recently."
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def wait_for_worker(client: httpx.Client, stack: "subprocess.Popen[bytes]") -> N
         if any(worker["report"].get("state", "running") == "running" for worker in workers):
             return
         time.sleep(1)  # the stack is another process, so poll
-    sys.exit("The stack did not come up; `vectormill up` says why.")
+    sys.exit("The stack did not start; run `vectormill up` to see why.")
 
 
 def submit(client: httpx.Client, items: Iterable[tuple[str, str]], **parameters: Any) -> str:
@@ -89,7 +89,7 @@ def wait_for_share(client: httpx.Client, job_ids: Sequence[str], share: float) -
     until = time.monotonic() + WORK_SECONDS
     while any(find_share(client, job_id) < share for job_id in job_ids):
         if time.monotonic() > until:
-            sys.exit(f"The jobs are not done to {share:.0%} in {WORK_SECONDS:g} s.")
+            sys.exit(f"The jobs did not reach {share:.0%} in {WORK_SECONDS:g} s.")
         time.sleep(1)  # the stack is another process, so poll
 
 
@@ -130,8 +130,8 @@ def open_pages(browser: Browser, url: str, job_id: str) -> dict[str, Page]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Takes the pictures of the console.")
-    parser.add_argument("--texts", type=int, default=8000, help="fewer on a machine that is slow")
+    parser = argparse.ArgumentParser(description="Take the screenshots of the console.")
+    parser.add_argument("--texts", type=int, default=8000, help="use fewer on a slow machine")
     wanted = parser.parse_args()
     path = find_chromium()
     if path is None:

@@ -215,7 +215,7 @@ def draw_lines(screen: Screen) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Record a command as an SVG that moves.")
+    parser = argparse.ArgumentParser(description="Record a command as an animated SVG.")
     parser.add_argument("out", type=Path)
     parser.add_argument("command", nargs="+")
     given = parser.parse_args()

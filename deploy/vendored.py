@@ -68,9 +68,9 @@ PACKAGES: Final = (
     ),
 )
 
-README: Final = """# Files of others
+README: Final = """# Third-party files
 
-Taken unchanged from npm packages by `python -m deploy.vendored`, which also wrote this page. To renew one, change its
+Taken unchanged from npm packages by `python -m deploy.vendored`, which also wrote this page. To update one, change its
 version in `deploy/vendored.py`, run that (it needs npm), then `make test-browser`. Pages name a file without its
 version. Each folder has the package's licence.
 
@@ -81,7 +81,7 @@ version. Each folder has the package's licence.
 
 def main() -> None:
     if shutil.which("npm") is None:
-        sys.exit("npm is needed to renew these files, and is not here.")
+        sys.exit("npm is needed to update these files, but is not installed.")
     rows = [renew(package) for package in PACKAGES]
     (VENDOR / "README.md").write_text(README + "".join(f"{row}\n" for row in rows), encoding="utf-8")
 

@@ -13,7 +13,7 @@ WIDTH = 100
 def describe_commands() -> str:
     """Return Markdown with a section for each command; a group comes before its commands."""
     command = get_command(app)
-    parts = ["# Command line", "Made of the commands themselves; each says the same with `--help`."]
+    parts = ["# Command line", "Generated from the commands; each prints the same with `--help`."]
     return "\n\n".join(
         [*parts, *describe(command, command.make_context("vectormill", ["--debug"], resilient_parsing=True))]
     )

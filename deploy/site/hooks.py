@@ -28,7 +28,7 @@ OUTSIDE: Final = {
 }
 CLIENT: Final = """# Python client
 
-What is asked with it, and how: [the client](../CLIENT.md). Made of the docstrings.
+Generated from the docstrings. For a guide, see [the client](../CLIENT.md).
 
 ::: vectormill.client.Client
 

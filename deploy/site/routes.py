@@ -23,8 +23,8 @@ def describe_routes() -> str:
 
 def describe_document(document: Json) -> Iterator[str]:
     yield "# HTTP\n"
-    yield "Made of the OpenAPI document, which every API serves at `/openapi.json`, with forms to try at `/docs`.\n"
-    yield "Every refusal is a problem detail (RFC 9457): [errors](../ERRORS.md).\n"
+    yield "Generated from the OpenAPI document, which every API serves at `/openapi.json`; `/docs` has forms.\n"
+    yield "Every error is a problem details object (RFC 9457): [errors](../ERRORS.md).\n"
     for path, operations in sorted(document["paths"].items()):
         yield f"## {path}\n"
         for method in METHODS:

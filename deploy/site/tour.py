@@ -1,4 +1,4 @@
-"""The client's tour, run on a service: `python -m deploy.site.tour` writes docs/tour.ipynb with what it gives now.
+"""The client's tour, run on a service: `python -m deploy.site.tour` writes docs/tour.ipynb with its current output.
 
 `vectormill up` runs elsewhere. What only tells of this run, times and a page's identifiers, is left out.
 """

@@ -306,7 +306,7 @@ def test_wrong_values_are_refused_with_words_that_help() -> None:
             "VECTORMILL_DATABASE_URL",
         ),
         (SECRET | {"env": {"VECTORMILL_LEASE_SECONDS": 60}}, "want string"),
-        (SECRET | {"ingress": {"enabled": True}}, "ingress.enabled needs ingress.hosts"),
+        (SECRET | {"ingress": {"enabled": True}}, "ingress.enabled requires ingress.hosts"),
         (SECRET | {"serviceMonitor": {"enabled": True}}, "Set serviceMonitor.bearerKey"),
     )
     for values, words in cases:
