@@ -1,1 +1,1 @@
-"""Benchmarks of Vectormill: `python -m benchmarks NAME`. See README.md beside this file."""
+"""Benchmarks of Vectormill: `python -m benchmarks NAME`. See README.md in this folder."""

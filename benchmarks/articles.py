@@ -77,7 +77,7 @@ class OwnIndex:
             connection.execute(f"ANALYZE {TABLE}".encode())
 
     def follow(self, **options: Any) -> None:
-        """Make the collection that follows the table."""
+        """Create the collection that follows the table."""
         self.client.create_collection(COLLECTION, **options)
         self.client.set_source(COLLECTION, "sql", OPTIONS)
 
@@ -94,7 +94,7 @@ class OwnIndex:
 
 
 class CocoIndex:
-    """The peer CocoIndex, in an environment and a process of its own, with the model at `model`."""
+    """The peer CocoIndex, in a separate environment and process, with the model at `model`."""
 
     name = "CocoIndex"
 

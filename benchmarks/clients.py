@@ -111,7 +111,7 @@ class Rounds(dict[tuple[str, int], list[Round]]):
                 spent = sum(each.cpu_seconds.get(name, 0.0) for each in rounds)
                 costs[f"{system}: {name}"] = spent / num_requests
         rows = sorted(((name, cost) for name, cost in costs.items() if cost >= 1e-5), key=lambda row: -row[1])
-        header = (f"process, {MANY} clients", "processor time a request")
+        header = (f"process, {MANY} clients", "processor time per request")
         return Table(header, tuple((name, f"{1000 * cost:.2f} ms") for name, cost in rows))
 
 

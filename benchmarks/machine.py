@@ -109,8 +109,8 @@ def find_device(name: str) -> Device:
     for device in there:
         if name in (CUDA, device.name):
             return device
-    names = ", ".join(device.name for device in there) or "no GPU that the driver names"
-    raise LookupError(f"There is no device {name!r} here; there is cpu, and {names}.")
+    names = ", ".join(device.name for device in there) or "no GPU that the driver lists"
+    raise LookupError(f"Unknown device {name!r}; this machine has cpu, and {names}.")
 
 
 def measure_matrix_rates(device: Device) -> dict[str, float]:

@@ -199,7 +199,7 @@ def write_shards(tensors: Shapes, target: Path, shard_bytes: int = SHARD_BYTES) 
 
 
 def plan_shards(tensors: Shapes, shard_bytes: int) -> Iterator[Shapes]:
-    """Yield consecutive tensors of up to `shard_bytes` together; a larger tensor gets a shard of its own."""
+    """Yield consecutive tensors of up to `shard_bytes` together; a larger tensor gets its own shard."""
     shard: dict[str, tuple[int, ...]] = {}
     for name, shape in tensors.items():
         if shard and count_bytes(shard | {name: shape}) > shard_bytes:

@@ -125,7 +125,7 @@ class OwnApi:
             deadline = time.monotonic() + START_SECONDS
             while self._endpoint.answer("/readyz") is None:
                 if child.poll() is not None or time.monotonic() > deadline:
-                    raise BenchmarkFailed(f"The API did not get ready:{tail_of(self._log)}")
+                    raise BenchmarkFailed(f"The API did not become ready:{tail_of(self._log)}")
                 time.sleep(0.05)
             self._exits = exits.pop_all()
         return self
@@ -358,7 +358,9 @@ class LineUp:
         makers |= {peer.name: partial(self.make_peer, peer) for peer in peers}
         unknown = set(names) - makers.keys()
         if unknown:
-            raise BenchmarkFailed(f"There is no system {', '.join(unknown)}; there are {', '.join(makers)}.")
+            raise BenchmarkFailed(
+                f"Unknown system {', '.join(unknown)}; expected one of: {', '.join(makers)}."
+            )
         return {name: make() for name, make in makers.items() if not names or name in names}
 
     def _order(self, name: str, cache: Path, options: Mapping[str, str]) -> ChildOrder:

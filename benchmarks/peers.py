@@ -104,7 +104,7 @@ def find_obstacle(peer: Peer, device: Device) -> str | None:
 
 
 def prepare_environment(name: str) -> Path:
-    """Return the Python of the environment that NAME.txt pins; create it anew when the pins have changed.
+    """Return the Python of the environment that NAME.txt pins; recreate it if the pins have changed.
 
     Raise BenchmarkFailed with pip's last lines when it cannot be installed.
     """
@@ -147,12 +147,12 @@ def _run(name: str, command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BenchmarkFailed(f"The environment {name} could not be made: {error}.") from error
+        raise BenchmarkFailed(f"Cannot create the environment {name}: {error}.") from error
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
         # pip may print hints after an error, and warnings before it.
         words = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
-        raise BenchmarkFailed(f"The environment {name} could not be made: {words[:SHOWN_CHARS].rstrip('.')}.")
+        raise BenchmarkFailed(f"Cannot create the environment {name}: {words[:SHOWN_CHARS].rstrip('.')}.")
 
 
 def _is_current(directory: Path, pins: Path) -> bool:

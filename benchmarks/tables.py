@@ -89,7 +89,7 @@ class Table:
 
     def __post_init__(self) -> None:
         for row in self.rows:
-            assert len(row) == len(self.header), f"{row} has not the columns of {self.header}"
+            assert len(row) == len(self.header), f"{row} does not have the columns of {self.header}"
 
     def to_markdown(self) -> str:
         alignment = (":---", *["---:"] * (len(self.header) - 1))
@@ -170,5 +170,5 @@ def replace_section(text: str, name: str, content: str) -> str:
     before, has_opening, rest = text.partition(opening)
     _, has_closing, after = rest.partition(closing)
     if not has_opening or not has_closing:
-        raise ValueError(f"The README has no place for {name}: it needs the lines {opening} and {closing}.")
+        raise ValueError(f"The README has no section for {name}: it needs the lines {opening} and {closing}.")
     return f"{before}{opening}\n\n{content.strip()}\n\n{closing}{after}"

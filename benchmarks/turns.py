@@ -81,7 +81,7 @@ class Record:
         return Spread.of([count / seconds for seconds in self.seconds()])
 
     def speed_against(self, other: "Record") -> Spread:
-        """Return how many times faster this system is than another, repetition by repetition."""
+        """Return how many times faster this system is than another, per repetition."""
         return Spread.of_ratios(other.seconds(), self.seconds())
 
 

@@ -44,7 +44,7 @@ class Reading:
 
 
 def read_file_bytes() -> int:
-    """Return the resident bytes of this process that are pages of files; 0 where Linux does not tell."""
+    """Return the resident bytes of this process that are pages of files; 0 if Linux does not report them."""
     lines = STATUS.read_text(encoding="utf-8").splitlines() if STATUS.exists() else ()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile:"))
 

@@ -18,7 +18,7 @@ ONNX_FILE = "model.onnx"
 
 
 class Infinity:
-    """An engine of infinity on an event loop of its own. Call it with texts."""
+    """An engine of infinity on a separate event loop. Call it with texts."""
 
     def __init__(self, order: ChildOrder) -> None:
         from infinity_emb import AsyncEmbeddingEngine, EngineArgs

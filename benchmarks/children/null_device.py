@@ -66,7 +66,7 @@ def find_module(*names: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise
-    raise ModuleNotFoundError(f"there is none of {', '.join(names)}")
+    raise ModuleNotFoundError(f"none of these modules exists: {', '.join(names)}")
 
 
 class NullEncoder:

@@ -2,7 +2,7 @@
 
 Prompts, windows and decoding are our own, which tests compare with the reference's. With the option
 `encoder=transformers` the encoder is transformers', called as the reference calls its copy of it: it has its
-own relative positions, a mask for each pair of tokens, and projects the positions anew in every layer of
+own relative positions, a mask for each pair of tokens, and projects the positions again in every layer of
 every pass. Without the option our network encodes.
 """
 

@@ -104,4 +104,4 @@ def serve(load: Callable[[ChildOrder], Encoder]) -> None:
             elif command == "report":
                 answer(encode.report())
             else:
-                raise ValueError(f"{command!r} is no command")
+                raise ValueError(f"unknown command {command!r}")

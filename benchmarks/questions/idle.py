@@ -27,5 +27,5 @@ def run(harness: Harness) -> Report:
     return Report(
         f"a stack without a job over {seconds:.0f} s, after {settle:g} s of settling.",
         (tabulate(measures),),
-        ("User and system time as a share of one core, those of processes that ended meanwhile included.",),
+        ("User and system time as a share of one core, including processes that ended meanwhile.",),
     )
