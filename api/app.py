@@ -69,7 +69,7 @@ from vectormill.settings import Settings
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10
 # The garbage collector looks for cycles only after this many new objects (some megabytes).
 YOUNG_OBJECTS: Final = 20_000
-# Connections that are kept, and further ones that are opened under load. With those of the search pool, an
+# Connections that stay open, and more that are opened under load. With those of the search pool, an
 # API process has at most ten. Requests beyond that wait for a connection.
 POOL_SIZE: Final = 4
 POOL_OVERFLOW: Final = 3
@@ -77,10 +77,11 @@ REDIS_TIMEOUT_SECONDS: Final = 1.0
 KEY_SCHEME: Final = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A key of `vectormill keys create`. Wanted once one exists; without any, loopback needs none.",
+    "description": "An API key created by `vectormill keys create`. Required once one exists; before "
+    "that, loopback needs none.",
 }
 DESCRIPTION: Final = (
-    "Text in, vectors out, in bulk. Every failure is a problem detail (RFC 9457) with a stable `type`."
+    "Text in, vectors out, in bulk. Every error is a problem details object (RFC 9457) with a stable `type`."
 )
 PROBLEM_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     status: {
@@ -94,7 +95,7 @@ logger = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """A flag that is set when the server is told to stop; endless streams check it and end."""
+    """A flag that is set when the server has to stop; endless streams check it and end."""
 
     def __init__(self) -> None:
         self.is_made = False
@@ -199,7 +200,7 @@ def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> N
 def open_engine(settings: Settings) -> Engine:
     if settings.database_url is None:
         raise ConfigurationError(
-            "The API needs a Postgres: set VECTORMILL_DATABASE_URL, or start `vectormill up`, which starts its own."
+            "The API needs Postgres: set VECTORMILL_DATABASE_URL, or run `vectormill up`, which starts its own."
         )
     return make_engine(
         settings.database_url,
@@ -300,7 +301,7 @@ def describe_scopes(schema: dict[str, Any]) -> None:
 
 
 class ApiServer(uvicorn.Server):
-    """A server that ends endless streams as soon as it is told to stop, instead of at the graceful time-out."""
+    """A server that ends endless streams as soon as it has to stop, instead of at the graceful time-out."""
 
     def __init__(self, config: uvicorn.Config, stop_request: StopRequest) -> None:
         super().__init__(config)
@@ -321,7 +322,7 @@ def refuse_to_open_without_key(settings: Settings) -> None:
     try:
         require_key_beyond_loopback(settings.database_url, settings.api_host)
     except SQLAlchemyError as error:
-        logger.warning("Could not yet find out whether an API key exists: %s", error)
+        logger.warning("Cannot determine yet whether an API key exists: %s", error)
 
 
 def run(settings: Settings) -> None:

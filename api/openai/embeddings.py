@@ -150,7 +150,7 @@ router = APIRouter(tags=["openai"], route_class=EmbeddingsRoute)
 
 @serve(router, EMBED)
 async def post_embeddings(request: Request, resources: ResourcesDependency) -> Response:
-    """Return the vectors of some texts, in the shapes of OpenAI's API; docs/OPENAI.md says what differs."""
+    """Return the vectors of texts in the format of OpenAI's API; docs/OPENAI.md lists the differences."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_at_once(request, resources, hold, read_request)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly

@@ -21,11 +21,11 @@ from vectormill.keys.api_key import READ
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.operation import Operation
 
-MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."
+MODEL_HELP: Final = "Ours: if omitted, the only registered model, or else the packaged one."
 
 # text-embeddings-inference documents the capital form, and accepts both.
 Direction = Annotated[
-    Literal["Right", "right", "Left", "left"] | None, Meta(description="Only the end of a text is cut.")
+    Literal["Right", "right", "Left", "left"] | None, Meta(description="Texts are truncated at the end only.")
 ]
 
 
@@ -33,7 +33,8 @@ def check_direction(direction: str | None) -> None:
     """Raise InvalidOption if texts are to be truncated at their start, which no model here supports."""
     if direction in {"Left", "left", "START"}:
         raise InvalidOption(
-            "A text that is too long is cut at its end here, never at its start; cut its start before it is sent."
+            "Texts that are too long are truncated at the end here, never at the start; truncate them "
+            "before sending."
         )
 
 
@@ -49,10 +50,11 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     inputs: str | list[str]
     normalize: bool = True
     truncate: Annotated[
-        bool | None, Meta(description="Cut what is too long; else it is refused, as theirs does.")
+        bool | None,
+        Meta(description="Truncate texts that are too long; otherwise they are refused, as theirs does."),
     ] = False
     truncation_direction: Direction = None
-    prompt_name: Annotated[str | None, Meta(description="A prompt of the model, by name.")] = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts.")] = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
 
@@ -73,14 +75,14 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     texts: list[str] | None = None
     documents: Annotated[
-        list[str | Document] | None, Meta(description="Other rerankers' name of `texts`.")
+        list[str | Document] | None, Meta(description="The name of `texts` in other rerankers.")
     ] = None
-    raw_scores: Annotated[bool, Meta(description="A classifier's numbers as they are.")] = False
+    raw_scores: Annotated[bool, Meta(description="Return a classifier's numbers unchanged.")] = False
     return_text: bool = False
     truncate: bool | None = False
     truncation_direction: Direction = None
     top_n: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Ours: only so many of the best.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Ours: return only this many of the best texts.")
     ] = None
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
 
@@ -92,7 +94,7 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
         if self.documents is None:
             return "texts", self.texts or []
         if self.texts is not None:
-            raise InvalidOption("texts and documents say the same; send one of them.")
+            raise InvalidOption("texts and documents are the same field; send only one of them.")
         return "documents", read_documents(self.documents)
 
 
@@ -108,7 +110,7 @@ class SimilarityParameters(msgspec.Struct, forbid_unknown_fields=True):
 
     truncate: bool | None = False
     truncation_direction: Direction = None
-    prompt_name: Annotated[str | None, Meta(description="A prompt of the model, by name.")] = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts.")] = None
 
 
 class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -136,10 +138,11 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     inputs: Annotated[
         str | list[str | list[str]],
         Meta(
-            description="A text, a list that is one pair of texts, or lists of one text or of one pair each."
+            description="A text, a pair as a list of two texts, or a list of lists of one text or one "
+            "pair each."
         ),
     ]
-    raw_scores: Annotated[bool, Meta(description="A classifier's numbers as they are.")] = False
+    raw_scores: Annotated[bool, Meta(description="Return a classifier's numbers unchanged.")] = False
     truncate: bool | None = False
     truncation_direction: Direction = None
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
@@ -157,7 +160,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
         if not all(isinstance(text, str) for text in texts) or any(
             len(each) not in (1, 2) for each in sequences
         ):
-            raise InvalidOption("inputs must be a text, a pair of texts, or lists of one text or of two.")
+            raise InvalidOption("inputs must be a text, a pair of texts, or lists of one or two texts.")
         return cast("list[list[str]]", sequences)
 
     def encoding(self, registry: Registry) -> EncodingRequest:
@@ -168,8 +171,8 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
         model = choose_model(registry, self.model)
         if registry.card(model).classifier is None:
             raise InvalidOption(
-                f"The model {model!r} has no labels, so it predicts nothing; name a classifier of texts in model, or "
-                "ask /embed for vectors."
+                f"The model {model!r} has no labels to predict; name a text classifier in model, or use "
+                "/embed for vectors."
             )
         options = EncodingOptions(
             task=JUDGE,
@@ -189,13 +192,13 @@ class PredictionBody(TypedDict):
 class RankBody(TypedDict):
     """One text's score."""
 
-    index: Annotated[int, Meta(description="Its place among the texts.")]
+    index: Annotated[int, Meta(description="The index of the text in the request.")]
     score: float
-    text: NotRequired[Annotated[str, Meta(description="If it was asked for.")]]
+    text: NotRequired[Annotated[str, Meta(description="Present if requested.")]]
 
 
 class InfoBody(TypedDict):
-    """The facts about the model that text-embeddings-inference tells, as far as they are known here."""
+    """The facts about the model that text-embeddings-inference reports, as far as they are known here."""
 
     model_id: str
     model_sha: str | None
@@ -212,18 +215,21 @@ PROMPT_OF: Final = {"search_document": DOCUMENT, "search_query": QUERY}
 
 
 class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /v2/embed and /v1/embed. int8 and uint8 are of measured ranges here, and of jobs."""
+    """The JSON body of POST /v2/embed and /v1/embed. int8 and uint8 need measured ranges, so only jobs have them."""
 
     texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
     model: str = DEFAULT_MODEL
     input_type: Annotated[
-        InputType | None, Meta(description="For a search, the model's prompt for it, if it has one.")
+        InputType | None, Meta(description="For a search, the model's prompt for it is used, if it has one.")
     ] = None
     embedding_types: Annotated[list[EmbeddingType], Meta(min_length=1)] | None = None
     output_dimension: Annotated[int, Meta(ge=1)] | None = None
     truncate: Annotated[
         Literal["END", "NONE", "START"] | None,
-        Meta(description="END, the default, cuts what is too long; NONE refuses it. START is refused."),
+        Meta(
+            description="END, the default, truncates texts that are too long; NONE refuses them. START "
+            "is not supported."
+        ),
     ] = None
 
     def encoding(self) -> EncodingRequest:
@@ -236,23 +242,23 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /v2/rerank, with what clients of the first interface send along."""
+    """The JSON body of POST /v2/rerank, with the fields that clients of the first interface send as well."""
 
     query: str
     documents: list[str | Document]
     model: str = DEFAULT_MODEL
     top_n: Annotated[int, Meta(ge=1)] | None = None
-    return_documents: Annotated[bool | None, Meta(description="Repeat the texts in the answer.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Return the texts in the response.")] = None
     max_tokens_per_doc: (
         Annotated[
             int,
-            Meta(ge=1, description="Read at most so many tokens of a query and a document together."),
+            Meta(ge=1, description="Read at most this many tokens of a query and a document together."),
         ]
         | None
     ) = None
     rank_fields: Annotated[list[str] | None, Meta(description="Only `text` is read.")] = None
-    max_chunks_per_doc: Annotated[int | None, Meta(description="Taken, and not used.")] = None
-    priority: Annotated[int | None, Meta(description="Taken, and not used.")] = None
+    max_chunks_per_doc: Annotated[int | None, Meta(description="Accepted, but not used.")] = None
+    priority: Annotated[int | None, Meta(description="Accepted, but not used.")] = None
 
     def texts(self) -> list[str]:
         return read_documents(self.documents)
@@ -262,11 +268,11 @@ class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
 class EmbeddingsByType(TypedDict):
     float: NotRequired[list[list[float]]]
     base64: NotRequired[Annotated[list[str], Meta(description="float32, little-endian.")]]
-    binary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values a number, less 128.")]]
-    ubinary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values a number.")]]
+    binary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values per number, minus 128.")]]
+    ubinary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values per number.")]]
 
 
-EmbeddingsByType.__doc__ = "A list for each type that was asked for, in the order of the texts."
+EmbeddingsByType.__doc__ = "A list for each requested type, in the order of the texts."
 
 
 class CohereAnswer(TypedDict):
@@ -278,7 +284,7 @@ class CohereAnswer(TypedDict):
 
 
 class CohereFirstAnswer(TypedDict):
-    """The answer of Cohere's v1 embed: plain rows, or rows by type where the request names types."""
+    """The response of Cohere's v1 embed: plain rows, or rows by type if the request names types."""
 
     id: str
     embeddings: list[list[float]] | EmbeddingsByType
@@ -288,7 +294,7 @@ class CohereFirstAnswer(TypedDict):
 
 
 class CohereRankAnswer(TypedDict):
-    """The documents by relevance, the best first."""
+    """The documents by relevance, best first."""
 
     id: str
     results: list[RankedDocument]

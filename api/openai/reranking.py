@@ -36,7 +36,7 @@ router = APIRouter(tags=["results"])
 async def post_rerank(request: Request, resources: ResourcesDependency) -> RerankAnswer | VoyageRerankAnswer:
     """Rank documents by how well they answer a query, by a classifier of pairs or by the cosine of two vectors.
 
-    The score of two labels is the second one's probability. A document that is too long is cut.
+    With two labels, the score is the second label's probability. A document that is too long is truncated.
     """
     require_json(request)
     with resources.gates.json_bytes.hold() as hold:

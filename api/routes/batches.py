@@ -42,14 +42,14 @@ file_router = APIRouter(tags=["files"])
 
 
 async def take_file_id(
-    file_id: Annotated[str, Path(description="As the file's `id` has it: `file-` and 32 letters.")],
+    file_id: Annotated[str, Path(description="The file's `id`: `file-` and 32 letters.")],
 ) -> UUID:
     """Return the file's id in the path. Raise RequestFileNotFound."""
     return parse_file_name(file_id)
 
 
 async def take_batch_id(
-    batch_id: Annotated[str, Path(description="As the batch's `id` has it: `batch_` and 32 letters.")],
+    batch_id: Annotated[str, Path(description="The batch's `id`: `batch_` and 32 letters.")],
 ) -> UUID:
     """Return the batch's id in the path. Raise RequestBatchNotFound."""
     return parse_batch_name(batch_id)
@@ -63,13 +63,13 @@ BatchId = Annotated[UUID, Depends(take_batch_id)]
 async def post_file(
     request: Request, resources: ResourcesDependency, idempotency_key: IdempotencyKey
 ) -> FileBody:
-    """Upload a file of requests, with any number of lines, as a stream. It is stored when this is answered."""
+    """Upload a file of requests, with any number of lines, as a stream. The response comes once it is stored."""
     return describe_file(await receive_file(request, resources, idempotency_key))
 
 
 @serve(file_router, operations.LIST_FILES)
 def get_files(resources: ResourcesDependency, query: FileQuery) -> FilePage:
-    """List files, newest first unless another order is asked for."""
+    """List files, newest first unless another order is requested."""
     after = None if query.after is None else parse_file_name(query.after)
     with resources.engine.connect() as connection:
         found = list_files(
@@ -103,7 +103,7 @@ def get_content(resources: ResourcesDependency, file_id: FileId) -> PieceRespons
 
 @serve(file_router, operations.DELETE_FILE)
 def delete_file(resources: ResourcesDependency, file_id: FileId) -> DeletedFile:
-    """Delete the file; its disk space is free some seconds later."""
+    """Delete the file; its disk space is freed some seconds later."""
     with resources.engine.begin() as connection:
         discard_file(connection, file_id)
     return DeletedFile(id=name_file(file_id), object="file", deleted=True)
@@ -113,11 +113,11 @@ def delete_file(resources: ResourcesDependency, file_id: FileId) -> DeletedFile:
 def post_batch(
     resources: ResourcesDependency, body: BatchRequest, idempotency_key: IdempotencyKey
 ) -> BatchBody:
-    """Answer the lines of a file by a job, and then by a file of answers.
+    """Create a batch: a job encodes the lines of a file, and the answers become another file.
 
-    The same request again answers the same batch while that is at work, or if it has completed and was created in the
-    last ten minutes: clients repeat what was not answered in time. A cancelled batch is not answered again. Other
-    metadata, or an Idempotency-Key of its own, makes another.
+    Repeating the request returns the same batch while that is in progress, or if it completed and was created
+    in the last ten minutes, because clients repeat requests that get no response in time. A cancelled batch
+    is not returned again. Other metadata or another Idempotency-Key creates another batch.
     """
     Intake(resources.settings).look(resources.engine)  # its number of items is not known yet
     words = "".join(word for pair in (body.metadata or {}).items() for word in pair)
@@ -155,6 +155,6 @@ def get_batch(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
 
 @serve(router, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
-    """Cancel the batch; lines that have an answer are in its output file. A second time changes nothing."""
+    """Cancel the batch; lines already answered are in its output file. Repeating this changes nothing."""
     with resources.engine.begin() as connection:
         return describe_batch(cancel_batch(connection, batch_id))

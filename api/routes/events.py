@@ -29,7 +29,7 @@ RETRY_MILLISECONDS: Final = 2000
 
 @serve(router, operations.FOLLOW)
 async def get_events(resources: ResourcesDependency, job_id: JobId) -> StreamingResponse:
-    """Send `progress` events whose data is the job, whenever it has moved; the last event is `end`."""
+    """Send `progress` events with the job as data whenever it has changed; the last event is `end`."""
     # Entered here already; otherwise a full API would still read the job for everyone whom it refuses.
     with resources.gates.watchers.enter():
         job = await run_in_threadpool(resources.watch.load, job_id)
@@ -76,7 +76,7 @@ async def follow_job(
 
 
 def has_moved(last: JobBody, job: JobBody) -> bool:
-    """Return True if the job has changed so that clients are told.
+    """Return True if the job has changed so much that clients are notified.
 
     The end of a wait is not reported, since the progress of items shows it.
     """

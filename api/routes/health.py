@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 @serve(router, operations.SHOW_LIVENESS)
 async def get_livez() -> Liveness:
-    """Answer as long as the process does."""
+    """Respond as long as the process is alive."""
     return Liveness(status="ok")
 
 
 class Lookout:
-    """A readiness check that runs at most once a second, however many requests come, on a thread of its own.
+    """A readiness check that runs at most once a second, however many requests come, on a separate thread.
 
     Requests for it need no key, so they must not slow down those that have one.
     """
@@ -70,8 +70,9 @@ class Lookout:
 @serve(router, operations.SHOW_HEALTH)
 @serve(router, operations.SHOW_READINESS)
 async def get_readyz(request: Request) -> Response:
-    """Say that the service is ready while Postgres is: without Redis jobs are taken as always, and are encoded when it
-    is back.
+    """Report whether the service is ready, as it is while Postgres is.
+
+    Without Redis, jobs are accepted as always, and encoded once it is back.
     """
     readiness: Readiness = await request.app.state.lookout.look()
     if readiness["postgres"]:
@@ -95,7 +96,7 @@ def check_readiness(resources: Resources) -> Readiness:
             signs = list_signs_of_life(connection)
             counts = count_schedules(connection)
     except SQLAlchemyError as error:
-        logger.warning("Not ready, for Postgres did not answer: %s", error)
+        logger.warning("Not ready, because Postgres did not answer: %s", error)
         return Readiness(
             status="unavailable",
             postgres=False,

@@ -54,7 +54,7 @@ async def create_job(
     idempotency_key: IdempotencyKey,
     query: SubmissionQuery,
 ) -> Response:
-    """Take items as one JSON object, or as a stream of NDJSON of any length (gzip accepted)."""
+    """Submit items as one JSON object, or as a stream of NDJSON of any length (gzip accepted)."""
     job = await receive_job(request, resources, idempotency_key, query)
     return respond(operations.SUBMIT, job, headers={"Retry-After": str(POLL_AFTER_SECONDS)})
 
@@ -63,7 +63,7 @@ async def create_job(
 def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
     """List jobs, newest first."""
     if query.state is not None and query.state not in JOB_STATES:
-        detail = f"{query.state!r} is not a job state; the states are {', '.join(JOB_STATES)}."
+        detail = f"Unknown job state {query.state!r}; expected one of: {', '.join(JOB_STATES)}."
         raise Problem(422, "invalid-request", detail, errors=[Place(detail, parameter="state")])
     before_seq = decode_cursor(query.after)
     with resources.engine.connect() as connection:
@@ -75,7 +75,7 @@ def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
 
 @serve(router, operations.SHOW)
 def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
-    """Return the job as it stands now."""
+    """Return the current state of the job."""
     with resources.engine.connect() as connection:
         return tell_job(connection, find_job(connection, job_id))
 
@@ -90,19 +90,19 @@ def wish_for(resources: Resources, wish: Wish, job_id: UUID) -> JobBody:
 
 @serve(router, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, job_id: JobId) -> JobBody:
-    """Stop the job; vectors already committed stay. Twice is the same as once."""
+    """Cancel the job; vectors already committed are kept. Repeating this changes nothing."""
     return wish_for(resources, cancel_job, job_id)
 
 
 @serve(router, operations.PAUSE)
 def post_pause(resources: ResourcesDependency, job_id: JobId) -> JobBody:
-    """Keep back what no worker holds yet; chunks at a worker are finished. Twice is the same as once."""
+    """Pause the job; chunks that a worker has are still finished. Repeating this changes nothing."""
     return wish_for(resources, pause_job, job_id)
 
 
 @serve(router, operations.RESUME)
 def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
-    """Let a paused job go on. Twice is the same as once."""
+    """Resume a paused job. Repeating this changes nothing."""
     return wish_for(resources, resume_job, job_id)
 
 
@@ -124,16 +124,16 @@ WISHES: Final[dict[str, Wish]] = {
 
 @serve(router, operations.RETRY)
 def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
-    """Encode the failed items of an ended or paused job again, and only these. A paused job stays paused."""
+    """Retry the failed items of an ended or paused job, and no others. A paused job stays paused."""
     return wish_for(resources, retry_unless_answered, job_id)
 
 
 @serve(router, operations.DELETE)
 def delete_job(resources: ResourcesDependency, job_id: JobId) -> None:
-    """Remove an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
+    """Delete an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
 
-    One that has not ended is refused with 409: cancel it first. From the answer on the job is not found any more; its
-    disk space is free some seconds to minutes later.
+    409 if the job has not ended: cancel it first. The job is gone once this responds; its disk space is freed
+    seconds to minutes later.
     """
     with resources.engine.begin() as connection:
         refuse_job_of_batch(connection, job_id, "deleted")
@@ -155,9 +155,9 @@ def get_errors(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) 
 
 @serve(router, operations.LIST_TRUNCATED)
 def get_truncated_items(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) -> TruncatedItemPage:
-    """List the items of more than max_tokens that were cut, in the order of submission.
+    """List the items that were truncated because they have more than max_tokens, in the order of submission.
 
-    A page may have fewer than `limit` although more follow.
+    A page may have fewer than `limit` items even if more follow.
     """
     after = decode_cursor(query.after)
     with resources.engine.connect() as connection:

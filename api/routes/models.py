@@ -76,6 +76,6 @@ def find_moment(card: ModelCard) -> int:
 
 @serve(router, worker_operations.LIST)
 def get_workers(resources: ResourcesDependency) -> WorkerList:
-    """List the workers that gave a sign of life lately, with their own report of device, backend and precision."""
+    """List the live workers, with the device, backend and precision that each reports."""
     with resources.engine.connect() as connection:
         return WorkerList(data=[describe(WorkerBody, worker) for worker in list_workers(connection)])

@@ -53,14 +53,14 @@ def post_run(
     body: RunRequest,
     idempotency_key: IdempotencyKey,
 ) -> RunBody:
-    """Start a run. An indexer carries it out; one of a collection at a time, the others wait."""
+    """Start a run, which an indexer carries out. A collection has one run in progress; others wait."""
 
     def make() -> str:
         spec = choose_spec(connection, resources, name, body)
         if body.kind == REINDEX:
             refuse_without_texts(connection, name)
         run = create_run(connection, name, body.kind, options=body.options.to_options(), spec=spec)
-        assert run is not None, "only a due time of a schedule has a run already"
+        assert run is not None, "only a due time of a schedule can have a run already"
         return str(run.id)
 
     content = f"{name}\n".encode() + msgspec.json.encode(body)
@@ -82,7 +82,8 @@ def choose_spec(
         return None
     if body.kind != REINDEX:
         raise InvalidOption(
-            f"A run of kind {body.kind} makes no vectors; {', '.join(wanted)} is for kind {REINDEX}."
+            f"A run of kind {body.kind} creates no vectors; {', '.join(wanted)} can only be set for kind "
+            f"{REINDEX}."
         )
     return respecify(resources.registry, live.spec, **wanted)
 
@@ -109,7 +110,7 @@ def read_page(resources: Resources, collection: str | None, query: PageQuery) ->
 
 @serve(router, operations.SHOW)
 def get_run(resources: ResourcesDependency, run_id: RunId) -> RunBody:
-    """Show a run as it stands now."""
+    """Return the current state of a run."""
     with resources.engine.connect() as connection:
         run = find_run(connection, run_id)
         return describe_run(run, find_encoding_job(connection, run))
@@ -127,13 +128,13 @@ def find_encoding_job(connection: Connection, run: Run) -> Job | None:
 
 @serve(router, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, run_id: RunId) -> RunBody:
-    """Stop a run and the job that encodes for it; what it has written until then stays. Twice is the same as once."""
+    """Cancel a run and the job that encodes for it; what it has written stays. Repeating this changes nothing."""
     with resources.engine.begin() as connection:
         return describe_run(cancel_run(connection, run_id))
 
 
 @serve(router, operations.CONFIRM)
 def post_confirm(resources: ResourcesDependency, run_id: RunId) -> RunBody:
-    """Let a held run do what it was held for; its `error` says what that is."""
+    """Confirm a held run, so that it does what it was held for; its `error` says what that is."""
     with resources.engine.begin() as connection:
         return describe_run(confirm_run(connection, run_id))

@@ -52,7 +52,7 @@ ScheduleName = Annotated[str, Depends(parse_schedule_name)]
 
 @serve(router, operations.CREATE)
 def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> ScheduleBody:
-    """Re-index a collection from its source at every due time from now on."""
+    """Create a schedule that re-indexes a collection from its source at every due time from now on."""
     collection = parse_collection_name(body.collection)
     new = NewSchedule(body.name or collection, collection, body.cron, body.timezone, body.overlap)
     with resources.engine.begin() as connection:
@@ -62,7 +62,7 @@ def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> Sche
 
 @serve(router, operations.LIST)
 def get_schedules(resources: ResourcesDependency, query: PageQuery) -> SchedulePage:
-    """List all schedules, the oldest first."""
+    """List all schedules, oldest first."""
     with resources.engine.connect() as connection:
         found = list_schedules(connection, after=decode_cursor(query.after), limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, lambda schedule: schedule.id)
@@ -71,14 +71,17 @@ def get_schedules(resources: ResourcesDependency, query: PageQuery) -> ScheduleP
 
 @serve(router, operations.SHOW)
 def get_schedule(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
-    """Show a schedule: when it is due next, and what its runs came to."""
+    """Show a schedule: when it is next due, and how its runs ended."""
     with resources.engine.connect() as connection:
         return describe_schedule(find_schedule(connection, name))
 
 
 @serve(router, operations.CHANGE)
 def patch_schedule(resources: ResourcesDependency, name: ScheduleName, body: ScheduleChange) -> ScheduleBody:
-    """Change when it is due, or what becomes of overlaps. With another expression or zone it is due after now."""
+    """Change when a schedule is due, or what happens when runs overlap.
+
+    After a change of the expression or the time zone, the schedule is due from now on.
+    """
     with resources.engine.begin() as connection:
         changed = change_schedule(
             connection, name, cron=body.cron, timezone=body.timezone, overlap=body.overlap
@@ -88,21 +91,21 @@ def patch_schedule(resources: ResourcesDependency, name: ScheduleName, body: Sch
 
 @serve(router, operations.DELETE)
 def remove_schedule(resources: ResourcesDependency, name: ScheduleName) -> None:
-    """Delete a schedule. Runs that it made stay, and one that is carried out goes on."""
+    """Delete a schedule. Its runs stay, and a run in progress continues."""
     with resources.engine.begin() as connection:
         delete_schedule(connection, name)
 
 
 @serve(router, operations.PAUSE)
 def post_pause(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
-    """Let due times pass until it is resumed; a run that goes on is left alone."""
+    """Pause a schedule: due times pass without a run until it is resumed. A run in progress continues."""
     with resources.engine.begin() as connection:
         return describe_schedule(pause_schedule(connection, name))
 
 
 @serve(router, operations.RESUME)
 def post_resume(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
-    """End a pause. What fell due in it stays missed."""
+    """Resume a paused schedule. Due times that passed during the pause are not made up for."""
     with resources.engine.begin() as connection:
         return describe_schedule(resume_schedule(connection, name))
 
@@ -111,7 +114,7 @@ def post_resume(resources: ResourcesDependency, name: ScheduleName) -> ScheduleB
 def post_run(
     resources: ResourcesDependency, name: ScheduleName, idempotency_key: IdempotencyKey
 ) -> ScheduledRunBody:
-    """Start a run now, beside the due times; it waits while another run of the collection is carried out."""
+    """Start a run now, in addition to the due times; it waits while another run of the collection is in progress."""
 
     def make() -> str:
         return str(run_schedule_now(connection, name))
@@ -124,7 +127,7 @@ def post_run(
 
 @serve(router, operations.HISTORY)
 def get_history(resources: ResourcesDependency, name: ScheduleName, query: PageQuery) -> ScheduledRunPage:
-    """List the due times of a schedule, the newest first: runs, and those that were skipped, with the reason."""
+    """List the due times of a schedule, newest first: runs, and skipped due times with the reason."""
     with resources.engine.connect() as connection:
         found = list_scheduled_runs(
             connection, name, before=decode_cursor(query.after), limit=query.limit + 1

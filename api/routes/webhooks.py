@@ -80,7 +80,7 @@ def check_target(resources: Resources, url: str) -> str:
 def check_text(text: str) -> str:
     """Return the text. Raise InvalidOption if it has characters that cannot be stored or shown."""
     if "\0" in text or not text.isprintable():
-        raise InvalidOption("The description has characters that cannot be shown; leave them out.")
+        raise InvalidOption("The description contains characters that cannot be shown; remove them.")
     return text
 
 
@@ -88,7 +88,10 @@ def check_text(text: str) -> str:
 def post_webhook(
     body: WebhookRequest, resources: ResourcesDependency, idempotency_key: IdempotencyKey
 ) -> NewWebhookBody:
-    """Be told of the ends of jobs and runs, in signed messages. The secret is shown this once, and to a repetition."""
+    """Create a webhook, which receives signed messages about the ends of jobs and runs.
+
+    The secret is shown only in this response, and when the request is repeated.
+    """
     url, events, description = check_target(resources, body.url), check_events(body.events), body.description
 
     def make() -> str:
@@ -103,7 +106,7 @@ def post_webhook(
 
 @serve(router, operations.LIST)
 def get_webhooks(resources: ResourcesDependency, query: PageQuery) -> WebhookPage:
-    """List webhooks, the oldest first."""
+    """List webhooks, oldest first."""
     with resources.engine.connect() as connection:
         found = list_webhooks(connection, after=decode_cursor(query.after), limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, lambda webhook: webhook.id)
@@ -119,7 +122,7 @@ def get_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> Webhoo
 
 @serve(router, operations.CHANGE)
 def patch_webhook(resources: ResourcesDependency, webhook_id: WebhookId, body: WebhookChange) -> WebhookBody:
-    """Change where it leads or what it is told of, disable it, or enable it again."""
+    """Change the URL or the events of a webhook, disable it, or enable it again."""
     with resources.engine.begin() as connection:
         changed = change_webhook(
             connection,
@@ -134,7 +137,7 @@ def patch_webhook(resources: ResourcesDependency, webhook_id: WebhookId, body: W
 
 @serve(router, operations.DELETE)
 def remove_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> None:
-    """Delete the webhook and its deliveries; nothing is sent to it any more."""
+    """Delete the webhook and its deliveries; nothing more is sent to it."""
     with resources.engine.begin() as connection:
         delete_webhook(connection, webhook_id)
 
@@ -143,7 +146,7 @@ def remove_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> Non
 def post_rotation(
     resources: ResourcesDependency, webhook_id: WebhookId, body: RotationRequest
 ) -> NewWebhookBody:
-    """Make another secret, which is shown this once. For a while messages are signed with the former one too."""
+    """Create a new secret, which only this response shows. For a while, messages are signed with the old one too."""
     secret = make_secret()
     with resources.engine.begin() as connection:
         webhook = rotate_secret(connection, webhook_id, secret, body.grace_seconds)
@@ -152,14 +155,14 @@ def post_rotation(
 
 @serve(router, operations.TEST)
 def post_test_event(resources: ResourcesDependency, webhook_id: WebhookId) -> DeliveryBody:
-    """Send an event `webhook.test`, and answer its delivery, which GET …/deliveries/{id} tells the end of."""
+    """Send a `webhook.test` event and return its delivery; GET …/deliveries/{id} shows how it ended."""
     with resources.engine.begin() as connection:
         return describe_delivery(post_test(connection, webhook_id, datetime.now(UTC)))
 
 
 @serve(router, operations.REPLAY_FAILED)
 def post_replay(resources: ResourcesDependency, webhook_id: WebhookId, body: ReplayRequest) -> ReplayedBody:
-    """Send all messages once more that were given up, of events since a moment."""
+    """Resend all messages that were given up, for events since a point in time."""
     with resources.engine.begin() as connection:
         return ReplayedBody(num_replayed=replay_failed(connection, webhook_id, body.since))
 
@@ -168,7 +171,7 @@ def post_replay(resources: ResourcesDependency, webhook_id: WebhookId, body: Rep
 def get_deliveries(
     resources: ResourcesDependency, webhook_id: WebhookId, query: DeliveryQuery
 ) -> DeliveryPage:
-    """List the events of a webhook, the newest first, with the state of their delivery."""
+    """List the events of a webhook, newest first, with the state of their delivery."""
     with resources.engine.connect() as connection:
         find_webhook(connection, webhook_id)
         found = list_deliveries(
@@ -195,6 +198,6 @@ def get_delivery(
 def post_delivery_replay(
     resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
 ) -> DeliveryBody:
-    """Send a message once more, whatever became of it, with the same `webhook-id`."""
+    """Resend a message, whatever its state, with the same `webhook-id`."""
     with resources.engine.begin() as connection:
         return describe_delivery(replay_delivery(connection, webhook_id, delivery_id))

@@ -192,7 +192,7 @@ def test_a_pair_is_put_where_scores_are_kept_and_nowhere_else(
         put = client.put("/v1/collections/duplicates/items/a/b", json=pair, params={"wait_seconds": 60})
         assert put.status_code == 200, put.text
         failed = client.put("/v1/collections/duplicates/items/c", json={**pair, "text_pair": " "})
-    assert_problem(failed, 422, "invalid-item", "The item has no result (empty_text): text_pair: ")
+    assert_problem(failed, 422, "invalid-item", "The item was not encoded (empty_text): text_pair: ")
     item = client.get("/v1/collections/duplicates/items/a/b").json()
     found = [item["probabilities"][label] for label in ("0", "1")]
     assert np.abs(np.array(found) - PROBABILITIES[0]).max() < 2e-5
@@ -292,8 +292,8 @@ def test_predictions_are_labels_of_the_reference_best_first(client: httpx.Client
     assert np.allclose([logits["0"], logits["1"]], CASES[0]["max_length_512"]["logits"], atol=1e-5)
     for body, said in (
         ({"inputs": "a", "model": "all-MiniLM-L6-v2"}, "no labels"),
-        ({"inputs": [["a", "b", "c"]], "model": MODEL}, "lists of one text or of two"),
-        ({"inputs": [], "model": MODEL}, "lists of one text or of two"),
+        ({"inputs": [["a", "b", "c"]], "model": MODEL}, "lists of one or two texts"),
+        ({"inputs": [], "model": MODEL}, "lists of one or two texts"),
         ({"inputs": [["a"], ["b", " "]], "model": MODEL}, "inputs[1][1]"),
     ):
         refused = client.post("/predict", json=body)

@@ -39,7 +39,7 @@ INDEXED = replace(TENDED, has_index=True, has_own_index=True, record={"num_rows"
         (replace(INDEXED, num_removed=250), None),
         (replace(INDEXED, num_removed=251), "20% of its rows"),
         (replace(INDEXED, num_removed=10), None),  # Postgres counts anew after a crash
-        (replace(INDEXED, num_waiting=5000), "5,000 items wait"),
+        (replace(INDEXED, num_waiting=5000), "5,000 items are waiting"),
         (replace(INDEXED, num_waiting=5000, is_in_use=True), None),
         (replace(INDEXED, num_waiting=5000, policy=HNSW), None),
         (replace(INDEXED, num_waiting=5000, has_own_index=False), None),  # made by hand
