@@ -33,6 +33,6 @@ def decode_cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not re.fullmatch(CURSOR, cursor):
-        detail = "after must be the next of an earlier page, unchanged."
+        detail = "after must be the `next` value of an earlier page, unchanged."
         raise Problem(422, "invalid-cursor", detail, errors=[Place(detail, parameter="after")])
     return int(cursor, 16)

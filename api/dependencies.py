@@ -60,7 +60,7 @@ async def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a 
 def parse_collection_name(name: str) -> str:
     """Return the name. Raise CollectionNotFound if no collection can have it."""
     if not COLLECTION_NAME.fullmatch(name):
-        raise CollectionNotFound(f"There is no collection {name!r}, and none can have this name.")
+        raise CollectionNotFound(f"There is no collection {name!r}: this is not a valid collection name.")
     return name
 
 

@@ -93,7 +93,7 @@ class Limit:
 
 
 class OpenAIErrorBody(TypedDict):
-    """A refusal as OpenAI's clients read it."""
+    """An error in the format of OpenAI's clients."""
 
     message: str
     type: str
@@ -115,13 +115,15 @@ class ProblemBody(TypedDict):
         Annotated[
             OpenAIErrorBody | str,
             Meta(
-                description="The error as clients of OpenAI or text-embeddings-inference read it, on their routes."
+                description="The error in the format of OpenAI and text-embeddings-inference, on their routes."
             ),
         ]
     ]
-    error_type: NotRequired[Annotated[str, Meta(description="Beside it, for the latter.")]]
+    error_type: NotRequired[
+        Annotated[str, Meta(description="Added to `error` for text-embeddings-inference.")]
+    ]
     message: NotRequired[
-        Annotated[str, Meta(description="The error in the shape of Cohere's clients, on their routes.")]
+        Annotated[str, Meta(description="The error in the format of Cohere, on its routes.")]
     ]
 
 
@@ -216,7 +218,7 @@ def _place_of(entry: Mapping[str, Any]) -> Place:
 def describe_http_exception(error: HTTPException) -> Problem:
     """Return the Problem for an error of the framework, such as an unknown path or a wrong method."""
     phrase = HTTPStatus(error.status_code).phrase
-    detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for what there is."
+    detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for all operations."
     return Problem(error.status_code, phrase.lower().replace(" ", "-"), str(detail), headers=error.headers)
 
 
@@ -246,7 +248,9 @@ def describe_database_error(error: Exception) -> Problem | None:
     state = getattr(diagnosis, "sqlstate", None) or ""
     if state == READ_ONLY or state.startswith(OUT_OF_RESOURCES):
         # Postgres's message says what is full, and contains no values of the statement.
-        return describe_error(DatabaseUnavailable(f"Postgres takes no writes: {diagnosis.message_primary}."))
+        return describe_error(
+            DatabaseUnavailable(f"Postgres accepts no writes: {diagnosis.message_primary}.")
+        )
     return describe_error(DatabaseUnavailable()) if is_database_away(error) else None
 
 
@@ -274,19 +278,19 @@ def register_handlers(app: FastAPI) -> None:
         problem = describe_database_error(error)
         if problem is None:
             raise error
-        logger.warning("Postgres did not serve %s %r: %s", request.method, request.url.path, error)
+        logger.warning("Postgres failed during %s %r: %s", request.method, request.url.path, error)
         return problem.response(request.url.path)
 
     async def answer_disconnect(request: Request, error: Exception) -> Response:
         # The client is gone. Status 499 is what reverse proxies log for that.
-        logger.info("The client left during %s %r", request.method, request.url.path)
+        logger.info("The client disconnected during %s %r", request.method, request.url.path)
         return Response(status_code=499)
 
     async def answer_unexpected(request: Request, error: Exception) -> Response:
         # The server then gets the error too, and logs it with its traceback.
         request_id = read_request_id(request.scope)
-        logger.error("Request %s, %s %r, ends with this:", request_id, request.method, request.url.path)
-        detail = "Vectormill met an error it does not know; the API's log has the details."
+        logger.error("Request %s, %s %r, failed unexpectedly:", request_id, request.method, request.url.path)
+        detail = "Unexpected error in Vectormill; see the API's log for details."
         # This response bypasses the middleware that adds the header to all others.
         headers = {HEADER.decode(): request_id} if request_id else {}
         return Problem(500, "internal-error", detail, headers=headers).response(request.url.path)

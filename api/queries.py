@@ -67,16 +67,16 @@ RETURN_SECONDS: Final = PULSE_SECONDS + 0.05
 # The time between two attempts to post a query while no worker takes queries.
 ABSENCE_SECONDS: Final = 0.25
 NO_REDIS: Final = (
-    "This API knows no Redis, through which the texts of queries go to workers: set VECTORMILL_REDIS_URL to that of "
-    "the workers. A search by a vector, or by words alone, needs none."
+    "This API has no connection to Redis, which queries with texts need: set VECTORMILL_REDIS_URL to the "
+    "Redis of the workers. Searches by a vector or by words alone do not need it."
 )
 STOPPING: Final = "The API is stopping; send the query again."
-FULL: Final = "Redis takes no query, for its memory is full; give it more (maxmemory)."
+FULL: Final = "Redis accepts no queries because its memory is full; give it more (maxmemory)."
 NO_OTHER: Final = (
-    "The worker that had the query is gone, and no other takes queries for its model; send the query again when one "
-    "is there."
+    "The worker that had the query is gone, and no other worker accepts queries for its model; send the "
+    "query again once one is running."
 )
-TWICE: Final = "The query was not encoded, at the second attempt either: {reason}. Send it again."
+TWICE: Final = "The query was not encoded in two attempts: {reason}. Send it again."
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class QueryExchange:
             return split_answer(answer, together)
         except MessageLost as loss:
             if any(asked.is_wanted for asked in together):
-                logger.warning("A message of %d queries is not answered: %s", len(together), loss)
+                logger.warning("A message of %d queries got no answer: %s", len(together), loss)
             raise
 
     def _connect(self) -> QueryProducer:
@@ -301,7 +301,7 @@ class QueryExchange:
                 raise Unavailable(FULL) from None
             except RedisError as error:
                 self._clock_offset = None  # the next reply may come from another Redis
-                logger.debug("A query waits for Redis: %s", error)
+                logger.debug("A query is waiting for Redis: %s", error)
                 await asyncio.sleep(AWAY_SECONDS)
             finally:
                 if message is not None:
@@ -340,7 +340,7 @@ class QueryExchange:
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
             except UnreadableMessage as error:
-                logger.error("An answer to a query was passed over: %s", error)
+                logger.error("An answer to a query was ignored: %s", error)
                 continue
             if answer is not None and (message := self._messages.get(answer.id)) is not None:
                 self._take(message, answer)
@@ -375,7 +375,7 @@ class QueryExchange:
             try:
                 is_there = await self._is_there(producer, message)
             except RedisError as error:
-                logger.debug("Queries wait for Redis: %s", error)
+                logger.debug("Queries are waiting for Redis: %s", error)
                 continue
             # One miss proves nothing: the answer, or the notice of who took the message, may be on its way.
             if not is_there and message.is_missed and not message.answer.done():
@@ -437,7 +437,7 @@ def join_parts(answers: Sequence[Answered]) -> Answered:
 
 def log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("Answers to queries are not heard any more", exc_info=error)
+        logger.error("Answers to queries are no longer received", exc_info=error)
 
 
 @functools.lru_cache(maxsize=100)
@@ -466,7 +466,7 @@ def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[A
     num_texts = sum(len(asked.texts) for asked in together)
     lengths = (4 * num_texts * answer.dimensions, 4 * num_texts)
     if answer.dimensions <= 0 or (len(answer.values), len(answer.num_tokens)) != lengths:
-        raise MessageLost("its answer was of another length")
+        raise MessageLost("its answer has the wrong length")
     vectors = np.frombuffer(answer.values, dtype="<f4").reshape(num_texts, answer.dimensions)
     counts = np.frombuffer(answer.num_tokens, dtype="<i4")
     answered: list[Answered] = []

@@ -64,9 +64,9 @@ class SearchPool:
             )
         except NotBegun:
             raise SearchTimeout(
-                f"The search waited {self._timeout_seconds:g} s for those before it and was not begun: "
-                f"{SEARCH_CONNECTIONS} run at once. An index makes searches faster; more API processes run more of "
-                "them."
+                f"The search was not started within {self._timeout_seconds:g} s because of earlier "
+                f"searches: {SEARCH_CONNECTIONS} run at once. An index makes searches faster; more API "
+                "processes run more of them."
             ) from None
 
     def close(self) -> None:

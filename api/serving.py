@@ -146,14 +146,14 @@ def parse_query(given: QueryParams, query: type[Query]) -> Query:
     known = query.__struct_fields__
     for name in values:
         if name not in known:
-            raise refuse_parameter(name, f"there is no such query parameter; there are {', '.join(known)}")
+            raise refuse_parameter(name, f"unknown query parameter; expected one of: {', '.join(known)}")
     try:
         return msgspec.convert(values, query, strict=False)
     except msgspec.ValidationError as error:
         reason, name = split_path(str(error))
         choices = next(each for each in describe_query(query) if each["name"] == name)["schema"].get("enum")
         raise refuse_parameter(
-            name, f"{reason}; it is one of {', '.join(choices)}" if choices else reason
+            name, f"{reason}; expected one of: {', '.join(choices)}" if choices else reason
         ) from error
 
 

@@ -23,7 +23,7 @@ PROBES: Final = ("/livez", "/readyz", "/health")
 LOGIN: Final = "/console/login"
 LOGIN_SECONDS: Final = 10.0
 FORM_TOO_SLOW: Final = Problem(
-    408, BodyTimeout.code, "The form did not come in time; send it again.", headers={"Connection": "close"}
+    408, BodyTimeout.code, "The form did not arrive in time; send it again.", headers={"Connection": "close"}
 )
 
 
@@ -105,7 +105,8 @@ class AdmissionControl:
                 raise Problem(
                     408,
                     BodyTimeout.code,
-                    f"No byte of the body came for {self._idle.value:g} s ({self._idle.setting}); nothing was stored.",
+                    f"No part of the body arrived for {self._idle.value:g} s ({self._idle.setting}); "
+                    "nothing was stored.",
                     limit=self._idle,
                     headers={"Connection": "close"},
                 ) from None

@@ -64,8 +64,8 @@ def parse_trusted_proxies(setting: str) -> list[str] | None:
             ip_network(proxy)
         except ValueError as error:
             raise ConfigurationError(
-                f"VECTORMILL_TRUSTED_PROXIES has {proxy!r}, which is no address or network: write 10.0.0.7 or "
-                "10.1.0.0/16, with commas between several."
+                f"Invalid entry {proxy!r} in VECTORMILL_TRUSTED_PROXIES: expected addresses or networks "
+                "separated by commas, such as 10.0.0.7 or 10.1.0.0/16."
             ) from error
     return proxies
 
@@ -83,7 +83,8 @@ def find_host_problem(allowed: AllowedHosts, scope: Scope) -> Problem | None:
         return Problem(
             421,
             "unknown-host",
-            f"This API is not asked under the name {host!r}; if it is its own, set VECTORMILL_ALLOWED_HOSTS to it.",
+            f"Host name {host!r} is not allowed. If it is a name of this API, set "
+            "VECTORMILL_ALLOWED_HOSTS to it.",
         )
     origin = headers.get("origin")
     if origin is None or scope["method"] in SAFE_METHODS or allowed.allow(name_of(origin)):
@@ -91,7 +92,8 @@ def find_host_problem(allowed: AllowedHosts, scope: Scope) -> Problem | None:
     return Problem(
         403,
         "foreign-page",
-        f"A page of {origin} may change nothing here; if it is your own, set VECTORMILL_ALLOWED_HOSTS to its host.",
+        f"Pages of {origin} may not change anything here. If it is your site, set "
+        "VECTORMILL_ALLOWED_HOSTS to its host.",
     )
 
 

@@ -55,7 +55,7 @@ class KeyGuard:
             yield
             return
         gate = self._gates.setdefault(
-            key.id, Gate(self._settings, "max_requests_per_key", f"requests of the key {key.name}")
+            key.id, Gate(self._settings, "max_requests_per_key", f"requests with the key {key.name}")
         )
         scope[KEY_ID] = key.id
         try:
@@ -83,7 +83,7 @@ class KeyGuard:
             # Metrics matter most while Postgres is unavailable, so the keys that were read last decide about
             # them.
             if path != METRICS_PATH or not (keys or self._is_local):
-                logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
+                logger.warning("Cannot read the API keys from Postgres for %s %r: %s", method, path, error)
                 raise describe_error(DatabaseUnavailable()) from error
         if not keys:
             if self._is_local:
@@ -137,28 +137,28 @@ def read_bearer(header: str) -> str | None:
 NO_KEY_EXISTS = Problem(
     403,
     "no-key-exists",
-    "No API key is left, and without one this API serves its own machine alone: make one with "
+    "There are no API keys left, and without one this API serves only its own machine. Create one with "
     "`vectormill keys create NAME`.",
 )
 KEY_MISSING = Problem(
     401,
     "key-missing",
-    "This API needs a key, as `Authorization: Bearer vmk_…`; the command line and the Python client take it from "
-    "VECTORMILL_API_KEY, and `vectormill keys create NAME` creates one.",
+    "This API requires a key in the header `Authorization: Bearer vmk_…`. The command line and the "
+    "Python client read it from VECTORMILL_API_KEY; `vectormill keys create NAME` creates one.",
     headers={"WWW-Authenticate": CHALLENGE},
 )
 # RFC 6750, section 3.1, gives this status to a token that is sent in more than one way.
 KEYS_DIFFER = Problem(
     400,
     "keys-differ",
-    "The request brings different keys, in Authorization, api-key or x-api-key; send the one that is meant.",
+    "The request has different keys in Authorization, api-key or x-api-key; send only one.",
     headers={"WWW-Authenticate": f'{CHALLENGE}, error="invalid_request"'},
 )
 KEY_UNKNOWN = Problem(
     401,
     "key-unknown",
-    "This key opens nothing: it is misspelt, revoked or expired; `vectormill keys list` tells, and "
-    "`vectormill keys create NAME` makes another.",
+    "Unknown API key: it is mistyped, revoked or expired. `vectormill keys list` lists all keys, and "
+    "`vectormill keys create NAME` creates a new one.",
     headers={"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'},
 )
 
@@ -167,6 +167,6 @@ def scope_missing(key: KeptKey, needed: str) -> Problem:
     return Problem(
         403,
         "scope-missing",
-        f"This request needs a key of scope {needed}, and the key {key.name} has scope {key.scope}.",
+        f"This request needs a key with scope {needed}, but the key {key.name} has scope {key.scope}.",
         headers={"WWW-Authenticate": f'{CHALLENGE}, error="insufficient_scope", scope="{needed}"'},
     )

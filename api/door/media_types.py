@@ -26,10 +26,10 @@ def require_json(request: Request) -> None:
 
 
 def unsupported_media_type(media_type: str, *wanted: str) -> Problem:
-    given = f"as {media_type}" if media_type else "without a Content-Type"
+    given = f"is {media_type}" if media_type else "is missing"
     return Problem(
         415,
         "unsupported-media-type",
-        f"This request is sent as {' or '.join(wanted)}, and came {given}.",
+        f"The Content-Type must be {' or '.join(wanted)}; it {given}.",
         headers={"Accept": ", ".join(wanted)},
     )

@@ -85,7 +85,7 @@ def read_purpose(fields: dict[str, str]) -> str:
     if purpose == BATCH:
         return BATCH
     said = "is missing" if purpose is None else f"is {purpose[:50]!r}"
-    raise refuse_field("purpose", f"purpose {said}; files are taken with the purpose {BATCH!r}")
+    raise refuse_field("purpose", f"purpose {said}; only files with the purpose {BATCH!r} are accepted")
 
 
 def read_lifetime(fields: dict[str, str], default_seconds: float) -> float:
@@ -123,12 +123,12 @@ def read_boundary(request: Request) -> bytes:
         raise unsupported_media_type(media_type.decode("latin-1"), FORM_TYPE)
     boundary = options.get(b"boundary")
     if not boundary:
-        raise invalid_form("its Content-Type names no boundary")
+        raise invalid_form("its Content-Type has no boundary")
     return boundary
 
 
 def invalid_form(reason: str) -> Problem:
-    return Problem(400, "invalid-form", f"The body is not a whole multipart form: {reason}.")
+    return Problem(400, "invalid-form", f"The body is not a valid multipart form: {reason}.")
 
 
 class MultipartReader:
@@ -178,7 +178,7 @@ class MultipartReader:
         if not self._is_whole:
             raise invalid_form("it ends before its last boundary")
         if self.filename is None:
-            detail = "There is no file in the form; send one as the part `file`."
+            detail = "The form has no file: send it as the part `file`."
             raise Problem(422, "invalid-request", detail, errors=[Place(detail, pointer="/file")])
 
     def _begin_part(self) -> None:
@@ -199,7 +199,7 @@ class MultipartReader:
         if not self._is_file:
             return
         if self.filename is not None:
-            raise invalid_form("it has two parts that are called file; send each file alone")
+            raise invalid_form("it has two parts named file; send one file per request")
         # Some clients send a path, whose last part is the name.
         sent = options.get(b"filename", b"").decode("utf-8", "replace").replace("\\", "/")
         self.filename = sent.rpartition("/")[2].replace("\0", "")[:MAX_FILENAME_CHARS] or "upload"

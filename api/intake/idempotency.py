@@ -19,7 +19,8 @@ async def read_idempotency_key(
     idempotency_key: Annotated[
         str | None,
         Header(
-            description="A repeated key with the same content answers what the first request has made, never a second.",
+            description="Repeating a request with the same key and content returns what the first one "
+            "created, and never creates a second.",
             json_schema_extra={"anyOf": [{"type": "string", "pattern": KEY_PATTERN}, {"type": "null"}]},
         ),
     ] = None,

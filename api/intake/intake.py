@@ -54,7 +54,7 @@ class Intake:
             self.look(engine)
 
     def look(self, engine: Engine) -> None:
-        """Call `admit` with a connection of its own. Raise Problem if the limit is exceeded."""
+        """Call `admit` with a new connection. Raise Problem if the limit is exceeded."""
         with engine.connect() as connection:
             self.admit(connection)
 
@@ -64,8 +64,9 @@ class Intake:
         raise Problem(
             429,
             LimitReached.code,
-            f"{self._num_pending:,} items wait to be encoded, and {self._most_pending.value:,} may in all "
-            f"({self._most_pending.setting}); submit this job when there are fewer.",
+            f"{self._num_pending:,} items are waiting to be encoded, and at most "
+            f"{self._most_pending.value:,} may wait in total ({self._most_pending.setting}); submit this "
+            "job when fewer are waiting.",
             limit=self._most_pending,
             headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
         )

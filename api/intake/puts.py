@@ -169,7 +169,7 @@ class Puts:
                 try:
                     await self._look()
                 except SQLAlchemyError as error:
-                    logger.warning("Jobs of puts cannot be read; trying again: %s", error)
+                    logger.warning("Cannot read the jobs of puts; retrying: %s", error)
                     await asyncio.sleep(AWAY_SECONDS)
         finally:
             self._follower = None
@@ -210,7 +210,9 @@ class Puts:
         try:
             await run_in_threadpool(self._delete, answered)
         except SQLAlchemyError as error:
-            logger.warning("%d jobs of puts stay until the pruner comes by: %s", len(answered), error)
+            logger.warning(
+                "Cannot remove %d jobs of puts; the pruner will remove them: %s", len(answered), error
+            )
 
     def _delete(self, job_ids: list[UUID]) -> None:
         with self._engine.begin() as connection:

@@ -134,7 +134,9 @@ def _encode_text(body: ItemBody, *, reads_pairs: bool) -> bytes:
     if body.text_pair is None:
         return text
     if not reads_pairs:
-        raise UnreadableItem("text_pair", f"text_pair is for items of the task {JUDGE}, and for no passages")
+        raise UnreadableItem(
+            "text_pair", f"text_pair is only for items of the task {JUDGE}, and not for passages"
+        )
     return join_pair(text, body.text_pair.encode("utf-8", "surrogatepass"))
 
 
@@ -146,7 +148,7 @@ def check_key(key: str, max_key_bytes: int) -> str:
         raise UnreadableItem("key", "the key contains half of a UTF-16 surrogate pair") from None
     if not 0 < num_key_bytes <= max_key_bytes:
         reason = (
-            f"the key has {num_key_bytes} bytes, {max_key_bytes} are allowed" if key else "the key is empty"
+            f"the key has {num_key_bytes} bytes; the limit is {max_key_bytes}" if key else "the key is empty"
         )
         raise UnreadableItem("key", reason)
     if "\0" in key:
@@ -176,7 +178,7 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
 
 
 def _too_deep() -> UnreadableItem:
-    return UnreadableItem("metadata", f"the metadata is nested more than {MAX_METADATA_DEPTH} deep")
+    return UnreadableItem("metadata", f"the metadata is nested more than {MAX_METADATA_DEPTH} levels deep")
 
 
 def measure_depth(value: Any) -> int:

@@ -56,7 +56,7 @@ NDJSON_TYPES: Final = (
 async def receive_job(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> JobBody:
-    """Make the job of a request and return it, committed. Raise Problem and the errors of a submission."""
+    """Create the job of a request and return it, committed. Raise Problem and the errors of a submission."""
     media_type = read_media_type(request)
     with resources.gates.uploads.enter():
         if media_type in NDJSON_TYPES:
@@ -69,7 +69,7 @@ async def receive_job(
 async def receive_document(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> JobBody:
-    """Make a job of a JSON body that holds all items, and return it, committed."""
+    """Create a job from a JSON body that contains all items, and return it, committed."""
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
 
@@ -89,7 +89,7 @@ async def receive_document(
 async def receive_stream(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> JobBody:
-    """Make a job of an NDJSON body, one item per line, in constant memory, and return it, committed."""
+    """Create a job from an NDJSON body, one item per line, in constant memory, and return it, committed."""
     settings = resources.settings
     new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
     reader = ItemReader(
@@ -262,7 +262,7 @@ def make_inflater(request: Request, settings: Settings) -> Inflater | None:
     raise Problem(
         415,
         "unsupported-encoding",
-        f"The Content-Encoding {encoding} cannot be read; send gzip or none.",
+        f"Unsupported Content-Encoding {encoding}: send gzip or none.",
         headers={"Accept-Encoding": "gzip"},
     )
 

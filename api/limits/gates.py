@@ -90,6 +90,6 @@ class Gates:
             uploads=Gate(settings, "max_uploads", "submissions"),
             searches=Gate(settings, "max_searches", "searches"),
             watchers=Gate(settings, "max_watchers", "watchers of jobs"),
-            puts=Gate(settings, "max_waiting_puts", "puts that wait"),
+            puts=Gate(settings, "max_waiting_puts", "waiting puts"),
             json_bytes=Gate(settings, "max_json_bytes_at_once", "bytes of JSON bodies"),
         )

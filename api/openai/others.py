@@ -54,7 +54,7 @@ COHERE_DECODER: Final = msgspec.json.Decoder(CohereEmbedRequest)
 @serve(router, operations.TEI_ROOT)
 @serve(router, operations.TEI_EMBED)
 async def post_embed(request: Request, resources: ResourcesDependency) -> Response:
-    """Return vectors alone, as text-embeddings-inference answers them."""
+    """Return vectors alone, as text-embeddings-inference does."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_embed)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly
@@ -79,7 +79,7 @@ def check_embed(wanted: EmbedRequest, resources: Resources) -> list[bytes]:
     check_direction(wanted.truncation_direction)
     inputs = [wanted.inputs] if isinstance(wanted.inputs, str) else wanted.inputs
     if not 1 <= len(inputs) <= MAX_INPUTS:
-        raise InvalidOption(f"inputs must be 1 to {MAX_INPUTS:,}, not {len(inputs):,}.")
+        raise InvalidOption(f"inputs must have 1 to {MAX_INPUTS:,} texts, not {len(inputs):,}.")
     if wanted.prompt_name is not None:
         prompts = resources.registry.card(choose_model(resources.registry, wanted.model)).prompts
         if wanted.prompt_name not in prompts:
@@ -90,7 +90,7 @@ def check_embed(wanted: EmbedRequest, resources: Resources) -> list[bytes]:
 
 @serve(router, operations.TEI_SIMILARITY)
 async def post_similarity(request: Request, resources: ResourcesDependency) -> list[float]:
-    """Return the cosine of each sentence with the source sentence, as text-embeddings-inference answers them."""
+    """Return the cosine of each sentence with the source sentence, as text-embeddings-inference does."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_similarity)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly
@@ -106,14 +106,14 @@ def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, li
     """
     wanted = decode_body(body, SIMILARITY_DECODER)
     if not wanted.inputs.sentences:
-        raise InvalidOption("inputs.sentences is empty, so there is nothing to compare; send at least one.")
+        raise InvalidOption("inputs.sentences is empty; send at least one sentence to compare.")
     request = wanted.as_embed_request()
     return request, check_embed(request, resources)
 
 
 @serve(router, operations.TEI_RERANK)
 async def post_rank(request: Request, resources: ResourcesDependency) -> list[RankBody]:
-    """Rank texts by their relevance to a query, as text-embeddings-inference answers them."""
+    """Rank texts by their relevance to a query, as text-embeddings-inference does."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly
@@ -141,7 +141,7 @@ def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[Enc
 
 @serve(router, operations.TEI_PREDICT)
 async def post_predict(request: Request, resources: ResourcesDependency) -> Response:
-    """Return a classifier's labels of texts or pairs, the best first, as text-embeddings-inference answers them."""
+    """Return a classifier's labels of texts or pairs, best first, as text-embeddings-inference does."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (encoding, sequences) = await read_wanted(request, resources, hold, read_predict)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly
@@ -166,7 +166,7 @@ def read_predict(
     check_direction(wanted.truncation_direction)
     sequences = wanted.read_sequences()
     if not 1 <= len(sequences) <= MAX_INPUTS:
-        raise InvalidOption(f"inputs must be 1 to {MAX_INPUTS:,}, not {len(sequences):,}.")
+        raise InvalidOption(f"inputs must have 1 to {MAX_INPUTS:,} texts or pairs, not {len(sequences):,}.")
     fields = (f"inputs/{index}" if wanted.is_many else "inputs" for index in range(len(sequences)))
     encoded = [
         read_texts(sequence, field, resources) for field, sequence in zip(fields, sequences, strict=True)
@@ -176,7 +176,7 @@ def read_predict(
 
 
 def write_predictions(labels: Sequence[str], numbers: Sequence[float]) -> bytes:
-    """Return the labels and scores of one input as JSON, the best first."""
+    """Return the labels and scores of one input as JSON, best first."""
     ranked = sorted(zip(labels, numbers, strict=True), key=lambda each: -each[1])
     return msgspec.json.encode([{"score": float(f"{score:.9g}"), "label": label} for label, score in ranked])
 
@@ -197,13 +197,13 @@ async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody
 
 @serve(router, operations.COHERE_EMBED)
 async def post_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
-    """Return vectors in the types that are asked for, as Cohere answers them."""
+    """Return vectors in the requested types, as Cohere does."""
     return await answer_cohere(request, resources, write_cohere_answer)
 
 
 @serve(router, operations.COHERE_FIRST_EMBED)
 async def post_first_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
-    """Return vectors as Cohere's first interface answers them: rows alone where no types are asked for."""
+    """Return vectors as Cohere's first interface does: rows alone if no types are requested."""
     return await answer_cohere(request, resources, write_first_answer)
 
 
@@ -232,7 +232,7 @@ def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, 
 
 @serve(router, operations.COHERE_RERANK)
 async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> CohereRankAnswer:
-    """Rank documents by their relevance to a query, as Cohere answers them."""
+    """Rank documents by their relevance to a query, as Cohere does."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly

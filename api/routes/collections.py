@@ -112,7 +112,7 @@ def list_facts(row: CollectionRow) -> dict[str, Any]:
 def get_collection(
     resources: ResourcesDependency, name: CollectionName, query: DescriptionQuery
 ) -> CollectionDetail:
-    """Describe a collection: rows, generations, indexes, coverage, staleness, what works on it."""
+    """Describe a collection: rows, generations, indexes, coverage, staleness, and the work in progress."""
     return load_detail(resources, name, counts_rows=query.exact)
 
 
@@ -160,7 +160,7 @@ def describe_detail(found: CollectionDescription) -> CollectionDetail:
 
 @serve(router, operations.CREATE)
 def post_collection(resources: ResourcesDependency, body: CollectionRequest) -> CollectionDetail:
-    """Create a collection without rows. One that a first job creates keeps no texts."""
+    """Create an empty collection. A collection that its first job creates does not store texts."""
     check_collection_name(body.name)
     spec = make_wanted_spec(body.model, body.options, resources)
     index_options = msgspec.to_builtins(body.index_options)
@@ -175,7 +175,7 @@ def post_collection(resources: ResourcesDependency, body: CollectionRequest) -> 
 def patch_collection(
     name: CollectionName, resources: ResourcesDependency, body: CollectionChange
 ) -> CollectionDetail:
-    """Keep texts from now on, or no longer; or read kept texts in another language."""
+    """Start or stop storing texts, or change the language in which stored texts are searched."""
     change_collection(resources.engine, name, keep_text=body.keep_text, language=body.language)
     return load_detail(resources, name)
 
@@ -205,10 +205,11 @@ async def delete_collection(
 def post_rollback(
     resources: ResourcesDependency, name: CollectionName, query: RollbackQuery
 ) -> RollbackAnswer:
-    """Make the generation live that was live before the last swap or rollback; a run carries over what was put since.
+    """Make the generation live again that was live before the last swap or rollback; a run copies later puts to it.
 
-    409 when there is none, when a run is at work on the collection, when other objects depend on a view that would
-    have to be made anew, or when texts that were put since are not kept and `allow_missing` is not said.
+    409 if there is no such generation, if a run is working on the collection, if other objects depend on a
+    view that would have to be created again, or if the texts of later puts are not stored and `allow_missing`
+    is not set.
     """
     engine = resources.engine
     timeout_seconds = resources.settings.search_timeout_seconds
@@ -233,9 +234,9 @@ def post_rollback(
 def delete_generation(
     resources: ResourcesDependency, name: CollectionName, generation_id: GenerationId
 ) -> None:
-    """Give up a generation that is being built, or is retired: nobody can go back to it. Its disk space is free soon.
+    """Discard a generation that is being built or is retired; there is no rollback to it any more.
 
-    The live one is refused with 409.
+    Its disk space is freed soon. 409 for the live generation.
     """
     engine = resources.engine
     with engine.connect() as connection:
@@ -256,7 +257,7 @@ index_router = APIRouter(tags=["indexes"])
 
 @serve(index_router, operations.SHOW_INDEX)
 def get_index(resources: ResourcesDependency, name: CollectionName) -> IndexBody:
-    """Return the indexes that exist, what would be built now and why, and how far a build is."""
+    """Return the existing indexes, what would be built now and why, and the progress of a build."""
     with resources.engine.begin() as connection:
         generation = find_generation(connection, name)
         outlook = plan_for(connection, generation, resources.settings, {})
@@ -280,7 +281,7 @@ def get_index(resources: ResourcesDependency, name: CollectionName) -> IndexBody
 
 @serve(index_router, operations.CHANGE_INDEX)
 def put_index(resources: ResourcesDependency, name: CollectionName, body: IndexRequest) -> RunBody:
-    """Keep what is wanted, and start a run that builds what is missing and drops what is not query."""
+    """Store what is wanted, and start a run that builds what is missing and drops what is not wanted."""
     policy, fields = body.choose_policy(), body.fields()
     with resources.engine.begin() as connection:
         generation = find_generation(connection, name)
@@ -291,7 +292,7 @@ def put_index(resources: ResourcesDependency, name: CollectionName, body: IndexR
         IndexWishes.from_options(policy or kept.policy, options)
         set_wishes(connection, name, policy=policy, options=options, filters=fields)
         run = create_run(connection, name, INDEX, options={"rebuild": True} if body.rebuild else {})
-    assert run is not None, "only a due time of a schedule has a run already"
+    assert run is not None, "only a due time of a schedule can have a run already"
     return describe_run(run)
 
 
@@ -304,11 +305,12 @@ def get_export(
 ) -> Response:
     """Stream the rows in the order of their keys.
 
-    `ndjson`: `{"key", "embedding", "metadata", "text"}` a line, of what `include` names; of a collection of scores
-    `score`, `label` and `probabilities`, of records `output`, instead of `embedding`. `parquet`: columns of these
-    names, metadata as JSON. An export that broke off goes on with `after`, the last key that came, and with
-    `generation`, which the header Vectormill-Generation said: then no vector of another space comes behind. Whether an
-    answer is whole, its end tells: the last chunk of HTTP, the footer of Parquet.
+    `ndjson`: `{"key", "embedding", "metadata", "text"}` per line, as selected by `include`; for a collection
+    of scores `score`, `label` and `probabilities` instead of `embedding`, for one of records `output`.
+    `parquet`: columns with these names, metadata as JSON. To resume an interrupted export, pass `after`, the
+    last key received, and `generation`, from the header Vectormill-Generation; then no vector of another
+    space follows. The end of an export shows that it is complete: the last chunk of HTTP, the footer of
+    Parquet.
     """
     with resources.engine.connect() as connection:
         generation = find_exported(connection, name, query.generation)
@@ -334,7 +336,7 @@ def choose_inclusion(generation: Generation, include: str | None) -> Inclusion:
     foreign = parts - {own, "metadata", "text"}
     if foreign:
         raise WrongKind(
-            f"Collection {generation.collection!r} keeps {generation.kind}: include {own!r} instead of "
+            f"Collection {generation.collection!r} contains {generation.kind}: include {own!r} instead of "
             f"{min(foreign)!r}."
         )
     return Inclusion(result=own in parts, metadata="metadata" in parts, text="text" in parts)

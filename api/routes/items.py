@@ -57,7 +57,7 @@ PUT_DECODER: Final = msgspec.json.Decoder(PutRequest)
 async def parse_item_key(
     request: Request,
     key: Annotated[
-        str, Path(description="The item's key, percent-encoded; it may have slashes.", min_length=1)
+        str, Path(description="The item's key, percent-encoded; it may contain slashes.", min_length=1)
     ],
     resources: ResourcesDependency,
 ) -> str:
@@ -67,7 +67,7 @@ async def parse_item_key(
         unquote_to_bytes(request.scope["raw_path"]).decode()
         return check_key(key, resources.settings.max_key_bytes)
     except UnicodeDecodeError:
-        raise InvalidItem("The key in the path is not UTF-8, percent-encoded.") from None
+        raise InvalidItem("The key in the path is not percent-encoded UTF-8.") from None
     except UnreadableItem as error:
         raise InvalidItem(f"The key in the path cannot be used: {error.reason}.") from error
 
@@ -82,7 +82,7 @@ def get_item(
     resources: ResourcesDependency,
     query: KeptItemQuery,
 ) -> ItemAnswer:
-    """Answer the collection's item with this key."""
+    """Return the collection's item with this key."""
     with resources.engine.connect() as connection:
         item = find_item(connection, name, key, has_vector=query.include == "vector")
     document, passage = find_passage(item.metadata or {})
@@ -117,7 +117,7 @@ async def put_item(
         str | None, Header(description="`wait=N` in seconds, or `respond-async` (RFC 7240).")
     ] = None,
 ) -> Response:
-    """Encode a text and keep its result under the key, in place of what was there. Answer when it is searchable."""
+    """Encode a text and store its result under the key, replacing what was there. Respond when it is searchable."""
     require_json(request)
     seconds, headers = choose_wait(query.wait_seconds, prefer, resources)
     with resources.gates.json_bytes.hold() as hold:
@@ -199,16 +199,18 @@ def describe_failure(failure: ItemFailure) -> Problem:
     return Problem(
         422,
         InvalidItem.code,
-        f"The item has no result ({failure.code}): {failure.detail}. What the collection had under its key stays.",
+        f"The item was not encoded ({failure.code}): {failure.detail}. What the collection has under its "
+        "key is unchanged.",
         errors=[Place(failure.detail, pointer="/text", code=failure.code)],
     )
 
 
 @serve(router, operations.DELETE_ITEM)
 def delete_item(name: CollectionName, key: ItemKey, resources: ResourcesDependency) -> None:
-    """Delete the item under the key, and what earlier jobs would still write there; it need not exist.
+    """Delete the item with the key, and discard what earlier jobs would still write there; it need not exist.
 
-    Searches do not find it any more. Its text goes from payloads of jobs that still have it within minutes.
+    Searches no longer find it. Within minutes its text is removed from the payloads of jobs that still
+    contain it.
     """
     with resources.engine.begin() as connection:
         delete_items(connection, name, [key])
@@ -216,7 +218,7 @@ def delete_item(name: CollectionName, key: ItemKey, resources: ResourcesDependen
 
 @serve(router, operations.DELETE_ITEMS)
 def post_delete(resources: ResourcesDependency, name: CollectionName, body: DeleteRequest) -> DeleteAnswer:
-    """Delete many items at once, as the deletion of each would."""
+    """Delete many items at once, as if each were deleted."""
     keys = check_keys(body.keys, resources)
     with resources.engine.begin() as connection:
         return DeleteAnswer(num_keys=len(keys), num_deleted=delete_items(connection, name, keys))

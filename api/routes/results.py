@@ -23,11 +23,11 @@ router = APIRouter(tags=["results"])
 def get_vectors(resources: ResourcesDependency, job_id: JobId, query: VectorQuery) -> ResultResponse:
     """Return the vectors of a job of the task `embed`.
 
-    `ndjson`: one `{"key", "embedding"}` a line, with as many digits as the stored numbers have (a collection keeps
-    float16: four or five). `parquet`: columns key and embedding. Both leave out items that have no vector. `npy`:
-    [num_items, width] in the order of submission, NaN where there is no vector, zeros in a type without NaN. Numbers
-    are of the job's vector_type, float32 where it names none: int8 codes are -128 to 127, and binary is eight bits to a
-    number, 0 to 255, the first value in the highest bit.
+    `ndjson`: one `{"key", "embedding"}` per line, with as many digits as the stored numbers have (a
+    collection stores float16: four or five). `parquet`: columns key and embedding. Both omit items without a
+    vector. `npy`: [num_items, width] in the order of submission, with NaN for items without a vector, or
+    zeros in a type without NaN. Numbers have the job's vector_type, float32 if it names none: int8 codes are
+    -128 to 127, and binary has eight bits per number, 0 to 255, with the first value in the highest bit.
     """
     refuse_to_go_on(query)
     job = find_readable_job(resources, job_id, (VECTOR,), partial=query.partial)
@@ -37,13 +37,14 @@ def get_vectors(resources: ResourcesDependency, job_id: JobId, query: VectorQuer
 
 @serve(router, operations.EXPORT_RESULTS)
 def get_results(resources: ResourcesDependency, job_id: JobId, query: ResultQuery) -> ResultResponse:
-    """Return the results of a job of the task `score` or `extract`. Items that failed are left out.
+    """Return the results of a job of the task `score` or `extract`. Items that failed are omitted.
 
-    Of the task `score`. `ndjson`: one `{"key", "score", "label", "probabilities"}` a line. `parquet`: the same as
-    columns, of which probabilities has a field for each label. The score of two labels is the second one's number, of
-    more the best label's; of one number there is no label. Of the task `extract`: `ndjson` has `{"key", "output"}` a
-    line, `parquet` the output as JSON. An output is a list of records, each a list of `type`, `span` and `offset` in
-    code points, from a type of the schema's root to a leaf.
+    For the task `score`, `ndjson` has one `{"key", "score", "label", "probabilities"}` per line, and
+    `parquet` the same as columns, where probabilities has a field for each label. With two labels, the score
+    is the second one's number; with more, the best label's; with a single number there is no label. For the
+    task `extract`, `ndjson` has `{"key", "output"}` per line, and `parquet` the output as JSON. An output is
+    a list of records, each a list of `type`, `span` and `offset` in code points, from a type of the schema's
+    root to a leaf.
     """
     refuse_to_go_on(query)
     job = find_readable_job(resources, job_id, tuple(RESULT_STREAMS), partial=query.partial)
@@ -55,9 +56,7 @@ def get_results(resources: ResourcesDependency, job_id: JobId, query: ResultQuer
 def refuse_to_go_on(query: VectorQuery | ResultQuery) -> None:
     """Raise InvalidOption if `after` is given for a format that can only be exported from the beginning."""
     if query.after is not None and query.format != "ndjson":
-        raise InvalidOption(
-            f"Only ndjson goes on behind a key; {query.format} is whole or nothing: leave out after."
-        )
+        raise InvalidOption(f"Only ndjson can be resumed after a key, and {query.format} cannot: omit after.")
 
 
 def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:
@@ -70,10 +69,11 @@ def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ..
     own = job.spec.result
     if own not in results:
         raise WrongJobState(
-            f"The job has {own}s and no {results[0]}s: GET /v1/jobs/{job_id}/{RESULT_ROUTES[own]}."
+            f"The job has {own}s, not {results[0]}s: use GET /v1/jobs/{job_id}/{RESULT_ROUTES[own]}."
         )
     if job.state == UPLOADING or not (job.is_terminal or partial):
         raise WrongJobState(
-            f"The job is {job.state}; its {own}s can be exported when it has ended, or before with partial=true."
+            f"The job is {job.state}; its {own}s can be exported when it has ended, or earlier with "
+            "partial=true."
         )
     return job

@@ -59,7 +59,7 @@ router = APIRouter(tags=["collections"], route_class=SearchRoute)
 
 @serve(router, operations.SEARCH)
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> Response:
-    """Return the rows that answer a query best, best first; for several queries, the rows of each."""
+    """Return the rows that best match a query, best first; for several queries, the rows of each."""
     require_json(request)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
@@ -105,7 +105,7 @@ def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Sea
         try:
             check_key(search.like, resources.settings.max_key_bytes)
         except UnreadableItem as error:
-            raise ItemNotFound(f"{place}No item is like more_like, for {error.reason}.") from error
+            raise ItemNotFound(f"{place}more_like is not the key of an item: {error.reason}.") from error
     return search
 
 
@@ -132,9 +132,10 @@ def refuse_other_spaces(resources: Resources, generation: Generation, queries: S
                 check_spec_fits(generation, known)
             spec = generation.spec
             raise SpecMismatch(
-                f"The search is for vectors of {fingerprint}, and collection {generation.collection!r} holds those of "
-                f"{spec.fingerprint()}: model {spec.model}, {spec.dimensions} dimensions. Vector spaces are never "
-                "mixed: encode the query again with the collection's own options."
+                f"The search is for vectors of {fingerprint}, but collection {generation.collection!r} "
+                f"contains those of {spec.fingerprint()}: model {spec.model}, {spec.dimensions} "
+                "dimensions. Vector spaces are never mixed: encode the query again with the collection's "
+                "own options."
             )
 
 

@@ -65,7 +65,7 @@ async def put_source(
     body: SourceRequest,
     query: SourceQuery,
 ) -> SourceBody:
-    """Set where the texts of a collection come from, after a look at the first rows. Nothing is read into it yet."""
+    """Set the source of a collection's texts, after checking its first rows. Nothing is imported yet."""
     source = make_source(body, resources.settings)
 
     def save() -> SourceBody:
@@ -100,8 +100,9 @@ def refuse_local(options: Options, settings: Settings) -> None:
         return
     if options.names_local_files():
         raise InvalidOption(
-            "This API reads no files of its own machine for a source: set VECTORMILL_SOURCE_ROOT to the folder in "
-            "which they lie, for `vectormill api` and `vectormill indexer`, or name files of a store such as s3://."
+            "This API does not read files of its own machine for a source: set VECTORMILL_SOURCE_ROOT to "
+            "the folder that contains them, for `vectormill api` and `vectormill indexer`, or use files "
+            "of an object store such as s3://."
         )
 
 
@@ -120,7 +121,7 @@ def look(source: Source, name: str, resources: Resources) -> SourceReport:
 
 @serve(router, operations.SHOW)
 def get_source(name: CollectionName, resources: ResourcesDependency) -> SourceBody:
-    """Describe where the texts of the collection come from."""
+    """Show the source of the collection's texts."""
     with resources.engine.connect() as connection:
         return describe_source(find_source(connection, name))
 
@@ -134,7 +135,7 @@ def remove_source(name: CollectionName, resources: ResourcesDependency) -> None:
 
 @serve(router, operations.CHECK)
 def post_check(name: CollectionName, resources: ResourcesDependency) -> SourceCheckBody:
-    """Read the first rows of the source as it is kept; nothing is changed."""
+    """Check the stored source by reading its first rows; nothing is changed."""
     with resources.engine.connect() as connection:
         saved = find_source(connection, name)
     return describe_check(look(saved.source, name, resources))
@@ -142,20 +143,23 @@ def post_check(name: CollectionName, resources: ResourcesDependency) -> SourceCh
 
 @serve(router, operations.FOLLOWING)
 def get_following(name: CollectionName, resources: ResourcesDependency) -> FollowingBody:
-    """Show the table that the collection follows, and how many of its changes wait."""
+    """Show the table that the collection follows, and how many of its changes are waiting."""
     with resources.engine.connect() as connection:
         return describe_following(name, find_following(connection, name))
 
 
 @serve(router, operations.FOLLOW)
 def post_follow(name: CollectionName, body: FollowRequest, resources: ResourcesDependency) -> FollowingBody:
-    """Encode what changes in the table of the collection's SQL source within seconds.
+    """Follow the table of the collection's SQL source: changes are encoded within seconds.
 
-    From now on: what changed before, a re-index brings. Its key is read from the query where that names a column.
+    Only changes from now on are followed; a re-index picks up earlier ones. The key is taken from the query
+    if that names a column.
     """
     for value in (body.table, body.key_column):
         if value is not None and not value.isprintable():
-            raise InvalidOption(f"{value!r} is no name: it has characters that none has.")
+            raise InvalidOption(
+                f"{value!r} is not a valid name: it contains characters that cannot be printed."
+            )
 
     def follow(connection: Connection) -> object:
         return follow_table(connection, name, table=body.table, key_column=body.key_column)
@@ -165,7 +169,7 @@ def post_follow(name: CollectionName, body: FollowRequest, resources: ResourcesD
 
 @serve(router, operations.UNFOLLOW)
 def post_unfollow(name: CollectionName, resources: ResourcesDependency) -> FollowingBody:
-    """Remove the triggers, and what waits of their changes. Rows of the collection stay."""
+    """Stop following: remove the triggers and the waiting changes. Rows of the collection stay."""
     return change_following(resources, name, lambda connection: unfollow_table(connection, name))
 
 
@@ -183,10 +187,10 @@ async def post_push(
     query: PushQuery,
     idempotency_key: IdempotencyKey,
 ) -> PushBody:
-    """Take rows as a stream of NDJSON (gzip accepted) for a run that follows them. All of them, or none.
+    """Push rows as a stream of NDJSON (gzip accepted) to a run that follows them: all of them, or none.
 
-    They are parsed and written in threads, block by block. Leaving early, for an error or because the client left,
-    fails the run and removes what was written.
+    They are parsed and written in threads, block by block. If the push fails or the client disconnects, the
+    run fails and what was written is removed.
     """
     media_type = read_media_type(request)
     if media_type not in NDJSON_TYPES:

@@ -50,7 +50,7 @@ class Inflater:
                 raise Problem(
                     413,
                     SubmissionTooLarge.code,
-                    f"The gzip body expands to more than {self._max_ratio.value} times as large "
+                    f"The gzip body expands to more than {self._max_ratio.value} times its size "
                     f"({self._max_ratio.setting}); send it with less compression, or uncompressed.",
                     limit=self._max_ratio,
                 )
@@ -60,4 +60,4 @@ class Inflater:
     def finish(self) -> None:
         """Raise Problem if the last gzip member is incomplete. Call it after the last block."""
         if self._has_input and not self._member.eof:
-            raise Problem(400, "invalid-gzip", "The gzip body ends before its last member does.")
+            raise Problem(400, "invalid-gzip", "The gzip body ends before its last member is complete.")

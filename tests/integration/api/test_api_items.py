@@ -134,7 +134,7 @@ def test_a_text_that_can_have_no_vector_is_refused_with_its_code(
         ("\ud800", "lone_surrogate"),
     ):
         answer = client.put(f"{ITEMS}/k1", content=json.dumps({"text": text_}), headers=JSON)
-        problem = assert_problem(answer, 422, "invalid-item", code, "stays")
+        problem = assert_problem(answer, 422, "invalid-item", code, "is unchanged")
         assert problem["errors"][0]["code"] == code
     assert_problem(client.put(f"{ITEMS}/a", json={"text": 1}), 422, "invalid-request", "text")
     assert_problem(client.put(f"{ITEMS}/a", content=b"{", headers=JSON), 400, "invalid-json")

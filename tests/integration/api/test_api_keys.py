@@ -106,7 +106,7 @@ def test_a_key_opens_what_its_scope_says_and_names_the_one_that_is_missing(
     search = client.post("/v1/collections/docs/search", json={"text": "x"}, headers=read)
     assert_problem(search, 404, "collection-not-found")
     refused = client.post("/v1/jobs", json=JOB, headers=read)
-    assert_problem(refused, 403, "scope-missing", "a key of scope write", "the key read has scope read")
+    assert_problem(refused, 403, "scope-missing", "a key with scope write", "the key read has scope read")
     assert 'error="insufficient_scope", scope="write"' in refused.headers["www-authenticate"]
     for header in (write, admin):
         assert client.post("/v1/jobs", json=JOB, headers=header).status_code == 202
@@ -136,7 +136,7 @@ def test_who_may_submit_jobs_has_the_server_read_and_post_nowhere(
             if scope is None:
                 assert answer.status_code in (201, 422)
             else:
-                assert_problem(answer, 403, "scope-missing", f"a key of scope {scope}")
+                assert_problem(answer, 403, "scope-missing", f"a key with scope {scope}")
         assert client.post("/v1/jobs", json=JOB, headers=header).status_code == 202
 
 

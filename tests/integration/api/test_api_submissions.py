@@ -189,11 +189,11 @@ def test_a_long_stream_becomes_many_chunks(client: httpx.Client) -> None:
 
 def test_a_wrong_query_parameter_is_refused_by_name(refusing_client: httpx.Client) -> None:
     for query, place, said in (
-        ("colection=docs", "colection", "there is no such query parameter"),
+        ("colection=docs", "colection", "unknown query parameter"),
         ("priority=10", "priority", "<= 9"),
         ("priority=high", "priority", "Expected `int`"),
         ("truncate=maybe", "truncate", "Expected `bool"),
-        ("long_texts=cut", "long_texts", "it is one of fail, passages, truncate"),
+        ("long_texts=cut", "long_texts", "expected one of: fail, passages, truncate"),
         ("model=a&model=b", "model", "more than once"),
         ("metadata=[1]", "metadata", "must be a JSON object"),
         ("metadata={", "metadata", "must be a JSON object"),

@@ -77,7 +77,7 @@ def test_a_search_that_waits_too_long_for_others_is_told_so(engine: Engine) -> N
     for answer in answers:
         assert_problem(answer, 503, "search-timeout", "0.5 s")
         assert answer.headers["retry-after"]
-    assert any("for those before it" in answer.json()["detail"] for answer in answers)
+    assert any("because of earlier searches" in answer.json()["detail"] for answer in answers)
 
 
 def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: Engine) -> None:

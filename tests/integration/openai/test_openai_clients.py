@@ -278,7 +278,7 @@ def test_a_wish_to_cut_the_start_of_a_text_is_refused_in_a_sentence(door: FrontD
         ("/v1/embed", {"texts": ["a"], "truncate": "START"}, "message"),
     ):
         refused = door.http.post(path, json=body)
-        assert (refused.status_code, "at its end" in refused.json()[member]) == (400, True), path
+        assert (refused.status_code, "at the end" in refused.json()[member]) == (400, True), path
 
 
 def test_rerank_takes_the_texts_by_either_name_and_not_by_both(door: FrontDoor) -> None:

@@ -63,7 +63,7 @@ def test_a_key_that_opens_nothing_raises_an_authentication_error(
     with engine.begin() as connection:
         create_key(connection, "me", secret, "read", None)
     with opened(api) as stranger:
-        with pytest.raises(openai.AuthenticationError, match="opens nothing") as refused:
+        with pytest.raises(openai.AuthenticationError, match="Unknown API key") as refused:
             ask(stranger)
         assert refused.value.code == "invalid_api_key"
         assert refused.value.request_id

@@ -141,7 +141,7 @@ def test_a_query_that_two_workers_lost_is_refused(client: httpx.Client, redis_ur
             consumer.answer(query, Taken(query.id, worker))
             with beating(consumer):  # it lives and does not have it, as one that was started again
                 wait_for(lambda: answer.done() or redis.llen(queue_key(SPACE)), because="it is missed")
-        assert_problem(answer.result(), 503, "query-lost", "second attempt")
+        assert_problem(answer.result(), 503, "query-lost", "in two attempts")
 
 
 @contextmanager

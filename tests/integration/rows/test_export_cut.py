@@ -165,7 +165,7 @@ def test_what_cannot_go_on_is_refused(client: httpx.Client, job_id: UUID) -> Non
     path = f"/v1/jobs/{job_id}/vectors"
     assert_problem(client.get(path, params={"after": "nobody"}), 422, "invalid-option", "no item 'nobody'")
     wanted = {"after": many(1)[0]["key"], "format": "parquet"}
-    assert_problem(client.get(path, params=wanted), 422, "invalid-option", "leave out after")
+    assert_problem(client.get(path, params=wanted), 422, "invalid-option", "omit after")
 
 
 def test_a_whole_export_is_what_it_was(client: httpx.Client, job_id: UUID) -> None:

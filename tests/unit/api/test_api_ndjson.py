@@ -102,7 +102,7 @@ WRONG_LINES: tuple[tuple[bytes | str, int, str, str], ...] = (
         b'{"key":"a","text":"t","metadata":{"a":' + b"[" * 100 + b"]" * 100 + b"}}",
         422,
         "invalid-item",
-        "100 deep",
+        "100 levels deep",
     ),
     (b"[]", 422, "invalid-item", "Expected `object`"),
 )

@@ -138,7 +138,7 @@ def test_a_cursor_comes_back_as_the_position_it_was_and_any_other_text_is_refuse
         assert decode_cursor(cursor) == position
         assert cursor != str(position), "clients must not be tempted to compute with it"
     for cursor in ("", "7", "!!!", "LTE", "ü", "x" * 100):
-        with pytest.raises(Problem, match="after must be the next"):
+        with pytest.raises(Problem, match="after must be the `next`"):
             decode_cursor(cursor)
 
 

@@ -231,7 +231,7 @@ def test_pairs_are_pushed_to_a_collection_of_scores_and_to_no_other(
     pair: ItemJson = {"key": "a", "text": "x", "text_pair": "y"}
     client.set_source("docs", "push")
     refused = api.post("/v1/collections/docs/push", content=lines([dict(pair)]), headers=NDJSON)
-    assert_problem(refused, 422, InvalidItem.code, "Line 1", "text_pair is for items of the task score")
+    assert_problem(refused, 422, InvalidItem.code, "Line 1", "text_pair is only for items of the task score")
     submit(engine, make_items(1), collection="judged", spec=SCORES)
     client.set_source("judged", "push")
     pushed = client.push("judged", [pair, {"key": "b", "text": "z"}])
@@ -243,7 +243,7 @@ def test_pairs_are_pushed_to_a_collection_of_scores_and_to_no_other(
     (item,) = read_push(engine, capsys.readouterr().out.strip(), "judged")
     assert item.text == join_pair(b"x", b"y")
     client.set_source("judged", "push", split={"by": "paragraphs"})
-    with pytest.raises(ApiError, match="and for no passages"):
+    with pytest.raises(ApiError, match="and not for passages"):
         client.push("judged", [pair])
 
 
@@ -349,7 +349,7 @@ def test_a_table_is_followed_looked_at_and_let_go(engine: Engine, api: httpx.Cli
 def test_what_cannot_be_followed_is_a_problem(engine: Engine, api: httpx.Client, papers: None) -> None:
     path = "/v1/collections/docs/source/follow"
     assert_problem(api.post(path, json={"table": "nothing"}), 422, "invalid-option", "no table 'nothing'")
-    assert_problem(api.post(path, json={"table": "a\x00"}), 422, "invalid-option", "is no name")
+    assert_problem(api.post(path, json={"table": "a\x00"}), 422, "invalid-option", "is not a valid name")
     assert_problem(api.post(path, json={"key_column": "x"}), 422, "invalid-option", "no column 'x'")
     assert_problem(api.post(path, json={"tables": "x"}), 422, "invalid-request", "unknown field `tables`")
     assert_problem(api.get("/v1/collections/none/source/following"), 404, "collection-not-found")
