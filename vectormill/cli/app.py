@@ -60,7 +60,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback(
     epilog="For the options of a command: vectormill COMMAND --help.\n\n"
     "Exit codes: 0 done, 2 bad usage or input, 3 service unavailable, 130 interrupted, 70 a bug in Vectormill; "
-    "encode, demo and status --watch also tell how the job ended."
+    "encode, demo and status --watch also report how the job ended."
 )
 def vectormill(
     context: typer.Context,

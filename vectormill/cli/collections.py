@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: vectormill collections show docs",
-    help="Make, look at, export, check and delete collections.",
+    help="Create, show, export, check and delete collections.",
 )
 
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -89,8 +89,8 @@ def create(
     """Create a collection before its first job, with all options that decide its results.
 
     Args:
-        keep_text: Keep texts beside their results, for full text search and answers that show them.
-        language (NAME): The language of full text search, such as german; simple by default.
+        keep_text: Keep texts alongside their results, for full-text search and answers that show them.
+        language (NAME): The language of full-text search, such as german; simple by default.
         index: Policy for building an HNSW index.  [default: auto]
     """
     given = {name: value for name, value in asdict(options).items() if value is not None}
@@ -151,8 +151,8 @@ def change(
     """Change whether texts are kept from now on, or the language that they are searched in.
 
     Args:
-        keep_text: Keep texts beside their results, for full text search and answers that show them.
-        language (NAME): The language of full text search, such as german; simple by default.
+        keep_text: Keep texts alongside their results, for full-text search and answers that show them.
+        language (NAME): The language of full-text search, such as german; simple by default.
     """
     if keep_text is None and language is None:
         raise typer.BadParameter("Give at least one of --keep-text, --no-keep-text and --language.")
@@ -194,7 +194,7 @@ def export(
     kind = choose_format(Path(out), format)
     if not OUTPUT_FORMATS[kind].has_keys:
         raise InvalidOption(
-            f"A collection is exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
+            f"Collections can be exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
         )
     check_output(Path(out))
     client.export_collection(collection, Path(out), kind, include=parts, after=after)
@@ -220,14 +220,14 @@ def show_check(run: Mapping[str, Any]) -> None:
     if run["state"] == "completed":
         print_check(run["collection"], run["report"]["checking"])
     else:
-        tell(f"The check is {run['state']}: {run['error']}")
+        tell(f"The check ended as {run['state']}: {run['error']}")
 
 
 @command(
     app,
     "vectormill collections check docs",
     "vectormill collections check docs --sample 1000",
-    note="Exit codes: 0 nothing is wrong, 1 something is, 3 service unavailable, 4 the check failed or was cancelled.",
+    note="Exit codes: 0 no problems, 1 problems found, 3 service unavailable, 4 the check failed or was cancelled.",
     view=show_check,
 )
 def check(client: "Client", collection: str, *, sample: int = 200) -> Outcome:
@@ -245,19 +245,20 @@ def check(client: "Client", collection: str, *, sample: int = 200) -> Outcome:
 def show_rollback(answer: Mapping[str, Any]) -> None:
     live, retired = answer["live"], answer["retired"]
     typer.echo(
-        f"{answer['collection']} is generation {live['id']} again ({live['options']['model']}, {live['fingerprint']}); "
-        f"{retired['id']} ({retired['options']['model']}, {retired['fingerprint']}) is retired."
+        f"{answer['collection']} uses generation {live['id']} again "
+        f"({live['options']['model']}, {live['fingerprint']}); generation {retired['id']} "
+        f"({retired['options']['model']}, {retired['fingerprint']}) is retired."
     )
     newer, missing = answer["num_newer_rows"], answer["num_missing_rows"]
     if newer != 0:
-        typer.echo(f"Run {answer['run_id']} encodes the rows that were put since it was live.")
+        typer.echo(f"Run {answer['run_id']} encodes the rows put since it was last live.")
     if missing:
         said = (
-            "1 row that was put since it was live has"
+            "1 of these rows has no stored text and is"
             if missing == 1
-            else f"{missing:,} rows that were put have"
+            else f"{missing:,} of these rows have no stored text and are"
         )
-        typer.echo(f"{said} no kept text, and is missing where no job has its text any more.")
+        typer.echo(f"{said} missing unless a job still has the text.")
 
 
 @command(app, "vectormill collections rollback docs", view=show_rollback)
@@ -313,8 +314,8 @@ def index(
         ef_construction (N, 4 to 1000): HNSW: candidates examined for each row while building.
         workers (N, 0 to 31): Parallel processes for a build.
         memory_mib (MIB, from 1): Memory for a build (Postgres's maintenance_work_mem).
-        on (FIELD): Index a metadata field for filters; a dot leads into an object, * is all fields. May be repeated.
-            Replaces the fields that were set before.
+        on (FIELD): Index a metadata field for filters, such as author or author.name; * indexes all fields. May be
+            repeated. Replaces the fields that were set before.
         rebuild: Rebuild the vector index even if it is usable.
         drop: Drop the vector index and set the policy to none.
         wait: Follow the run until it ends.
@@ -341,7 +342,7 @@ def index(
     elif wait:
         typer.echo("\n".join([f"Run {run['id']} is {run['state']}.", *describe_outcome(run)]))
     else:
-        typer.echo(f"Run {run['id']} is {run['state']}; `vectormill runs show {run['id']}` tells more.")
+        typer.echo(f"Run {run['id']} is {run['state']}; see `vectormill runs show {run['id']}`.")
     if wait:
         raise typer.Exit(exit_code_of_job(run["state"]))
 
@@ -363,7 +364,7 @@ def show_indexes(found: Mapping[str, Any]) -> None:
         typer.echo(reason)
     if progress := found["progress"]:
         share = "" if progress["share"] is None else f", {progress['share']:.0%}"
-        typer.echo(f"A build goes on: {progress['phase']}{share}.")
+        typer.echo(f"Build in progress: {progress['phase']}{share}.")
 
 
 @command(app, "vectormill collections discard docs 12")
@@ -426,7 +427,7 @@ def _page(collection: Collection) -> "Iterator[RenderableType]":
         (job["id"], _state(job["state"]), f"{job['num_done'] + job['num_failed']:,} of {job['num_items']:,}")
         for job in collection["open_jobs"]
     ]
-    yield from _section("jobs that write into it", ("id", "state", "items"), jobs)
+    yield from _section("jobs that write to it", ("id", "state", "items"), jobs)
     schedules = [
         (
             each["name"],
@@ -496,7 +497,7 @@ def _describe_coverage(coverage: Mapping[str, Any] | None) -> "Text":
     from rich.text import Text
 
     if coverage is None:
-        return Text("unknown: no re-index has ended")
+        return Text("unknown: no re-index has finished yet")
     text = Text(f"{coverage['share']:.2%} of {coverage['num_seen']:,} rows of the source")
     if coverage["num_failed"]:
         keys = ", ".join(coverage["failed_keys"][:5])
@@ -507,7 +508,7 @@ def _describe_coverage(coverage: Mapping[str, Any] | None) -> "Text":
 def _describe_staleness(staleness: Mapping[str, Any]) -> str:
     told = f"re-indexed {describe_age(staleness['stale_seconds'])}"
     if staleness["num_waiting_changes"]:
-        told += f", {staleness['num_waiting_changes']:,} changes wait since {_moment(staleness['oldest_change_at'])}"
+        told += f", {staleness['num_waiting_changes']:,} changes waiting since {_moment(staleness['oldest_change_at'])}"
     return told
 
 
@@ -582,15 +583,15 @@ def _moment(moment: str | None) -> str:
 def print_check(collection: str, report: Mapping[str, Any]) -> None:
     print_report(
         f"Check of {collection}, generation {report['generation']}",
-        ("looked at", "found", ""),
+        ("checked", "found", ""),
         list(_describe(report)),
     )
     for problem in report["problems"]:
-        typer.echo(f"Wrong: {problem}")
+        typer.echo(f"Problem: {problem}")
     for sentence in report["unchecked"]:
         typer.echo(f"Not checked: {sentence}")
     if report["is_good"]:
-        typer.echo("Nothing is wrong.")
+        typer.echo("No problems found.")
 
 
 def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -604,7 +605,7 @@ def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         )
     texts = report.get("texts")
     if texts and texts["num_compared"]:
-        agreement = f"agree to {texts['smallest']:.5f} at the worst, {texts['mean']:.5f} in the mean"
+        agreement = f"agreement at least {texts['smallest']:.5f}, {texts['mean']:.5f} on average"
         yield "texts encoded again", f"{texts['num_compared']:,}", f"{agreement}; {texts['reason']}"
     hashes = report["hashes"]
     if hashes["num_compared"]:
@@ -620,13 +621,13 @@ def _describe_results(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str
         num_broken = vectors["num_not_finite"] + vectors["num_zero"] + vectors["num_odd_norms"]
         norms = ""
         if vectors["smallest_norm"] is not None:
-            norms = f"lengths from {vectors['smallest_norm']:.4f} to {vectors['largest_norm']:.4f}"
-        yield "vectors", f"{vectors['num_rows']:,} rows, {num_broken:,} unsound", norms
+            norms = f"norms from {vectors['smallest_norm']:.4f} to {vectors['largest_norm']:.4f}"
+        yield "vectors", f"{vectors['num_rows']:,} rows, {num_broken:,} invalid", norms
     if scores := report.get("scores"):
         scale = ""
         if scores["smallest"] is not None:
             scale = f"from {scores['smallest']:.4f} to {scores['largest']:.4f}"
-        yield "scores", f"{scores['num_rows']:,} rows, {scores['num_broken']:,} unsound", scale
+        yield "scores", f"{scores['num_rows']:,} rows, {scores['num_broken']:,} invalid", scale
     if records := report.get("records"):
-        found = f"{records['num_rows']:,} rows, {records['num_broken']:,} unsound"
-        yield "records", found, f"nothing was found in {records['num_empty']:,}"
+        found = f"{records['num_rows']:,} rows, {records['num_broken']:,} invalid"
+        yield "records", found, f"nothing found in {records['num_empty']:,}"

@@ -68,8 +68,8 @@ def demo(
 
     if reindex and (task != EMBED or items is not None or api_url is not None):
         raise InvalidOption(
-            "demo --reindex makes vectors of a whole table in a Postgres of its own: leave --task, --items and "
-            "--api-url out."
+            "demo --reindex encodes a whole table in the embedded Postgres: it cannot be combined with --task, "
+            "--items or --api-url."
         )
     place = _Place(data_dir, keep, api_url, model)
     if reindex:
@@ -118,7 +118,7 @@ def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, DemoModel
             tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
             yield directory, weights, stack.wait_until_ready
     if place.keep and place.data_dir is None:
-        tell(f"Everything is kept: vectormill up --data-dir {directory}")
+        tell(f"Everything is kept. To start it again: vectormill up --data-dir {directory}")
 
 
 def _keep_searchable(place: _Place, *, is_json: bool) -> None:
@@ -142,7 +142,7 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
             psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
         )
         num_rows = reindexing.make_table(connection, read_docstrings())
-        tell(f"Made the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
+        tell(f"Created the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
         reindexing.follow_table(client, weights.model)
 
         def run(title: str) -> reindexing.Round:

@@ -198,8 +198,8 @@ def choose_embedder(directory: Path) -> DemoModel:
     return DemoModel(
         DEFAULT_MODEL,
         "the default",
-        f"The weights are the real ones of {DEFAULT_MODEL}, which embeds: a score is the cosine of two vectors; "
-        "--model takes the directory of a classifier, which reads both texts at once.",
+        f"The weights are those of {DEFAULT_MODEL}, an embedding model: a score is the cosine of two vectors. "
+        "To score with a classifier, which reads both texts at once, pass its directory to --model.",
     )
 
 
@@ -247,7 +247,7 @@ def compare_scores(client: "Client", pairs: Sequence["ItemJson"], results: Resul
         (_write(scores[pair["key"]]), _shorten(pair["text"]), _shorten(pair["text_pair"])) for pair in shown
     ]
     tables = (
-        ("What the scores tell apart", ("", "pairs", "median score"), rows),
+        ("How well the scores separate the pairs", ("", "pairs", "median score"), rows),
         ("Some pairs", ("score", "text", "text_pair"), examples),
     )
     return DemoReport(tables, {"findings": {"median_scores": medians, "own_scored_higher": share}})
@@ -276,9 +276,9 @@ def write_extractor(directory: Path) -> DemoModel:
     tokenizer = Registry({}).card(DEFAULT_MODEL, weights=True).path
     return DemoModel(
         RANDOM,
-        "no other is at hand",
-        "No model that extracts comes with this package: the weights are tiny and random, and the records mean "
-        "nothing. --model takes the directory of a RexUniNLU.",
+        "no other is available",
+        "This package includes no extraction model: the weights are tiny and random, and the records are "
+        "meaningless. To use a RexUniNLU model, pass its directory to --model.",
         write_random_extractor(TINY, tokenizer, directory / RANDOM),
     )
 
@@ -374,9 +374,9 @@ def find_weights(model: str, settings: "Settings") -> DemoModel:
     """Return a registered model, or a model in a directory, which is named after the directory."""
     path = Path(model).expanduser()
     if model in settings.models or not path.is_dir():
-        return DemoModel(model, "asked for", f"The weights are those of {model}.")
+        return DemoModel(model, "requested", f"The weights are those of {model}.")
     name = re.sub(r"[^\w.-]+", "-", path.resolve().name)
-    return DemoModel(name, "asked for", f"The weights are those in {path.resolve()}.", path.resolve())
+    return DemoModel(name, "requested", f"The weights are those in {path.resolve()}.", path.resolve())
 
 
 def find_remote(model: str | None) -> DemoModel:
@@ -390,7 +390,7 @@ def find_remote(model: str | None) -> DemoModel:
         raise InvalidOption(
             "With --api-url, --model must be a model that is registered with that service, not a directory."
         )
-    return DemoModel(model, "asked for", f"The weights are those of {model}.")
+    return DemoModel(model, "requested", f"The weights are those of {model}.")
 
 
 def list_models(settings: "Settings", weights: DemoModel) -> "dict[str, ModelEntry]":

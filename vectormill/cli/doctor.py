@@ -92,7 +92,10 @@ def run_checks(settings: "Settings") -> Iterator[Finding]:
             yield from check(settings)
         except Exception as error:  # noqa: BLE001 - any error of a library becomes a finding
             yield Finding(
-                name, FAIL, describe(error), "Solve this first; `vectormill --debug doctor` shows more."
+                name,
+                FAIL,
+                describe(error),
+                "Fix this first; `vectormill --debug doctor` shows the traceback.",
             )
 
 
@@ -120,7 +123,7 @@ def check_data_dir(settings: "Settings") -> Iterator[Finding]:
     directory = settings.data_dir.expanduser().absolute()
     nearest = next(path for path in (directory, *directory.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        yield Finding("data dir", FAIL, f"{directory} cannot be written", "Name another with --data-dir.")
+        yield Finding("data dir", FAIL, f"{directory} cannot be written", "Choose another with --data-dir.")
         return
     free = shutil.disk_usage(nearest).free
     detail = f"{directory}, {free / (1 << 30):.1f} GiB free"
@@ -128,7 +131,9 @@ def check_data_dir(settings: "Settings") -> Iterator[Finding]:
         yield Finding("data dir", OK, detail)
     else:
         status = FAIL if free < FEWEST_DISK_BYTES else WARN
-        advice = "A million vectors of 384 dimensions take about 2 GiB with their texts: make room."
+        advice = (
+            "Free some disk space: a million vectors of 384 dimensions take about 2 GiB with their texts."
+        )
         yield Finding("data dir", status, detail, advice)
 
 
@@ -138,7 +143,7 @@ def check_memory(settings: "Settings") -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     detail = f"{memory.available / (1 << 30):.1f} of {memory.total / (1 << 30):.1f} GiB available"
     is_scarce = memory.available < SCARCE_MEMORY_BYTES
-    yield Finding("memory", WARN if is_scarce else OK, detail, "Close something else." if is_scarce else "")
+    yield Finding("memory", WARN if is_scarce else OK, detail, "Close other programs." if is_scarce else "")
 
 
 def check_postgres(settings: "Settings") -> Iterator[Finding]:
@@ -192,7 +197,7 @@ def check_devices(settings: "Settings") -> Iterator[Finding]:
     features = ", ".join(sorted(inventory.features)) or "no special instructions"
     yield Finding("cpu", OK, f"{inventory.description}, {len(inventory.physical_cores)} cores, {features}")
     for device in inventory.accelerators:
-        switches = describe_switches(AUTO, device) or "No switch was measured on such a card."
+        switches = describe_switches(AUTO, device) or "No settings have been measured on this kind of card."
         detail = f"{device.description}, {device.memory_bytes / (1 << 30):.0f} GiB. {switches}"
         yield Finding(device.name, OK, detail)
     if not inventory.accelerators:
@@ -239,7 +244,7 @@ def ask_postgres(url: str) -> Iterator[Finding]:
         yield Finding("postgres", FAIL, f"{host}: {cause}", "Start it, or correct VECTORMILL_DATABASE_URL.")
         return
     except ConfigurationError as error:
-        yield Finding("migrations", FAIL, "the database is of another line of releases", str(error))
+        yield Finding("migrations", FAIL, "this release cannot migrate the database", str(error))
         return
     finally:
         engine.dispose()
@@ -269,11 +274,13 @@ def judge_pgvector(installed: str | None, available: str | None) -> Finding:
     version = tuple(int(part) for part in found.split("."))
     if version < MIN_PGVECTOR:
         is_usable = version[:2] >= OLDEST_PGVECTOR
-        reason = "This one can damage an HNSW index in vacuum." if is_usable else "This one has no halfvec."
-        advice = f"{reason} Install pgvector 0.8.4 or newer and run ALTER EXTENSION vector UPDATE."
+        flaw = "can corrupt an HNSW index during VACUUM" if is_usable else "has no halfvec"
+        advice = (
+            f"This version {flaw}. Install pgvector 0.8.4 or newer and run ALTER EXTENSION vector UPDATE."
+        )
         return Finding("pgvector", WARN if is_usable else FAIL, f"version {found}", advice)
     if installed is None:
-        return Finding("pgvector", OK, f"version {found} is there; `vectormill migrate` enables it")
+        return Finding("pgvector", OK, f"version {found} is available; `vectormill migrate` enables it")
     return Finding("pgvector", OK, f"version {found}")
 
 
@@ -319,22 +326,25 @@ def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
         return
     detail = f"{url} is {readiness.get('status')}, {readiness.get('workers', 0)} workers"
     if not answer.is_success:
-        yield Finding("service", FAIL, detail, "Its Postgres is away; see the API's log.")
+        yield Finding("service", FAIL, detail, "It cannot reach Postgres; see the API's log.")
     elif not readiness.get("redis") or not readiness.get("scheduler") or not readiness.get("workers"):
         absent = [name for name in ("redis", "scheduler", "workers") if not readiness.get(name)]
         yield Finding(
-            "service", WARN, f"{detail}; away: {', '.join(absent)}", "Jobs are taken, but they wait."
+            "service",
+            WARN,
+            f"{detail}; unavailable: {', '.join(absent)}",
+            "Jobs are accepted, but they wait.",
         )
     elif listed.status_code == httpx.codes.UNAUTHORIZED:
-        advice = "Set VECTORMILL_API_KEY to a key of it; `vectormill keys create NAME` prints a new one."
-        yield Finding("service", WARN, f"{detail}; it wants an API key that it knows", advice)
+        advice = "Set VECTORMILL_API_KEY to one of its keys; `vectormill keys create NAME` creates one."
+        yield Finding("service", WARN, f"{detail}; it requires a valid API key", advice)
     else:
         yield Finding("service", OK, detail)
     for worker in workers:
         if not worker["slots"]:  # a worker without slots has not loaded its model
-            reason = worker["report"].get("state_reason") or "it gives no reason"
+            reason = worker["report"].get("state_reason") or "no reason given"
             advice = (
-                "Its jobs wait, and it tries again: mend that, or start a worker for the model elsewhere."
+                "Its jobs wait while it retries: fix the cause, or start a worker for the model elsewhere."
             )
             yield Finding(
                 f"worker {worker['name']}", FAIL, f"cannot load {worker['model']}: {reason}", advice
@@ -371,7 +381,7 @@ def describe_installation() -> Iterator[str]:
 
     features, processor = detect_processor()
     yield f"vectormill {__version__}"
-    yield _line("schema", f"{find_newest_revision()}, to which `vectormill migrate` brings a database")
+    yield _line("schema", f"{find_newest_revision()}, installed by `vectormill migrate`")
     yield _line("python", f"{platform.python_version()} on {platform.platform()}")
     yield _line("processor", f"{processor}: {', '.join(sorted(features)) or 'no special instructions'}")
     for name, distribution in PARTS:

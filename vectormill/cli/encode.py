@@ -101,8 +101,8 @@ def encode(
 ) -> Outcome:
     """Encode a file of texts into a file of vectors.
 
-    Uses the given API, or the stack that runs on the data directory; where there is none, starts one for
-    the time of this command.
+    Uses the given API, or the stack that runs on the data directory; if there is none, starts one for the
+    duration of this command.
 
     Args:
         wait: Keep waiting when no worker can load the model, instead of ending with an error.
@@ -202,7 +202,9 @@ def extract(
     from vectormill.files.outputs import choose_format
 
     if show and (input == "-" or choose_format(out, format) != "ndjson"):
-        raise InvalidOption("--show reads the texts and the records again: from a file, into a .jsonl.")
+        raise InvalidOption(
+            "--show reads the texts and the records again: INPUT must be a file, and OUT must end in .jsonl."
+        )
     files = Files(input, out, format, errors, key_field, text_field, None, strict)
     wanted = {
         "collection": collection,
@@ -234,7 +236,8 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
     task = TASKS[wanted.get("task") or EMBED]
     if task.result != VECTOR and not OUTPUT_FORMATS[kind].has_keys:
         raise InvalidOption(
-            f"{task.result.capitalize()}s are no matrix: let {out.name} end in {describe_outputs(of_rows=True)}."
+            f"{task.result.capitalize()}s cannot be written to {out.name}: use a file name ending in "
+            f"{describe_outputs(of_rows=True)}."
         )
     for path in (out, errors):
         if path is not None:
@@ -282,7 +285,7 @@ def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
     except (KeyboardInterrupt, SystemExit):
         with contextlib.suppress(VectormillError):
             client.cancel(job["id"])
-            typer.echo(f"Interrupted: job {job['id']} is cancelled, nothing was written.", err=True)
+            typer.echo(f"Interrupted: job {job['id']} was cancelled, and nothing was written.", err=True)
         raise
 
 
@@ -299,7 +302,7 @@ def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
             if index < SHOWN_ERRORS:
                 typer.echo(f"failed: {error['key']}: {error['detail']} ({error['code']})", err=True)
             elif file is None:
-                tell(f"… and {job['num_failed'] - SHOWN_ERRORS:,} more; --errors FILE has all.")
+                tell(f"… and {job['num_failed'] - SHOWN_ERRORS:,} more; --errors FILE lists all.")
                 return
             if file is not None:
                 file.write(encode_line(error))

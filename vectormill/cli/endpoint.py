@@ -52,11 +52,11 @@ def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
     ) is not None:
         if time.monotonic() >= deadline:
             raise Unavailable(
-                f"A stack (pid {pid}) holds {data_dir} but has not announced its API within {seconds:g} s; see "
+                f"The stack on {data_dir} (pid {pid}) has not announced its API within {seconds:g} s: see "
                 f"{data_dir / 'logs'}, or name a service with --api-url."
             )
         if not is_told:
-            sys.stderr.write(f"Waiting for the stack (pid {pid}) that starts in {data_dir} …\n")
+            sys.stderr.write(f"Waiting for the stack on {data_dir} (pid {pid}) to start …\n")
             is_told = True
         time.sleep(POLL_SECONDS)  # the stack is another process, whose note has to be polled
     return url
@@ -73,8 +73,8 @@ def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Cli
     if url is None:
         if data_dir is not None:
             raise Unavailable(
-                f"No stack runs on {data_dir}; start one with `vectormill up --data-dir {data_dir}`, or name a service "
-                "with --api-url."
+                f"No stack is running on {data_dir}: start one with `vectormill up --data-dir {data_dir}`, or name a "
+                "service with --api-url."
             )
         url = f"http://127.0.0.1:{settings.api_port}"
     with Client(url, api_key=settings.api_key) as client:

@@ -45,7 +45,7 @@ def put(
         text (TEXT): The text, or - to read it from stdin.
         pair (TEXT): The second text of a pair, in a collection of scores.
         metadata (JSON): A JSON object to keep with the result.
-        wait (SECONDS, 0 to 60): Wait at most so long until the item is searchable.
+        wait (SECONDS, 0 to 60): Wait at most this long for the item to become searchable.
     """
     found = parse_metadata(metadata)
     content = sys.stdin.read() if text == "-" else text
@@ -55,7 +55,7 @@ def put(
         return None
     if answer["is_searchable"]:
         return f"{key} is searchable in {collection}."
-    return f"{key} is not searchable yet; `vectormill status {answer['job']}` tells why and when."
+    return f"{key} is not searchable yet; `vectormill status {answer['job']}` shows its progress."
 
 
 @command(app, "vectormill items get docs readme --vector")
@@ -88,7 +88,7 @@ def delete(
         from_ (FILE): Read further keys from a file, one per line.
     """
     if not keys and from_ is None:
-        raise InvalidOption("Give keys to delete, or a file with keys by --from.")
+        raise InvalidOption("Give the keys to delete, or a file of keys with --from.")
     answer = client.delete_items(collection, read_keys(keys or [], from_))
     if json:
         print_json(answer)
@@ -97,7 +97,7 @@ def delete(
 
 
 def read_keys(keys: list[str], source: Path | None) -> Iterator[str]:
-    """Yield the given keys, then those of the file, one a line; empty lines are skipped."""
+    """Yield the given keys, then those of the file, one per line; empty lines are skipped."""
     yield from keys
     if source is None:
         return

@@ -113,12 +113,12 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        # Python's parser accepts NaN and Infinity, which are no JSON.
+        # Python's parser accepts NaN and Infinity, which are not JSON.
         value = json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
         raise InvalidOption(f"--metadata is not JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise InvalidOption('--metadata must be a JSON object, as {"source": "arxiv"}.')
+        raise InvalidOption('--metadata must be a JSON object, such as {"source": "arxiv"}.')
     return value
 
 
@@ -224,7 +224,7 @@ def truncated(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
     app,
     "vectormill export JOB -o vectors.parquet",
     "vectormill export JOB -o - | jq .key",
-    note="npy has no keys: they are written beside it, one JSON string per line, to vectors.npy.keys.txt.",
+    note="npy has no keys: they are written to vectors.npy.keys.txt, one JSON string per line.",
 )
 def export(
     client: "Client", job_id: str, *, out: str, format: OutputName | None = None, partial: bool = False
@@ -240,7 +240,9 @@ def export(
 
     if out == "-":
         if format == "npy":
-            raise InvalidOption("npy cannot go to stdout, since its keys are a second file; give -o FILE.")
+            raise InvalidOption(
+                "npy cannot be written to stdout, because its keys need a second file: use -o FILE."
+            )
         client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
         return None
     write_vectors(
@@ -284,9 +286,9 @@ def refuse_without_model(client: "Client", job: Job) -> None:
     # A worker that cannot load its model has no slots. With no workers at all, one may still be starting.
     if workers and not any(worker["slots"] for worker in workers):
         raise CommandFailed(
-            f"{job['waiting_because']} Nothing was written. Job {job['id']} stays, and goes on when a worker has "
+            f"{job['waiting_because']} Nothing was written. Job {job['id']} continues once a worker has "
             f"loaded its model: `vectormill status {job['id']} --watch` waits for that, `vectormill export "
-            f"{job['id']} -o OUT` writes what it makes, and `vectormill cancel {job['id']}` gives it up.",
+            f"{job['id']} -o OUT` writes its results, and `vectormill cancel {job['id']}` cancels it.",
             UNAVAILABLE,
         )
 
@@ -330,10 +332,10 @@ def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: 
 
 
 def _long_text_lines(job: Job) -> list[Fact]:
-    lines = [Fact("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)}, and cut there")]
+    lines = [Fact("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)} and cut there")]
     if job.get("num_passages"):
         lines.append(
-            Fact("passages", f"{job['num_passages']:,}", f"that texts longer than {_limit(job)} were read in")
+            Fact("passages", f"{job['num_passages']:,}", f"read from texts longer than {_limit(job)}")
         )
     return lines
 
@@ -342,7 +344,11 @@ def _reuse_lines(job: Job) -> list[Fact]:
     if not job.get("num_reused"):
         return []
     return [
-        Fact("reused", f"{job['num_reused']:,}", "that got the vector of an equal text, and were not encoded")
+        Fact(
+            "reused",
+            f"{job['num_reused']:,}",
+            "given the vector of an identical text instead of being encoded",
+        )
     ]
 
 
@@ -391,9 +397,7 @@ def describe_stages(record: Job) -> list[Fact]:
         # Leave out waiting: with several chunks in flight it adds up to several hundred per cent.
         busy = {stage: figures["share"] for stage, figures in stages.items() if stage != WAIT}
         shares = " · ".join(f"{stage} {share:.0%}" for stage, share in busy.items())
-        lines.append(
-            Fact("stages", shares, "of the time with a chunk in hand: of one device, or of one thread")
-        )
+        lines.append(Fact("stages", shares, "of the time with a chunk in progress, per device or thread"))
     return lines
 
 

@@ -61,7 +61,7 @@ def create(
             known = find_key(connection, secret)
             if known is not None:
                 end = ", and was revoked" if known.revoked_at is not None else ""
-                tell(f"This key is there already, as {known.name}{end}; nothing was made.")
+                tell(f"This key already exists as {known.name}{end}; nothing was created.")
                 return
             create_key(connection, name, secret, scope, lifetime)
     if from_environment:
@@ -69,7 +69,7 @@ def create(
         return
     tell(
         f"The key {name} ({scope}), shown this once. Set VECTORMILL_API_KEY to it, or send it as "
-        "`Authorization: Bearer …`. From now on the API wants a key."
+        "`Authorization: Bearer …`. From now on the API requires a key."
     )
     typer.echo(secret)
 
@@ -115,7 +115,7 @@ def revoke(name: str, *, data_dir: Path | None = None) -> None:
     typer.echo(f"The key {name} is revoked; every API process refuses it within seconds.")
     if is_last:
         typer.echo(
-            "It was the last one: an API on the loopback now wants none, and one that others reach serves nobody."
+            "It was the last key: an API on loopback now requires none, and one that others can reach refuses everyone."
         )
 
 
@@ -138,7 +138,7 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
             yield engine, settings
         except ProgrammingError as error:
             raise ConfigurationError(
-                "The database has no table of API keys; run `vectormill migrate` first."
+                "The database has no table of API keys: run `vectormill migrate` first."
             ) from error
         except OperationalError as error:
             raise DatabaseUnavailable from error

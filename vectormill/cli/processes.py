@@ -19,7 +19,7 @@ TRACED: Final = ("api", "indexer", "scheduler")
 @command(
     app,
     "vectormill up --data-dir ./data --api-port 8000",
-    note="The line `ready` names the URLs. Ctrl-C stops everything; the jobs go on at the next `up`.",
+    note="The line `ready` shows the URLs. Ctrl-C stops everything; jobs continue at the next `up`.",
 )
 def up(
     *,
@@ -29,7 +29,7 @@ def up(
     flower_port: int | None = None,
     model: list[str] | None = None,
 ) -> None:
-    """Run every process on this machine in the foreground, with a Postgres and a Valkey of its own.
+    """Run every process on this machine in the foreground, with its own Postgres and Valkey.
 
     With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
 
@@ -121,7 +121,7 @@ def flower(*, host: str | None = None, port: int | None = None) -> None:
     """Run Flower, which shows the workers and their tasks. It changes nothing.
 
     Args:
-        host (HOST): The address to listen on. Any but the loopback needs VECTORMILL_FLOWER_BASIC_AUTH.
+        host (HOST): The address to listen on. Any address but loopback needs VECTORMILL_FLOWER_BASIC_AUTH.
             [default: 127.0.0.1]
         port (PORT, 1 to 65535):  [default: 5555]
     """

@@ -122,7 +122,7 @@ def reindex(
     started = client.reindex(COLLECTION)
     run = client.wait_run(started["id"], on_poll, poll_seconds=POLL_SECONDS)
     if run["state"] not in ("completed", "completed_with_errors"):
-        raise VectormillError(f"Run {run['id']} ended {run['state']}: {run['error']}")
+        raise VectormillError(f"Run {run['id']} ended as {run['state']}: {run['error']}")
     return Round(title, run, count_rows(connection, TABLE))
 
 

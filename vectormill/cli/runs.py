@@ -22,7 +22,7 @@ app = typer.Typer(
     epilog="Example: vectormill runs list --collection docs",
     help="Show, cancel and confirm re-indexes, builds of indexes and checks.",
 )
-# `vectormill reindex` is a top-level command, so it has an app of its own.
+# `vectormill reindex` is a top-level command, so it has its own app.
 reindex_app = typer.Typer()
 
 # The counts of an ended run that read nothing: its source was empty, or the run needs no source.
@@ -62,11 +62,11 @@ def reindex(
 ) -> Outcome:
     """Bring a collection in step with its source: encode new and changed rows, delete vanished ones.
 
-    With another model, or another option that decides vectors, a new generation is built beside the live one, which
+    With another model, or another option that decides vectors, a new generation is built alongside the live one, which
     is searched until the new one is complete.
 
     Args:
-        collection (COLLECTION): The collection; it needs a source, or has to keep its texts.
+        collection (COLLECTION): The collection; it needs a source or kept texts.
         priority (N, 0 to 9): The priority of the run's job, 0 to 9.  [default: 5]
         confirm: Allow any share of the collection to change.
         max_change_share (SHARE, 0 to 1): Hold the run if it would re-encode or delete more than this share of the
@@ -131,7 +131,7 @@ def cancel(client: "Client", run_id: str) -> Run:
 
 @command(app, "vectormill runs confirm RUN && vectormill runs show RUN --watch", view=show_run)
 def confirm(client: "Client", run_id: str) -> Run:
-    """Let a held run go on; `runs show` says why it is held."""
+    """Let a held run continue; `runs show` says why it is held."""
     return client.confirm_run(run_id)
 
 

@@ -124,7 +124,7 @@ def change(
     timezone: str | None = None,
     overlap: Overlap | None = None,
 ) -> Schedule:
-    """Change a schedule; options that are not given stay. A new expression or zone counts from now on.
+    """Change a schedule; options that are not given stay. A new expression or zone takes effect at once.
 
     Args:
         cron (EXPRESSION): The new cron expression.
@@ -136,13 +136,13 @@ def change(
 
 @command(app, "vectormill schedules pause docs", view=show_schedule)
 def pause(client: "Client", schedule: str) -> Schedule:
-    """Pause a schedule: due times pass until it is resumed. An active run goes on."""
+    """Pause a schedule: due times pass until it is resumed. An active run continues."""
     return client.pause_schedule(schedule)
 
 
 @command(app, "vectormill schedules resume docs", view=show_schedule)
 def resume(client: "Client", schedule: str) -> Schedule:
-    """Resume a paused schedule. Due times that have passed are not made up for."""
+    """Resume a paused schedule. Due times that have passed are not made up."""
     return client.resume_schedule(schedule)
 
 
@@ -154,7 +154,7 @@ def run_now(client: "Client", schedule: str) -> Mapping[str, Any]:
 
 @command(app, "vectormill schedules delete docs")
 def delete(client: "Client", schedule: str) -> str:
-    """Delete a schedule. Its runs stay, also an active one."""
+    """Delete a schedule. Its runs stay, including an active one."""
     client.delete_schedule(schedule)
     return f"Deleted schedule {schedule}."
 
@@ -211,9 +211,7 @@ def describe_standing(schedule: Schedule) -> str:
     """Describe the state of a schedule in one sentence; problems come first."""
     name, problems = schedule["name"], []
     if schedule["lag_seconds"] > OVERDUE_SECONDS:
-        problems.append(
-            f"due since {schedule['lag_seconds']:,.0f} s and nobody looks: is a scheduler running?"
-        )
+        problems.append(f"overdue by {schedule['lag_seconds']:,.0f} s: is a scheduler running?")
     if schedule["consecutive_failures"]:
         times = (
             "once" if schedule["consecutive_failures"] == 1 else f"{schedule['consecutive_failures']} times"

@@ -68,7 +68,7 @@ def search(
     from vectormill.search.filter import read_filters
 
     if hybrid and mode not in (None, "hybrid"):
-        raise InvalidOption(f"--hybrid is --mode hybrid, and --mode {mode} is given too; leave one out.")
+        raise InvalidOption(f"--hybrid means --mode hybrid and cannot be combined with --mode {mode}.")
     if (text is None) == (like is None):
         raise InvalidOption("A search needs either TEXT or --like KEY.")
     unknown = set(include or ()) - {"text", "vector", "metadata"}
@@ -91,11 +91,11 @@ def search(
     )
     if (matches.num_rows_read or 0) >= MANY_ROWS:
         tell(
-            f"No index: all of about {matches.num_rows_read:,} rows of {collection} were read. "
-            'docs/OPERATIONS.md, "Search and indexes", builds one.'
+            f"No index: all rows of {collection}, about {matches.num_rows_read:,}, were read. "
+            'To build one, see docs/OPERATIONS.md, "Search and indexes".'
         )
     if matches.repeated_because is not None:
-        tell(f"Searched again exactly, for {matches.repeated_because}.")
+        tell(f"Repeated as an exact search, because {matches.repeated_because}.")
     if not json:
         print_matches(matches, include or ())
         return

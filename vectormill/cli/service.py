@@ -48,7 +48,7 @@ def describe_plan(report: Mapping[str, Any]) -> str:
         for stage in placement["stages"]
     )
     num_shards = max(len(stage["shards"]) for stage in placement["stages"])
-    cut = f", each over {num_shards} devices" if num_shards > 1 else ""
+    cut = f", each split over {num_shards} devices" if num_shards > 1 else ""
     return f"{placement['strategy'].replace('_', ' ')}: layers {stages}{cut}"
 
 
@@ -87,7 +87,7 @@ def show_standing(client: "Client", *, is_json: bool) -> None:
         return
     schedules = list(client.schedules())
     if not workers:
-        tell("No worker is alive. Start one with `vectormill worker`, or all with `vectormill up`.")
+        tell("No worker is running. Start one with `vectormill worker`, or everything with `vectormill up`.")
     print_workers(map(summarize_worker, workers))
     for schedule in schedules:
         tell(describe_standing(schedule))

@@ -19,7 +19,7 @@ app = typer.Typer(
     epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
     help="Set where the texts of a collection come from, so that it follows them.",
 )
-# `vectormill push` is a top-level command, so it has an app of its own.
+# `vectormill push` is a top-level command, so it has its own app.
 push_app = typer.Typer()
 
 # A source that begins with one of these words is a query.
@@ -63,7 +63,7 @@ def show_following(following: Mapping[str, Any]) -> None:
         typer.echo(f"{following['collection']} follows no table.")
         return
     num_waiting = following["waiting_changes"]
-    waiting = f"{num_waiting:,} changes wait" if num_waiting else "no change waits"
+    waiting = f"{num_waiting:,} changes pending" if num_waiting else "no changes pending"
     typer.echo(
         f"{following['collection']} follows {following['table']} by {following['key_column']}; {waiting}."
     )
@@ -103,7 +103,7 @@ def set_source(
 ) -> Mapping[str, Any]:
     """Set the source of a collection, and show its first rows.
 
-    The API and the indexer read the source: paths and variables are theirs.
+    The API and the indexer read the source, so paths and variables must exist there.
 
     Args:
         sql (QUERY): Read the rows of a query.
@@ -164,7 +164,7 @@ def check(client: "Client", collection: str) -> Mapping[str, Any]:
 def delete(client: "Client", collection: str) -> None:
     """Remove the source of a collection; its rows stay."""
     client.delete_source(collection)
-    typer.echo(f"Collection {collection} has no source now; its rows stay.")
+    typer.echo(f"Collection {collection} no longer has a source; its rows stay.")
 
 
 @command(
@@ -233,8 +233,8 @@ def push(
     if json:
         print_json(pushed)
         return
-    rest = "those that are not among them will be deleted" if complete else "nothing will be deleted"
-    tell(f"{pushed['num_items']:,} rows wait for an indexer as run {pushed['run']}; {rest}.")
+    rest = "all other rows will be deleted" if complete else "nothing will be deleted"
+    tell(f"{pushed['num_items']:,} rows are waiting for an indexer, as run {pushed['run']}; {rest}.")
     typer.echo(pushed["run"])
 
 

@@ -10,7 +10,7 @@ Records = Sequence[Sequence[Mapping[str, Any]]]
 def mark_spans(text: str, records: Records) -> str:
     """Return the text with each span in brackets, followed by its types: `[Ada](person) wrote it.`
 
-    Labels that are no span of the text, such as a class, come before the text.
+    Labels that are not spans of the text, such as a class, come before the text.
     """
     types: dict[tuple[int, int], dict[str, None]] = {}
     labels: dict[str, None] = {}

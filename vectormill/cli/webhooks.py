@@ -195,7 +195,7 @@ def rotate(client: "Client", webhook: int, *, grace_hours: float = 24.0) -> None
     """Create a new secret and print it. It is shown only this once.
 
     Args:
-        grace_hours (N, 0 to 720): Also sign with the old secret for so many hours.
+        grace_hours (N, 0 to 720): Also sign with the old secret for this many hours.
     """
     rotated = client.rotate_webhook_secret(webhook, grace_seconds=grace_hours * 3600)
     tell(f"Webhook {webhook} has a new secret, shown only this once:")

@@ -54,7 +54,7 @@ class Columns:
         Raise InvalidOption if `metadata` is a string instead of a list.
         """
         if isinstance(metadata, str):
-            raise InvalidOption(f"metadata names columns in a list: metadata=[{metadata!r}].")
+            raise InvalidOption(f"metadata must be a list of column names: metadata=[{metadata!r}].")
         names = None if metadata is None or isinstance(metadata, Mapping) else tuple(metadata)
         if text is None and key is None and pair is None and names is None:
             return None
@@ -78,9 +78,7 @@ def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJ
         items = TableItems(source, columns or Columns(), read_slices)
         return items if read_slices.can_repeat(source) else iter(items)
     if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
-        raise InvalidOption(
-            f"Items are dictionaries or texts, or {TABLES}; this is of the type {type(source).__name__}."
-        )
+        raise InvalidOption(f"Items must be dictionaries or texts, or {TABLES}; got {type(source).__name__}.")
     has_texts = isinstance(source, Sequence) and len(source) > 0 and isinstance(source[0], str)
     if columns is None and not has_texts:
         return source
@@ -89,7 +87,7 @@ def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJ
 
 
 def find_reader(source: Any) -> "ReadSlices | None":
-    """Return the reader for a table, chosen by the library of its type; None if it is no table."""
+    """Return the reader for a table, chosen by the library of its type; None if it is not a table."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
     return next((reader for library, reader in READERS.items() if library in libraries), None)
 
@@ -206,7 +204,7 @@ def pick_metadata(row: Row, names: Iterable[str], number: int) -> dict[str, Any]
     except KeyError as error:
         known = ", ".join(repr(name) for name in list(row)[:10])
         raise InvalidOption(
-            f"row {number}: there is no column {error} for the metadata among {known}."
+            f"row {number}: no column {error} for the metadata; the columns are {known}."
         ) from None
 
 
@@ -238,7 +236,7 @@ def require_library(library: str) -> None:
     """Raise MissingLibrary if the library is not installed. Call it before anything is fetched."""
     if importlib.util.find_spec(library) is None:
         raise MissingLibrary(
-            f"{library} is not installed, and this needs it: pip install 'vectormill[{EXTRA}]'."
+            f"This needs {library}, which is not installed: pip install 'vectormill[{EXTRA}]'."
         )
 
 

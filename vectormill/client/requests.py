@@ -18,7 +18,7 @@ from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.problems import ApiError, ApiUnreachable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-# While the server commits a large upload it may send nothing for minutes, which is no failure.
+# While the server commits a large upload it may send nothing for minutes, which is not a failure.
 LONG_SILENCE_SECONDS: Final = 600.0
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 NDJSON_HEADERS: Final = {"Content-Type": "application/x-ndjson"}

@@ -1,4 +1,4 @@
-"""Workers and the health of a service as the API answers them, and as the client returns them."""
+"""Workers and the health of a service as the API and the client return them."""
 
 from typing import Annotated, Any, TypedDict
 
@@ -9,7 +9,7 @@ from vectormill.operation import Identifier
 
 
 class WorkerBody(TypedDict):
-    """A live worker, with what it reports of its devices, its plan and its speed."""
+    """A live worker, with its report on its devices, its plan and its speed."""
 
     name: str
     incarnation: Identifier
@@ -37,22 +37,24 @@ class ScheduleHealth(TypedDict):
 
     schedules: int
     paused: int
-    failing: Annotated[int, Meta(description="Whose newest run that ended by itself failed.")]
+    failing: Annotated[
+        int, Meta(description="Schedules whose latest run failed, apart from skipped and cancelled ones.")
+    ]
     overdue: Annotated[
-        int, Meta(description="Past their due time for a minute without a run: no scheduler looks.")
+        int, Meta(description="Schedules overdue by a minute without a run: no scheduler is at work.")
     ]
 
 
 class Readiness(TypedDict):
-    """`ok`, `degraded` (Redis is away: jobs are taken, and wait) or `unavailable` (Postgres is away)."""
+    """`ok`, `degraded` (no Redis: jobs are accepted but wait) or `unavailable` (no Postgres)."""
 
     status: str
     postgres: bool
     redis: bool
     workers: int
     failing_workers: Annotated[
-        int, Meta(description="Workers that run and cannot load their model; `workers` leaves them out.")
+        int, Meta(description="Workers that run but cannot load their model; not counted in `workers`.")
     ]
     scheduler: bool
     indexer: bool
-    schedules: Annotated[ScheduleHealth | None, Meta(description="Null while Postgres is away.")]
+    schedules: Annotated[ScheduleHealth | None, Meta(description="Null while Postgres is unavailable.")]

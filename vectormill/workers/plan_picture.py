@@ -42,7 +42,7 @@ def describe_layers(stage: Body) -> str:
 
 def describe_replica(replica: Body) -> str:
     """Describe how the devices share a replica, and the size of one forward pass."""
-    parts = [f"{replica['max_batch_tokens']:,} tokens a forward pass"]
+    parts = [f"{replica['max_batch_tokens']:,} tokens per forward pass"]
     if replica["strategy"] != REPLICATE:
         num_devices = sum(len(stage["shards"]) for stage in replica["stages"])
         parts.insert(0, f"{replica['strategy']} over {num_devices} devices")

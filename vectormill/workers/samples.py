@@ -1,6 +1,6 @@
 """Samples: a worker's speed and load over the last minutes, stored in its report and read to draw charts.
 
-docs/decisions/0038-samples-lie-in-the-report.md says why they are not in a table of their own, and what they
+docs/decisions/0038-samples-lie-in-the-report.md says why they are not in a separate table, and what they
 cost.
 """
 

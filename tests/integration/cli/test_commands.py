@@ -259,7 +259,7 @@ def test_texts_go_in_vectors_come_out_and_failed_items_are_told_and_kept(
         assert len(errors.read_text().splitlines()) == 12
         assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
         assert encode(texts, tmp_path) == 1
-    assert "… and 2 more; --errors FILE has all." in capsys.readouterr().err
+    assert "… and 2 more; --errors FILE lists all." in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_or_read_is_refused_before_anything_is_submitted(
@@ -295,7 +295,7 @@ def test_an_interrupted_job_is_cancelled_and_writes_nothing(
             patch.setattr(Client, "wait", interrupted)
             assert encode(["one"], tmp_path) == code
         assert next(client.jobs())["state"] == "cancelled"
-        assert "cancelled, nothing was written" in capsys.readouterr().err
+        assert "cancelled, and nothing was written" in capsys.readouterr().err
     monkeypatch.setattr(jobs, "watch_job", lambda client, job, **_: client.cancel(job["id"]))
     monkeypatch.setattr("vectormill.cli.encode.watch_job", jobs.watch_job)
     assert encode(["one"], tmp_path) == 4  # somebody else has cancelled it

@@ -59,7 +59,7 @@ def test_an_export_whose_job_is_removed_breaks_off_and_leaves_the_file_that_was_
 ) -> None:
     target = tmp_path / "vectors"
     target.write_bytes(b"of yesterday")
-    with Client(str(client.base_url)) as ours, pytest.raises(ApiUnreachable, match="what came is not whole"):
+    with Client(str(client.base_url)) as ours, pytest.raises(ApiUnreachable, match="is incomplete"):
         ours.export(str(job_id), target, format)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of yesterday"]
 
@@ -68,7 +68,7 @@ def test_an_export_whose_job_is_removed_breaks_off_and_leaves_the_file_that_was_
 def test_a_client_that_reads_vector_by_vector_hears_that_some_are_missing(
     client: httpx.Client, job_id: UUID
 ) -> None:
-    with Client(str(client.base_url)) as ours, pytest.raises(ApiUnreachable, match="what came is not whole"):
+    with Client(str(client.base_url)) as ours, pytest.raises(ApiUnreachable, match="is incomplete"):
         list(ours.vectors(str(job_id)))
 
 
@@ -81,7 +81,7 @@ def test_the_command_says_that_the_export_broke_off_and_leaves_no_file(
     with pytest.raises(SystemExit) as exit:
         main(["export", str(job_id), "-o", str(tmp_path / name), "--api-url", url])
     assert exit.value.code == 3
-    assert "what came is not whole" in " ".join(capsys.readouterr().err.split())
+    assert "is incomplete" in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             "key": "a#0", "score": 0.5, "metadata": {"lang": "de", "_passage": {}}, "document": "a",
             "passage": passage, "text": "a" * 200, "embedding": [1.0],
         }  # fmt: skip
-        return {"data": [match], "num_rows_read": 12_345, "repeated_because": "the index gave 1 row of 2"}
+        return {"data": [match], "num_rows_read": 12_345, "repeated_because": "the index returned 1"}
 
     monkeypatch.setattr(Client, "ask", answer)
     return bodies
@@ -75,8 +75,8 @@ def test_every_option_reaches_the_api(
     ]  # fmt: skip
     printed = capsys.readouterr()
     assert printed.out == "0.5000\ta#0\t{'lang': 'de'}\ta\t" + "a" * 99 + "…\n"
-    assert "No index: all of about 12,345 rows of docs were read." in printed.err
-    assert "Searched again exactly, for the index gave 1 row of 2." in printed.err
+    assert "No index: all rows of docs, about 12,345, were read." in printed.err
+    assert "Repeated as an exact search, because the index returned 1." in printed.err
 
 
 def test_a_search_that_means_nothing_is_refused_before_it_is_sent(asked: list[dict[str, Any]]) -> None:

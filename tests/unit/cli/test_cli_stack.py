@@ -139,7 +139,7 @@ def test_a_command_waits_for_the_stack_that_starts_on_its_data_directory(
 
 
 def test_a_stack_that_names_no_api_ends_the_wait_with_a_sentence(starting: Path) -> None:
-    with pytest.raises(Unavailable, match=r"has not announced its API within 0 s; see .*logs"):
+    with pytest.raises(Unavailable, match=r"has not announced its API within 0 s: see .*logs"):
         endpoint.await_stack(starting, seconds=0.0)
 
 
@@ -150,4 +150,4 @@ def test_a_command_with_a_data_directory_on_which_nothing_runs_asks_no_other_ser
     with pytest.raises(SystemExit) as end:
         main(("workers", "--data-dir", str(tmp_path)))
     assert end.value.code == 3
-    assert f"No stack runs on {tmp_path}" in capsys.readouterr().err
+    assert f"No stack is running on {tmp_path}" in capsys.readouterr().err

@@ -222,7 +222,7 @@ def test_what_became_of_long_texts_is_told_in_a_sentence() -> None:
         assert len(found) == len(sentences)
         assert all(full.startswith(start) for full, start in zip(found, sentences, strict=True))
         lines = {line.name: line for line in summarize_job(JOB | counts, [])}
-        assert lines["truncated"].reason == "longer than 256 tokens, and cut there"
+        assert lines["truncated"].reason == "longer than 256 tokens and cut there"
         assert ("passages" in lines) == ("num_passages" in counts)
 
 
@@ -261,7 +261,7 @@ def test_a_worker_s_part_of_the_plan_is_shown_in_few_words() -> None:
     for devices, strategy, expected in [
         ("1x24GiB", "auto", "replicate: layers 0-5"),
         ("2x24GiB", "pipeline", "pipeline: layers 0-2 | 3-5"),
-        ("2x24GiB", "fully_sharded", "fully sharded: layers 0-5, each over 2 devices"),
+        ("2x24GiB", "fully_sharded", "fully sharded: layers 0-5, each split over 2 devices"),
     ]:
         inventory = describe_inventory(devices)
         card = Registry({}).card(DEFAULT_MODEL)

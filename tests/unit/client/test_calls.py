@@ -134,7 +134,7 @@ def test_events_that_bring_nothing_any_more_are_given_up(ask: Ask) -> None:
         asked.append(request)
         return httpx.Response(200, content=write_events(RUNNING))
 
-    with pytest.raises(ApiUnreachable, match="ended the events of job j before its end"):
+    with pytest.raises(ApiUnreachable, match="closed the event stream of job j before the job ended"):
         ask(answer, "events", "j")
     assert 2 < len(asked) < 20
 

@@ -90,7 +90,7 @@ def test_lists_are_read_page_by_page() -> None:
 
 
 def test_waiting_ends_in_time_and_leaves_the_job_alone() -> None:
-    with noting(lambda request: RUNNING) as (client, _), pytest.raises(WaitTimeout, match="it goes on"):
+    with noting(lambda request: RUNNING) as (client, _), pytest.raises(WaitTimeout, match="it continues"):
         client.wait("j", timeout_seconds=0)
 
 

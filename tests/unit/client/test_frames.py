@@ -88,7 +88,7 @@ def test_what_is_missing_is_named() -> None:
         (pl.DataFrame({"text": ["a"]}), Columns(key="id"), InvalidItem, "no field 'id'"),
         (pd.DataFrame({"text": ["a", None]}), None, InvalidItem, "row 2: the field 'text' is empty"),
         (pa.table({"text": ["a"]}), Columns(metadata=("page",)), InvalidOption, "no column 'page'"),
-        ("a text", None, InvalidOption, "this is of the type str"),
+        ("a text", None, InvalidOption, "got str"),
         (7, None, InvalidOption, "a DataFrame of pandas or polars"),
     ]:
         with pytest.raises(error, match=sentence):

@@ -233,7 +233,7 @@ def test_devices_that_are_alike_are_told_and_drawn_together() -> None:
     placement = plan("8x80GiB,nvlink", "7B", "bf16")
     assert "Each of cuda:0 to cuda:7 holds a whole replica, with room for 32,768 tokens." in placement.reasons
     lines = draw_placement(placement).splitlines()
-    assert sum("32,768 tokens a forward pass" in line for line in lines) == 1
+    assert sum("32,768 tokens per forward pass" in line for line in lines) == 1
     assert [line.split()[:2] for line in lines if "layers 0-31" in line] == [
         [str(number), f"cuda:{number}"] for number in range(8)
     ]

@@ -207,7 +207,7 @@ class CollectionCalls(ExportTransport):
         return await self.ask(operations.SHOW_ITEM, collection, key, params=parameters)
 
     async def delete_item(self, collection: str, key: str) -> None:
-        """Delete the item under the key; a missing key is no error."""
+        """Delete the item under the key; a missing key is not an error."""
         await self.ask(operations.DELETE_ITEM, collection, key)
 
     async def delete_items(self, collection: str, keys: Iterable[str]) -> DeleteAnswer:

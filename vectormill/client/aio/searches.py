@@ -38,7 +38,7 @@ class SearchCalls(Transport):
     ) -> Matches:
         """Return the best matches for a text, an embedding of the same space, or a row.
 
-        `more_like` is the key of a row to find similar rows for. `filter` is a condition on the metadata, as
+        `more_like` is the key of a row to find similar rows for. `filter` is a condition on the metadata, such as
         `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or hybrid; `weights` are the
         weights of the two rankings in hybrid mode, as `{"vector": 1, "text": 0.5}`. `include` lists the parts
         returned besides key and score: vector, text, metadata; by default the metadata. `group_by="document"`

@@ -119,7 +119,7 @@ class RunCalls(Transport):
     ) -> RunBody:
         """Start a run that brings the collection up to date with its source. Only differences are encoded.
 
-        If `model` and `options` mean another vector space, a new generation is built beside the live one, and
+        If `model` and `options` mean another vector space, a new generation is built alongside the live one, and
         replaces it when it is complete and has passed its canary. For the options see docs/CONFIGURATION.md,
         for the limits docs/OPERATIONS.md.
         """
@@ -181,7 +181,7 @@ class RunCalls(Transport):
                 return run
             if deadline is not None and time.monotonic() >= deadline:
                 raise WaitTimeout(
-                    f"Run {run_id} is still {run['state']} after {timeout_seconds:g} s; it goes on."
+                    f"Run {run_id} is still {run['state']} after {timeout_seconds:g} s; it continues."
                 )
             await self.pause_for(poll_seconds)
 

@@ -208,7 +208,7 @@ class CollectionCalls(ExportTransport):
         return self.ask(operations.SHOW_ITEM, collection, key, params=parameters)
 
     def delete_item(self, collection: str, key: str) -> None:
-        """Delete the item under the key; a missing key is no error."""
+        """Delete the item under the key; a missing key is not an error."""
         self.ask(operations.DELETE_ITEM, collection, key)
 
     def delete_items(self, collection: str, keys: Iterable[str]) -> DeleteAnswer:

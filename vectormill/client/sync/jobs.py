@@ -112,7 +112,7 @@ class JobCalls(ExportTransport):
                     return job
                 if deadline is not None and time.monotonic() >= deadline:
                     raise WaitTimeout(
-                        f"Job {job_id} is still {job['state']} after {timeout_seconds:g} s; it goes on."
+                        f"Job {job_id} is still {job['state']} after {timeout_seconds:g} s; it continues."
                     )
                 self.pause_for(poll_seconds)
 
@@ -128,7 +128,7 @@ class JobCalls(ExportTransport):
         while last is None or last["state"] not in TERMINAL_JOB_STATES:
             reader = EventReader()
             lost: ApiError | ApiUnreachable = ApiUnreachable(
-                f"{self.base_url} ended the events of job {job_id} before its end."
+                f"{self.base_url} closed the event stream of job {job_id} before the job ended."
             )
             try:
                 with self.answered("GET", path, timeout=self.long_timeout) as response:
@@ -221,8 +221,8 @@ class JobCalls(ExportTransport):
             make_path("/v1/jobs", job_id, found),
             given({"partial": True if partial else None}),
             format,
-            broken=f"The export of job {job_id} broke off, and what came is not whole: the API ended, the connection "
-            "was lost, or the job was removed meanwhile. `vectormill status JOB` tells whether it is there still.",
+            broken=f"The export of job {job_id} is incomplete: the API stopped, the connection was lost, or "
+            "the job was removed meanwhile. `vectormill status JOB` shows whether it still exists.",
         )
 
     def _find_route(self, job_id: str) -> str:
