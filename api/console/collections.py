@@ -223,5 +223,5 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
     if nearest.num_rows_read:
         note = f"No index was used: all rows, about {nearest.num_rows_read:,}, were read."
     if nearest.repeated_because is not None:
-        note = f"The search was repeated exactly, for {nearest.repeated_because}."
+        note = f"The search was repeated exactly, because {nearest.repeated_because}."
     return SearchOutcome(nearest.matches, time.perf_counter() - start, note)

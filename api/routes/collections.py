@@ -286,7 +286,7 @@ def put_index(resources: ResourcesDependency, name: CollectionName, body: IndexR
     with resources.engine.begin() as connection:
         generation = find_generation(connection, name)
         if policy == HNSW or body.shape() or body.rebuild:
-            require_vectors(name, generation.kind, "An HNSW index is of")
+            require_vectors(name, generation.kind, "An HNSW index needs")
         kept = find_wishes(connection, generation.id)
         options = {**kept.options, **body.shape()}
         IndexWishes.from_options(policy or kept.policy, options)

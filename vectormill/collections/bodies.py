@@ -46,16 +46,16 @@ Options = dict[str, Any]
 MAX_WAIT_SECONDS: Final = 60.0
 INCLUDE: Final = r"^(vector|score|output|metadata|text)(,(vector|score|output|metadata|text)){0,2}$"
 KEEP_TEXT_DESCRIPTION: Final = (
-    "Keep texts beside their vectors, for full text search, for answers that show them, and to encode "
+    "Keep texts alongside their vectors: for full-text search, for answers that show them, and to encode "
     "them again without their source."
 )
 LANGUAGE_DESCRIPTION: Final = (
-    "In which full text search reads kept texts: a configuration of Postgres, as german."
+    "Language of full-text search: a text search configuration of Postgres, such as german."
 )
 
 
 class IndexOptionsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The shape of the HNSW index; what is left out is chosen by rows and memory."""
+    """The shape of the HNSW index; omitted values are chosen by rows and memory."""
 
     m: M | None = None
     ef_construction: EfConstruction | None = None
@@ -66,20 +66,22 @@ class IndexOptionsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
 class CollectionRequest(Struct, forbid_unknown_fields=True):
     """A new collection."""
 
-    name: Annotated[str, Meta(description="That of its SQL view, too.", examples=["docs"])]
+    name: Annotated[str, Meta(description="Also the name of its SQL view.", examples=["docs"])]
     model: str = DEFAULT_MODEL
     options: OptionsBody = msgspec.field(default_factory=OptionsBody)
     keep_text: Annotated[bool, Meta(description=KEEP_TEXT_DESCRIPTION)] = False
     language: Annotated[str, Meta(description=LANGUAGE_DESCRIPTION, examples=["german"])] = "simple"
     index_policy: Annotated[
         Policy,
-        Meta(description="When there is an HNSW index: auto, from a size on; hnsw, always; none, never."),
+        Meta(
+            description="When to build an HNSW index: auto (from a certain size), hnsw (always) or none (never)."
+        ),
     ] = "auto"
     index_options: IndexOptionsBody = msgspec.field(default_factory=IndexOptionsBody)
 
 
 class CollectionChange(Struct, forbid_unknown_fields=True):
-    """A change of a collection; what is left out stays as it is."""
+    """A change of a collection; omitted settings stay unchanged."""
 
     keep_text: Annotated[bool | None, Meta(description=KEEP_TEXT_DESCRIPTION)] = None
     language: Annotated[str | None, Meta(description=LANGUAGE_DESCRIPTION)] = None
@@ -92,9 +94,9 @@ class CollectionsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
 
 
 class DescriptionQuery(Struct, forbid_unknown_fields=True):
-    """What a client wants to know of a collection."""
+    """What a client wants to know about a collection."""
 
-    exact: Annotated[bool, Meta(description="Count the rows, each of which is read for it.")] = False
+    exact: Annotated[bool, Meta(description="Count the rows exactly, which reads every row.")] = False
 
 
 class DeletionQuery(Struct, forbid_unknown_fields=True):
@@ -108,7 +110,7 @@ class RollbackQuery(Struct, forbid_unknown_fields=True):
 
     allow_missing: Annotated[
         bool,
-        Meta(description="Roll back although rows put since have no kept text, and may be missing."),
+        Meta(description="Roll back even if rows put since have no kept text and may be missing."),
     ] = False
 
 
@@ -119,20 +121,20 @@ class CollectionExportQuery(Struct, forbid_unknown_fields=True):
     include: Annotated[
         Annotated[str, Meta(pattern=INCLUDE)] | None,
         Meta(
-            description="vector (score or output, as the collection's kind is), metadata and text, with commas "
-            "between; else the first two. A text that is not kept is null."
+            description="vector (score or output, by the collection's kind), metadata and text, separated by "
+            "commas; by default the first two. A text that is not kept is null."
         ),
     ] = None
     # This may be any key that Postgres can store.
     after: Annotated[
-        str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000, description="Only rows behind this key.")
+        str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000, description="Only rows after this key.")
     ] = ""
     limit: Annotated[
-        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None, Meta(description="So many rows at the most.")
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None, Meta(description="At most this many rows.")
     ] = None
     generation: Annotated[
         Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
-        Meta(description="The one that the export began with; else the live one."),
+        Meta(description="The generation that the export began with; by default the live one."),
     ] = None
 
 
@@ -146,19 +148,19 @@ class CollectionBody(TypedDict):
         int, Meta(description="Length of a vector; for scores the number of labels, for records 0.")
     ]
     options: Annotated[Options, Meta(description="The EncodingSpec of its live generation.")]
-    num_rows: Annotated[int, Meta(description="About how many rows it has, as Postgres estimates.")]
+    num_rows: Annotated[int, Meta(description="Approximate number of rows, as estimated by Postgres.")]
     num_bytes: Annotated[
-        int, Meta(description="On disk: of every generation, with its indexes and attributes.")
+        int, Meta(description="Bytes on disk of all generations, with indexes and attributes.")
     ]
     num_generations: int
-    keep_text: Annotated[bool, Meta(description="True if texts are kept beside their results.")]
+    keep_text: Annotated[bool, Meta(description="True if texts are kept alongside their results.")]
     language: Annotated[
         str,
-        Meta(description="In which full text search reads kept texts; a configuration of Postgres."),
+        Meta(description="Language of full-text search: a text search configuration of Postgres."),
     ]
     created_at: Moment
     synced_at: Annotated[Moment | None, Meta(description="When the last successful re-index ended.")]
-    stale_seconds: Annotated[float | None, Meta(description="Since then; null when there was none.")]
+    stale_seconds: Annotated[float | None, Meta(description="Seconds since then; null if there was none.")]
 
 
 class CollectionPage(TypedDict):
@@ -170,27 +172,28 @@ class CollectionIndexBody(TypedDict):
     name: str
     method: str
     state: Annotated[str, one_of(("ready", "building", "invalid"))]
-    definition: Annotated[str, Meta(description="The statement that would make it.")]
+    definition: Annotated[str, Meta(description="The statement that would create it.")]
     num_bytes: int
 
 
 class GenerationBody(TypedDict):
     id: int
     state: Annotated[str, one_of(GENERATION_STATES)]
-    fingerprint: Annotated[str, Meta(description="Sixteen hex digits that name the vector space.")]
+    fingerprint: Annotated[str, Meta(description="Sixteen hex digits that identify the vector space.")]
     model: str
     options: Options
     table: Annotated[
         str,
-        Meta(description="Its table, for SQL of your own; the view of the collection reads the live one."),
+        Meta(description="Its table, for your own SQL; the collection's view reads the live one."),
     ]
-    num_rows: Annotated[int, Meta(description="About how many, as Postgres estimates.")]
+    num_rows: Annotated[int, Meta(description="Approximate number of rows, as estimated by Postgres.")]
     table_bytes: int
     index_bytes: int
     attribute_bytes: Annotated[int, Meta(description="Bytes of metadata and kept texts, with their indexes.")]
     indexes: list[CollectionIndexBody]
     report: Annotated[
-        dict[str, Any], Meta(description="Findings of its canary and choices for its index, with reasons.")
+        dict[str, Any],
+        Meta(description="Findings of its canary, and the choices for its index with reasons."),
     ]
     created_at: Moment
     live_at: Moment | None
@@ -203,11 +206,11 @@ class CoverageBody(TypedDict):
     run_id: Identifier
     at: Moment
     num_seen: Annotated[int, Meta(description="Rows that the source had.")]
-    num_failed: Annotated[int, Meta(description="Those of them that could not be encoded.")]
+    num_failed: Annotated[int, Meta(description="Number of them that could not be encoded.")]
     share: Annotated[float, Meta(description="Share of the source's rows that have a vector, 0 to 1.")]
     failed_keys: Annotated[
         list[str],
-        Meta(description="Some of the failed; all: `/v1/jobs/{job}/errors` of the run's job."),
+        Meta(description="Some of the failed keys; `/v1/jobs/{job}/errors` of the run's job lists all."),
     ]
 
 
@@ -215,7 +218,7 @@ class StalenessBody(TypedDict):
     synced_at: Moment | None
     stale_seconds: float | None
     num_waiting_changes: Annotated[
-        int, Meta(description="Changes that triggers have told and nobody has encoded yet.")
+        int, Meta(description="Changes recorded by triggers that are not encoded yet.")
     ]
     oldest_change_at: Moment | None
 
@@ -229,7 +232,7 @@ class OpenJobBody(TypedDict):
 
 
 class RunLine(TypedDict):
-    """A run in one line; `/v1/runs/{id}` has it whole."""
+    """A run in short; `/v1/runs/{id}` shows it in full."""
 
     id: Identifier
     kind: str
@@ -249,7 +252,7 @@ class SourceLine(TypedDict):
 
 
 class ScheduleLine(TypedDict):
-    """A schedule in one line; `/v1/schedules/{name}` has it whole."""
+    """A schedule in short; `/v1/schedules/{name}` shows it in full."""
 
     name: str
     cron: str
@@ -259,20 +262,20 @@ class ScheduleLine(TypedDict):
 
 
 class CollectionDetail(CollectionBody):
-    """A collection whole."""
+    """A collection in full."""
 
     exact_rows: Annotated[
-        int | None, Meta(description="Counted one by one; null unless `exact` asked for it.")
+        int | None, Meta(description="Counted row by row; null unless requested by `exact`.")
     ]
     fingerprint: str
     index_policy: str
     index_options: Options
     filters: Annotated[list[Any], Meta(description="Fields of the metadata that have an index.")]
     generations: Annotated[list[GenerationBody], Meta(description="Newest first.")]
-    coverage: Annotated[CoverageBody | None, Meta(description="Null while no re-index has ended.")]
+    coverage: Annotated[CoverageBody | None, Meta(description="Null until a re-index has finished.")]
     staleness: StalenessBody
     open_jobs: Annotated[
-        list[OpenJobBody], Meta(description="That write into it; some of them when there are many.")
+        list[OpenJobBody], Meta(description="Jobs that write to it; only some of them if there are many.")
     ]
     runs: Annotated[list[RunLine], Meta(description="The newest.")]
     source: SourceLine | None
@@ -280,7 +283,7 @@ class CollectionDetail(CollectionBody):
 
 
 class LiveGenerationBody(TypedDict):
-    """One generation, by what tells it from another."""
+    """One generation, by what distinguishes it from others."""
 
     id: int
     fingerprint: str
@@ -296,15 +299,13 @@ class RollbackAnswer(TypedDict):
     num_newer_rows: Annotated[
         int | None,
         Meta(
-            description="Rows that were put since the retired one became live, which the run carries over; null if "
+            description="Rows put since the retired generation became live, which the run carries over; null if "
             "counting them took too long."
         ),
     ]
     num_missing_rows: Annotated[
         int | None,
-        Meta(
-            description="Rows among these without a kept text: they are missing where no job has their text any more."
-        ),
+        Meta(description="Rows among these without a kept text: they are missing unless a job still has it."),
     ]
     run_id: Annotated[
         Identifier,
@@ -319,10 +320,11 @@ def tell_generation(generation: Generation) -> LiveGenerationBody:
 
 
 class KeptItemQuery(Struct, forbid_unknown_fields=True):
-    """What a client wants to know of an item."""
+    """What a client wants to know about an item."""
 
     include: Annotated[
-        Literal["vector"] | None, Meta(description="The embedding too; scores and records come always.")
+        Literal["vector"] | None,
+        Meta(description="Include the embedding; scores and records are always included."),
     ] = None
 
 
@@ -332,25 +334,25 @@ class PutQuery(Struct, forbid_unknown_fields=True):
     wait_seconds: Annotated[
         Annotated[float, Meta(ge=0, le=MAX_WAIT_SECONDS)] | None,
         Meta(
-            description="So long the answer waits for the item to be searchable; counts before `Prefer: wait=…`."
+            description="Seconds to wait until the item is searchable; takes precedence over `Prefer: wait=…`."
         ),
     ] = None
 
 
 class PutRequest(Struct, forbid_unknown_fields=True):
-    """A put: what a collection is to have under the key of the path."""
+    """A put: what a collection is to contain under the key in the path."""
 
     text: Annotated[str, Meta(examples=["A text to encode."])]
     text_pair: Annotated[
-        str | None, Meta(description="Text that `text` is compared with, in a collection of scores.")
+        str | None, Meta(description="Text to compare `text` with, in a collection of scores.")
     ] = None
     metadata: Annotated[
-        dict[str, Any] | None, Meta(description="Kept beside the result.", examples=[{"page": 1}])
+        dict[str, Any] | None, Meta(description="Kept alongside the result.", examples=[{"page": 1}])
     ] = None
 
 
 class DeleteRequest(Struct, forbid_unknown_fields=True):
-    """The keys of items that are to be deleted."""
+    """The keys of the items to delete."""
 
     keys: Annotated[list[str], Meta(examples=[["a", "b"]])]
 
@@ -359,18 +361,20 @@ class PutAnswer(TypedDict):
     """The outcome of a put."""
 
     key: str
-    job: Annotated[Identifier, Meta(description="Its job; of a put that was waited for it is removed soon.")]
+    job: Annotated[Identifier, Meta(description="Its job, which is removed soon if the put was waited for.")]
     is_searchable: Annotated[
-        bool, Meta(description="True if searches find it already; otherwise see its job.")
+        bool, Meta(description="True if searches already find it; otherwise see its job.")
     ]
-    searchable_at: Annotated[Moment | None, Meta(description="Since when; null while it is not.")]
+    searchable_at: Annotated[
+        Moment | None, Meta(description="Since when it is searchable; null if it is not yet.")
+    ]
 
 
 class DeleteAnswer(TypedDict):
     """The outcome of a deletion."""
 
-    num_keys: Annotated[int, Meta(description="Keys that were named, each once.")]
-    num_deleted: Annotated[int, Meta(description="Those that the collection had.")]
+    num_keys: Annotated[int, Meta(description="Distinct keys in the request.")]
+    num_deleted: Annotated[int, Meta(description="Number of them that the collection contained.")]
 
 
 class PassageBody(TypedDict):
@@ -386,39 +390,39 @@ class ItemAnswer(TypedDict):
 
     key: str
     text: Annotated[str | None, Meta(description="Null unless the collection keeps texts.")]
-    text_pair: NotRequired[Annotated[str | None, Meta(description="Second text of a pair that is kept.")]]
+    text_pair: NotRequired[
+        Annotated[str | None, Meta(description="Second text of a pair, if texts are kept.")]
+    ]
     metadata: dict[str, Any] | None
-    document: Annotated[str | None, Meta(description="The key of the document that it is a passage of.")]
+    document: Annotated[str | None, Meta(description="The key of the document whose passage it is.")]
     passage: PassageBody | None
     content_hash: Annotated[
-        str, Meta(description="16 bytes that change with the text (BLAKE2b), in hexadecimal digits.")
+        str, Meta(description="Hash of the text: 16 bytes of BLAKE2b, in hexadecimal digits.")
     ]
-    job_seq: Annotated[int, Meta(description="The place of the job that wrote it among all writers.")]
+    job_seq: Annotated[int, Meta(description="Sequence number of the job that wrote it, among all writers.")]
     embedding: NotRequired[
         Annotated[
             list[float] | None,
-            Meta(
-                description="In the numbers of the collection's vector type; asked for by `include=vector`."
-            ),
+            Meta(description="In the collection's vector type; requested by `include=vector`."),
         ]
     ]
     score: NotRequired[Annotated[float | None, Meta(description="The score, in a collection of scores.")]]
     label: NotRequired[
-        Annotated[str | None, Meta(description="The score's; null of a model with one number.")]
+        Annotated[str | None, Meta(description="The label of the score; null for a model with one number.")]
     ]
     probabilities: NotRequired[
-        Annotated[dict[str, float] | None, Meta(description="The number of each label.")]
+        Annotated[dict[str, float] | None, Meta(description="The number for each label.")]
     ]
     output: NotRequired[
         Annotated[
             dict[str, Any] | None,
-            Meta(description="Records found in the item by their first type, in a collection of records."),
+            Meta(description="Records found in the item, by their first type, in a collection of records."),
         ]
     ]
 
 
 def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody | None]:
-    """Return the document's key and the passage's place in it, or (None, None) for a row that is no passage.
+    """Return the document's key and the passage's place in it, or (None, None) for a row that is not a passage.
 
     Other values of the same metadata field are ignored, since clients may write anything there.
     """
@@ -432,10 +436,11 @@ def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody |
 
 
 class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Index settings to change; those left out stay. All but `rebuild` and `drop` are kept."""
+    """Index settings to change; omitted ones stay. All but `rebuild` and `drop` are stored."""
 
     policy: Annotated[
-        Policy | None, Meta(description="An HNSW index from VECTORMILL_INDEX_ROWS on, always, or never.")
+        Policy | None,
+        Meta(description="Build an HNSW index from VECTORMILL_INDEX_ROWS on, always, or never."),
     ] = None
     m: Annotated[
         M | None,
@@ -443,24 +448,24 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     ] = None
     ef_construction: Annotated[
         EfConstruction | None,
-        Meta(description="Candidates looked at for a row; at least twice m."),
+        Meta(description="Candidates examined for each row; at least twice m."),
     ] = None
     workers: Annotated[
         Workers | None,
-        Meta(description="Processes that help with a build."),
+        Meta(description="Parallel processes for a build."),
     ] = None
     memory_bytes: Annotated[
         MemoryBytes | None,
-        Meta(description="maintenance_work_mem of a build."),
+        Meta(description="maintenance_work_mem for a build."),
     ] = None
     filters: Annotated[
         Annotated[Sequence[str], Meta(max_length=MOST_FILTERS)] | None,
         Meta(
-            description=f"All fields of the metadata that have an index, of at most {MOST_FIELD_CHARS} characters; a "
-            "dot leads into an object, and * is one index over everything."
+            description=f"All metadata fields to index, each of at most {MOST_FIELD_CHARS} characters; a dot leads "
+            "into an object, and * is one index over all metadata."
         ),
     ] = None
-    rebuild: Annotated[bool, Meta(description="Build the vector index anew, though it serves.")] = False
+    rebuild: Annotated[bool, Meta(description="Rebuild the vector index even if it is usable.")] = False
     drop: Annotated[bool, Meta(description="Drop the vector index; the policy becomes none.")] = False
 
     def choose_policy(self) -> str | None:
@@ -468,7 +473,9 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
         if not self.drop:
             return self.policy
         if self.rebuild or self.policy in (AUTO, HNSW):
-            raise InvalidOption("An index cannot be dropped and wanted at once: drop means the policy none.")
+            raise InvalidOption(
+                "An index cannot be dropped and requested at once: drop means the policy none."
+            )
         return NO_INDEX
 
     def shape(self) -> dict[str, int]:
@@ -482,14 +489,16 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class OneIndexBody(TypedDict):
-    """An index that is there."""
+    """An existing index."""
 
     name: str
     method: str
     operator_class: str
-    is_valid: Annotated[bool, Meta(description="False while it is being built, and when a build was ended.")]
+    is_valid: Annotated[
+        bool, Meta(description="False while it is being built, and after an interrupted build.")
+    ]
     is_ours: Annotated[
-        bool, Meta(description="False of one that somebody made by hand, which stays as it is.")
+        bool, Meta(description="False for an index that somebody created by hand, which is never changed.")
     ]
     options: dict[str, int]
     num_bytes: int
@@ -510,7 +519,7 @@ class IndexPlanBody(TypedDict):
 
 
 class BuildProgressBody(TypedDict):
-    """A build that goes on, by pg_stat_progress_create_index."""
+    """A build in progress, by pg_stat_progress_create_index."""
 
     phase: str
     share: Annotated[
@@ -528,15 +537,17 @@ class IndexBody(TypedDict):
     collection: str
     generation: int
     policy: Annotated[str, one_of(INDEX_POLICIES)]
-    options: Annotated[dict[str, Any], Meta(description="Requested shape, kept for every build.")]
+    options: Annotated[dict[str, Any], Meta(description="Requested shape, stored for every build.")]
     filters: list[str]
     num_rows: Annotated[int, Meta(description="An estimate for a large collection.")]
     changed_share: Annotated[
-        float, Meta(description="Rows deleted or replaced since the build, of those it was built of.")
+        float,
+        Meta(description="Rows deleted or replaced since the build, as a share of the rows at that time."),
     ]
     indexes: list[OneIndexBody]
     plan: IndexPlanBody
     built: Annotated[
-        dict[str, Any], Meta(description="Facts and reasons of the vector index's build; empty without one.")
+        dict[str, Any],
+        Meta(description="Facts about the vector index's build, with reasons; empty without an index."),
     ]
     progress: BuildProgressBody | None

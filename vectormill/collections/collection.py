@@ -89,23 +89,26 @@ def check_kind(collection: str, kept: str, spec: EncodingSpec) -> None:
     if find_kind(spec) != kept:
         fitting = " or ".join(task.name for task in TASKS.values() if KINDS[task.result] == kept)
         raise WrongKind(
-            f"Collection {collection!r} keeps {kept}, and the task {spec.task} gives {find_kind(spec)}; a collection "
-            f"never changes its kind. Name another collection, or take the task {fitting} with a model that has it."
+            f"Collection {collection!r} contains {kept}, but the task {spec.task} produces {find_kind(spec)}; "
+            "the kind of a collection never changes. Use another collection, or the task "
+            f"{fitting} with a model that supports it."
         )
 
 
 def require_vectors(collection: str, kind: str, wanted: str) -> None:
-    """Raise WrongKind unless the collection keeps vectors; `wanted` begins the message, as in "A search compares"."""
+    """Raise WrongKind unless the collection keeps vectors; `wanted` begins the message, such as "A search compares"."""
     if kind != VECTORS:
-        raise WrongKind(f"{wanted} vectors, and collection {collection!r} keeps {kind}; ask its view in SQL.")
+        raise WrongKind(
+            f"{wanted} vectors, but collection {collection!r} contains {kind}; query its view in SQL instead."
+        )
 
 
 def check_collection_name(name: str) -> str:
     """Return the name if it is allowed for a collection; else raise InvalidOption, which states the rule."""
     if not COLLECTION_NAME.fullmatch(name):
         raise InvalidOption(
-            f"The collection name {name!r} cannot be used: it becomes a SQL view, so it must start with a lower-case "
-            "letter or underscore, and have only lower-case letters, digits and underscores, at most 63."
+            f"Invalid collection name {name!r}: it becomes a SQL view, so it must start with a lower-case letter or "
+            "underscore and contain only lower-case letters, digits and underscores, at most 63."
         )
     return name
 
@@ -114,11 +117,11 @@ def check_new_name(name: str) -> None:
     """Raise InvalidOption if the name of a new collection is reserved by SQL or Postgres."""
     if name.startswith("pg_"):
         raise InvalidOption(
-            f"The collection name {name!r} cannot be used: names that begin with pg_ are the system's, which Postgres "
-            "looks for before the collection's view. Take another."
+            f"Invalid collection name {name!r}: names that begin with pg_ are reserved for Postgres, which would find "
+            "its own table before the collection's view. Choose another name."
         )
     if name in RESERVED_WORDS:
         raise InvalidOption(
-            f"The collection name {name!r} cannot be used: it is a reserved word of SQL, so that the collection's view "
-            f"would need quotes in every statement. Take another, for instance {name + '_texts'!r}."
+            f"Invalid collection name {name!r}: it is a reserved word of SQL, so the collection's view would need "
+            f"quotes in every statement. Choose another name, such as {name + '_texts'!r}."
         )

@@ -77,8 +77,8 @@ def find_generation(connection: Connection, name: str) -> Generation:
     row = connection.execute(FIND_LIVE_GENERATION, {"name": name}).one_or_none()
     if row is None:
         raise CollectionNotFound(
-            f"There is no collection {name!r}; `vectormill collections create {name}` makes it, or the first job that "
-            "names it."
+            f"Collection {name!r} does not exist: create it with `vectormill collections create {name}`, or with the "
+            "first job that names it."
         )
     return read_generation(row)
 
@@ -102,9 +102,9 @@ def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
     if generation.spec.fingerprint() == spec.fingerprint():
         return
     raise SpecMismatch(
-        f"Collection {generation.collection!r} holds {generation.kind} of another encoding spec "
+        f"Collection {generation.collection!r} contains {generation.kind} of another encoding spec "
         f"({describe_differences(generation.spec, spec)}). "
-        "They are never mixed: use the same options, or another collection name."
+        "Specs are never mixed: use the same options, or another collection."
     )
 
 
@@ -130,8 +130,8 @@ def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_
         refuse_taken_name(connection, name)
         if connection.execute(COUNT_COLLECTIONS).scalar_one() >= max_collections:
             raise TooManyCollections(
-                f"There are {max_collections:,} collections, as many as VECTORMILL_MAX_COLLECTIONS allows, and "
-                f"{name!r} is none of them; use one that exists, or raise the limit."
+                f"Cannot create collection {name!r}: there are already {max_collections:,} collections, the limit set "
+                "by VECTORMILL_MAX_COLLECTIONS. Use an existing collection, or raise the limit."
             ) from None
 
 
@@ -166,7 +166,7 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
     # This is checked last because the collection's first job may have created it since the caller looked for it.
     if is_ours or (is_taken and not connection.execute(IS_COLLECTION, {"name": name}).scalar_one()):
         raise Conflict(
-            f"A table or view named {name!r} exists already and is no collection; choose another collection name."
+            f"A table or view named {name!r} already exists and is not a collection; choose another collection name."
         )
 
 
@@ -178,10 +178,10 @@ def create_collection(
     Raise Conflict if it exists, WrongKind for an HNSW index on scores or records, and the errors of `check_collection`.
     """
     if wishes.index_policy == HNSW or wishes.index_options:
-        require_vectors(name, find_kind(spec), "An HNSW index is of")
+        require_vectors(name, find_kind(spec), "An HNSW index needs")
     lock_collection(connection, name)
     if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
-        raise Conflict(f"There is a collection {name!r} already; see `vectormill collections show {name}`.")
+        raise Conflict(f"Collection {name!r} already exists; see `vectormill collections show {name}`.")
     check_collection(connection, name, spec, max_collections)
     check_language(connection, wishes.language)
     return _create_collection(connection, name, spec, wishes)
@@ -197,7 +197,7 @@ def check_language(connection: Connection, language: str) -> None:
     known = list(connection.execute(LIST_LANGUAGES).scalars())
     if language not in known:
         raise InvalidOption(
-            f"Postgres has no text search configuration {language!r}; there are {', '.join(known)}."
+            f"Unknown text search configuration {language!r}; Postgres has: {', '.join(known)}."
         )
 
 
@@ -223,7 +223,9 @@ def change_collection(
         lock_collection(connection, name)
         found = connection.execute(FIND_LANGUAGE, {"name": name}).all()
         if not found:
-            raise CollectionNotFound(f"There is no collection {name!r}; see `vectormill collections list`.")
+            raise CollectionNotFound(
+                f"Collection {name!r} does not exist; see `vectormill collections list`."
+            )
         if language is not None and language != found[0].language:
             check_language(connection, language)
             for row in found:
@@ -253,8 +255,9 @@ def refuse_long_rewrite(connection: Connection, name: str, generation_id: int) -
     num_texts = connection.execute(statement, {"limit": MOST_REWRITTEN_TEXTS + 1}).scalar_one()
     if num_texts > MOST_REWRITTEN_TEXTS:
         raise Conflict(
-            f"Collection {name!r} keeps more than {MOST_REWRITTEN_TEXTS:,} texts, and reading them in another language "
-            "would hold up everybody for that time; make another collection in that language, and re-index into it."
+            f"Collection {name!r} keeps more than {MOST_REWRITTEN_TEXTS:,} texts, and parsing them again for another "
+            "language would block all reads and writes meanwhile. Create a new collection in that language and "
+            "index the texts into it."
         )
 
 

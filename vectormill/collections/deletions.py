@@ -215,7 +215,7 @@ def scrub_payloads(
     if has_ended is None:
         return None, 0  # the job and its payloads have been removed meanwhile
     if not has_ended:
-        raise LookupError(f"Job {position.job_id} is at work again.")
+        raise LookupError(f"Job {position.job_id} is running again.")
     values = {"job_id": position.job_id, "after_seq": position.chunk_seq, "limit": limit}
     rows = connection.execute(LIST_PAYLOADS, values).all()
     num_emptied = 0

@@ -258,7 +258,7 @@ def describe_collection(
         _with_estimate(LIST_COLLECTIONS), {"name": name, "after": None, "limit": 1}
     ).one_or_none()
     if found is None:
-        raise CollectionNotFound(f"There is no collection {name!r}; see `vectormill collections list`.")
+        raise CollectionNotFound(f"Collection {name!r} does not exist; see `vectormill collections list`.")
     row = _collection_row(found)
     of_it = {"id": row.id}
     generations = _list_generations(connection, row.id)
@@ -317,8 +317,7 @@ def count_rows(connection: Connection, generation_id: int, timeout_seconds: floa
         if not isinstance(error.orig, psycopg.errors.QueryCanceled):
             raise
         raise SearchTimeout(
-            f"Counting every row took more than {timeout_seconds:g} s and was ended; without `exact` the answer has an "
-            "estimate."
+            f"Counting every row took more than {timeout_seconds:g} s and was stopped; omit `exact` for an estimate."
         ) from error
     return number
 
@@ -328,7 +327,7 @@ MOST_OPEN_RUNS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The state of a collection that a list shows beside its spec and size.
+    """The state of a collection that a list shows alongside its spec and size.
 
     `num_seen` and `num_failed` are counts of the last completed re-index; the open run is the newest one.
     `index_state` is that of the live generation's vector index: ready, building, invalid, or None without an index.

@@ -80,7 +80,7 @@ def find_exported(connection: Connection, name: str, generation_id: int | None) 
     begun = find_generation_by_id(connection, generation_id)
     if begun is None or begun.collection != name or begun.state == PRUNED:
         raise Conflict(
-            f"Collection {name!r} has no generation {generation_id} any more; begin the export anew, without one."
+            f"Collection {name!r} no longer has generation {generation_id}; start the export again without it."
         )
     return begun
 
@@ -165,9 +165,7 @@ def read_page(
             with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector takes two digits
                 ((keys, wire, metadata, places, *texts),) = cursor.execute(statement, values).fetchall()
         except psycopg.errors.UndefinedTable as error:
-            raise Conflict(
-                "The generation was removed while it was exported; begin the export anew."
-            ) from error
+            raise Conflict("The generation was removed during the export; start the export again.") from error
     results = None
     if inclusion.result:
         results = kind.read(wire, spec) if keys else kind.missing(0, spec)

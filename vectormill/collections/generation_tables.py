@@ -251,7 +251,7 @@ def point_view_at(connection: Connection, generation: Generation) -> None:
 # Rows are sent as arrays and not through a staging table, which would be read again and truncated at every COMMIT. For
 # 2,000 rows of halfvec(384) this saves a sixth of the server's time and a third of the worker's.
 UPSERT_ROWS: Final = """
-    WITH newer AS MATERIALIZED (  -- deleted since, or described anew: a run has changed its attributes alone
+    WITH newer AS MATERIALIZED (  -- deleted since, or a run has changed only its attributes
         SELECT key, seq FROM vectormill.tombstones
          WHERE collection_id = %(collection_id)s::bigint AND key = ANY(%(keys)s::text[])
            AND seq > %(first_place)s::bigint
@@ -316,7 +316,7 @@ def upsert_rows(
 
     Keys are unique within `items`. `results` has a row per item, of the collection's kind, in its column type or as
     `make_column_rows` returns it: finite numbers, or JSON that jsonb accepts. `job_seq` is the sequence number of items
-    that have no place of their own. Items whose key was written or deleted with a later one are skipped. Deletions from
+    without their own place. Items whose key was written or deleted with a later one are skipped. Deletions from
     the collection wait until the transaction ends.
     """
     columns = Items.of(items)

@@ -1,4 +1,4 @@
-"""Generations: the builds of a collection. At most one is live, at most one is built beside it, others are retired.
+"""Generations: the builds of a collection. At most one is live, at most one is built alongside it, others are retired.
 
 A writer holds a shared advisory lock on the collection's name until COMMIT; a change of its generations holds it
 exclusively. The lock is not on the row, since a row lock would be written to disk with every put.
@@ -78,7 +78,7 @@ def find_in_state(connection: Connection, collection: str, state: str) -> Genera
 
 
 def find_building(connection: Connection, collection: str) -> Generation | None:
-    """Return the generation that is being built beside the live one, or None."""
+    """Return the generation that is being built alongside the live one, or None."""
     return find_in_state(connection, collection, BUILDING)
 
 
@@ -104,9 +104,9 @@ def find_written(connection: Connection, generation_id: int) -> Generation:
         share_collection(connection, generation.collection)
         generation = find_generation_by_id(connection, generation_id)
     if generation is None or generation.state not in (LIVE, BUILDING):
-        state = "is there no more" if generation is None else f"is {generation.state}"
+        state = "no longer exists" if generation is None else f"is {generation.state}"
         raise Conflict(
-            f"Generation {generation_id} {state}, so nothing is written into it; start the run again."
+            f"Generation {generation_id} {state}, so nothing can be written to it; start the run again."
         )
     return generation
 

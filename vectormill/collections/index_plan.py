@@ -138,15 +138,15 @@ def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClas
     if found is None:
         assert vector_type == INT8
         return None, (
-            "No index serves int8: a search compares restored codes, each dimension with a scale and an offset of its "
-            "own, and pgvector indexes the column as it is. Use float16, which is as large in a collection."
+            "No index works for int8: a search compares restored codes, each dimension with its own scale and offset, "
+            "but pgvector indexes the stored column. Use float16, which takes as much space in a collection."
         )
     if dimensions > found.max_dimensions:
         return None, (
-            f"pgvector indexes {vector_type} vectors of up to {found.max_dimensions:,} dimensions, and these have "
+            f"pgvector indexes {vector_type} vectors of at most {found.max_dimensions:,} dimensions, but these have "
             f"{dimensions:,}. Use fewer dimensions, or the vector type binary."
         )
-    return found, f"{found.name} is what a search of {vector_type} vectors compares by."
+    return found, f"Searches of {vector_type} vectors compare by {found.name}."
 
 
 def estimate_graph_bytes(num_rows: int, dimensions: int, operator_class: OperatorClass, m: int) -> int:
@@ -173,7 +173,7 @@ def plan_index(
     or its maintenance_work_mem if that is more; on a live generation a quarter of the cores is left to searches.
     """
     if kind != VECTORS:
-        return _no_index(f"The collection keeps {kind}, and an HNSW index is of vectors.")
+        return _no_index(f"An HNSW index needs vectors, but the collection contains {kind}.")
     if wishes.policy == NO_INDEX:
         return _no_index("The collection's policy is none: every search reads all rows.")
     operator_class, reason = find_operator_class(vector_type, dimensions)
@@ -181,8 +181,8 @@ def plan_index(
         return _no_index(reason)
     if wishes.policy == AUTO and num_rows < least_rows:
         return _no_index(
-            f"{num_rows:,} rows: an exact search reads them all in a few milliseconds, and policy auto begins at "
-            f"{least_rows:,} (VECTORMILL_INDEX_ROWS)."
+            f"{num_rows:,} rows: an exact search reads them all in a few milliseconds; policy auto builds an index "
+            f"from {least_rows:,} rows on (VECTORMILL_INDEX_ROWS)."
         )
     reasons = [reason]
     m, ef_construction = _choose_shape(num_rows, wishes, reasons)
@@ -204,9 +204,9 @@ def _choose_shape(num_rows: int, wishes: IndexWishes, reasons: list[str]) -> tup
     ef_construction = wishes.ef_construction or max(ef_construction, 2 * m)
     m = min(m, ef_construction // 2)
     is_asked = wishes.m is not None or wishes.ef_construction is not None
-    because = "as asked for" if is_asked else f"for {num_rows:,} rows"
+    because = "as requested" if is_asked else f"for {num_rows:,} rows"
     if not is_asked and least:
-        because += f", which are {least:,} and more"
+        because += f", which is at least {least:,}"
     reasons.append(f"m = {m} and ef_construction = {ef_construction}, {because}.")
     return m, ef_construction
 
@@ -216,15 +216,13 @@ def _choose_memory(
 ) -> int:
     wanted = int(graph_bytes * (1 + SPARE_SHARE)) + SPARE_BYTES
     if wishes.memory_bytes is not None:
-        memory, because = wishes.memory_bytes, "as asked for"
+        memory, because = wishes.memory_bytes, "as requested"
     else:
         most = max(int(room.free_bytes * share), room.maintenance_bytes)
         memory = min(max(wanted, 2 * WORKER_BYTES), most, MOST_MEMORY_BYTES)
-        because = f"of {share:.0%} of {_mib(room.free_bytes)} ({room.source})"
+        because = f"limited to {share:.0%} of {_mib(room.free_bytes)} ({room.source})"
     memory = max(memory // 1024 * 1024, LEAST_MEMORY_BYTES)
-    fits = (
-        "fits" if wanted <= memory else "does not fit, so that the rest is built on disk, many times slower"
-    )
+    fits = "fits" if wanted <= memory else "does not fit, so the rest is built on disk, many times slower"
     reasons.append(
         f"The graph takes about {_mib(graph_bytes)} and {fits}: maintenance_work_mem = {_mib(memory)}, {because}."
     )
@@ -235,16 +233,16 @@ def _choose_workers(
     memory_bytes: int, wishes: IndexWishes, room: ServerRoom, is_live: bool, reasons: list[str]
 ) -> int:
     if wishes.num_workers is not None:
-        num, because = wishes.num_workers, "as asked for"
+        num, because = wishes.num_workers, "as requested"
     elif room.num_cores is None:
-        num, because = room.num_workers, "the server's own setting, for its cores are not known"
+        num, because = room.num_workers, "the server's own setting, because its number of cores is unknown"
     else:
         left = room.num_cores // 4 if is_live else 0
         num = min(room.num_cores - left - 1, room.most_workers)
-        because = f"{room.num_cores} cores" + (", a quarter of them left to searches" if left else "")
+        because = f"{room.num_cores} cores" + (", a quarter of them reserved for searches" if left else "")
     by_memory = max(0, memory_bytes // WORKER_BYTES - 1)
     if by_memory < num:
-        num, because = by_memory, f"Postgres wants {_mib(WORKER_BYTES)} for each process of a build"
+        num, because = by_memory, f"Postgres needs {_mib(WORKER_BYTES)} for each process of a build"
     reasons.append(
         f"max_parallel_maintenance_workers = {num}: {because}; Postgres starts fewer for a small table."
     )
@@ -264,14 +262,14 @@ MOST_FIELD_PARTS: Final = 8
 def check_fields(fields: Sequence[str]) -> list[str]:
     """Return the metadata fields to be indexed, without duplicates. Raise InvalidOption for a bad or surplus field."""
     if len(fields) > MOST_FILTERS:
-        raise InvalidOption(f"Indexes of {len(fields)} fields were asked for; {MOST_FILTERS} are the most.")
+        raise InvalidOption(f"At most {MOST_FILTERS} metadata fields can be indexed; got {len(fields)}.")
     for field in fields:
         parts = field.split(".")
         if len(field) > MOST_FIELD_CHARS or len(parts) > MOST_FIELD_PARTS or not all(parts):
             raise InvalidOption(
-                f"{field[:60]!r} is no field: it is a name of at most {MOST_FIELD_CHARS} characters, with dots between "
-                f"the names that lead into an object, {MOST_FIELD_PARTS} at the most; * is all of them."
+                f"Invalid field {field[:60]!r}: expected * or a name of at most {MOST_FIELD_CHARS} characters, "
+                f"with dots between the names of nested objects, at most {MOST_FIELD_PARTS} of them."
             )
         if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in field):
-            raise InvalidOption("A field's name has a character that Postgres cannot keep.")
+            raise InvalidOption("The name of a field contains a character that Postgres cannot store.")
     return list(dict.fromkeys(fields))

@@ -244,7 +244,8 @@ PAUSE_SECONDS: Final = 1.0
 CANCEL_SECONDS: Final = 10.0
 
 POOLED: Final = (
-    "Built with the server's own maintenance_work_mem and workers, for a pooler lets no session set them."
+    "Built with the server's own maintenance_work_mem and workers, because a pooler does not let sessions set "
+    "them."
 )
 
 # CREATE INDEX CONCURRENTLY waits for long transactions, such as an export, and blocks nobody meanwhile: no time-outs.
@@ -352,7 +353,7 @@ def _cancel(driver: "psycopg.Connection[Any]") -> None:
     try:
         driver.cancel_safe(timeout=CANCEL_SECONDS)
     except psycopg.Error as error:
-        logger.warning("The build of an index could not be cancelled; its connection is closed: %s", error)
+        logger.warning("Could not cancel the build of an index; closing its connection: %s", error)
         driver.close()
 
 

@@ -91,7 +91,7 @@ LIST_DEPENDENTS: Final = text("""
      ORDER BY name
 """)
 
-# Somebody may have replaced the collection's view by one of their own, which stays.
+# Somebody may have replaced the collection's view by another, which stays.
 IS_OUR_VIEW: Final = text("""
     SELECT EXISTS (
         SELECT 1 FROM pg_depend AS link
@@ -123,7 +123,7 @@ def remove_collection(engine: Engine, name: str) -> None:
         act_in_short_locks(engine, lambda connection: _remove(connection, name), patience_seconds=0)
     except LocksHeld as error:
         raise CollectionInUse(
-            f"Somebody reads or writes {name!r} at this moment, so that it cannot be deleted; try again in a moment.",
+            f"Collection {name!r} is being read or written, so it cannot be deleted now; try again in a moment.",
             is_passing=True,
         ) from error
 
@@ -132,7 +132,7 @@ def _remove(connection: Connection, name: str) -> None:
     lock_collection(connection, name)
     found = connection.execute(FIND_COLLECTION, {"name": name}).one_or_none()
     if found is None:
-        raise CollectionNotFound(f"There is no collection {name!r}; see `vectormill collections list`.")
+        raise CollectionNotFound(f"Collection {name!r} does not exist; see `vectormill collections list`.")
     _refuse_open_work(connection, name, found.id, found.generation_ids)
     view = f"public.{name}"
     tables = [
@@ -162,8 +162,8 @@ def _drop_view(connection: Connection, name: str) -> None:
 
 def _depended_on(name: str, what: str) -> CollectionInUse:
     return CollectionInUse(
-        f"Other objects of this database depend on the view {name!r} or its tables ({what}), and would go with it; "
-        "drop them first. Nothing was deleted."
+        f"Other objects of this database depend on the view {name!r} or its tables and would be dropped too: {what}. "
+        "Drop them first. Nothing was deleted."
     )
 
 
@@ -178,7 +178,7 @@ def _refuse_open_work(
         named = ", ".join(f"{noun} {work.id} ({work.state})" for noun, work in open_work[:MOST_NAMED])
         more = f" and {len(open_work) - MOST_NAMED} more" if len(open_work) > MOST_NAMED else ""
         raise CollectionInUse(
-            f"{named}{more} still work on {name!r}. Cancel them, or delete it with `force`, which cancels them.",
+            f"Collection {name!r} is in use by {named}{more}. Cancel these, or delete it with `force`, which does so.",
             is_passing=all(work.state == "cancelling" for _, work in open_work),
         )
 
@@ -212,7 +212,7 @@ def drop_orphaned_tables(engine: Engine) -> int:
             act_in_short_locks(engine, drop, patience_seconds=0)
             num_dropped += 1
         except (LocksHeld, DBAPIError) as error:
-            logger.info("vectormill.%s belongs to no collection and cannot be dropped now: %s", name, error)
+            logger.info("vectormill.%s belongs to no collection but cannot be dropped yet: %s", name, error)
     return num_dropped
 
 

@@ -165,7 +165,7 @@ PROBABILITIES: Final = """
 
 
 class Scores(Numbers):
-    """The RowKind of scores. Results are float32 [n, labels], kept in a vector column beside score and best label.
+    """The RowKind of scores. Results are float32 [n, labels], kept in a vector column alongside score and best label.
 
     The spec has the names of the labels. A row has its best label by name too, so that users can filter by it in SQL.
     """

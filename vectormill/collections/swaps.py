@@ -1,4 +1,4 @@
-"""Swaps: a generation is built beside the live one, becomes the live one, is retired, and is finally dropped.
+"""Swaps: a generation is built alongside the live one, becomes the live one, is retired, and is finally dropped.
 
 A swap changes the states of both generations and the SQL view in one transaction. Searches read the generation's table
 and never wait; a search that has already begun finishes on the old table. Writers of the collection wait while the
@@ -180,9 +180,7 @@ def swap_generations(
         lock_collection(connection, building.collection)
         building = find_generation_by_id(connection, building_id)
     if building is None or building.state not in (BUILDING, LIVE):
-        raise Conflict(
-            f"Generation {building_id} was given up meanwhile, so it does not become the live one."
-        )
+        raise Conflict(f"Generation {building_id} was discarded meanwhile, so it does not become live.")
     if building.state == LIVE:
         return Swap(building, building)
     live = find_in_state(connection, building.collection, LIVE)
@@ -233,17 +231,17 @@ def refuse_missing(connection: Connection, live: Generation, newer: NewerRows | 
     if newer is None:
         if keeps_texts(connection, live.collection_id):
             return
-        said = "the texts of rows that were put"
+        said = "the texts of rows put"
     elif newer.num_missing == 0:
         return
     elif newer.num_missing == 1:
-        said = "the text of 1 row, which was put"
+        said = "the text of 1 row put"
     else:
-        said = f"the texts of {newer.num_missing:,} rows, which were put"
+        said = f"the texts of {newer.num_missing:,} rows put"
     raise RowsMissing(
-        f"Collection {live.collection!r} does not keep {said} since its generation became live, so a rollback cannot "
-        "encode them again, and what no job has any more would be missing. Nothing was changed; to roll back "
-        "nevertheless, say allow_missing."
+        f"Collection {live.collection!r} does not keep {said} since its generation became live. A rollback cannot "
+        "encode them again, and would lose those that no job still has. Nothing was changed; to roll back "
+        "anyway, set allow_missing."
     )
 
 
@@ -269,7 +267,7 @@ def roll_back(
     run_id = connection.execute(IS_RUNNING, of_collection).scalar_one_or_none()
     if run_id is not None:
         raise Conflict(
-            f"Run {run_id} is at work on collection {collection!r}; cancel it or wait for its end, then roll back."
+            f"Run {run_id} is working on collection {collection!r}; cancel it or wait until it ends, then roll back."
         )
     row = connection.execute(FIND_LATEST_RETIRED, {"name": collection}).one_or_none()
     if row is None:
@@ -360,7 +358,7 @@ def keep_canary_report(connection: Connection, generation_id: int, report: Mappi
 
 
 def open_building_generation(connection: Connection, collection: str, spec: EncodingSpec) -> Generation:
-    """Return the generation of this spec that is being built beside the live one; begin it if there is none.
+    """Return the generation of this spec that is being built alongside the live one; begin it if there is none.
 
     An unfinished generation of another vector space is discarded, since two are never built at once; so is one whose
     canary failed. Jobs that are queued after this transaction's COMMIT get twins; for earlier jobs see
@@ -369,7 +367,7 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
     lock_collection(connection, collection)
     live = find_in_state(connection, collection, LIVE)
     if live is None:
-        raise CollectionNotFound(f"There is no collection {collection!r}.")
+        raise CollectionNotFound(f"Collection {collection!r} does not exist.")
     check_kind(collection, live.kind, spec)
     building = find_building(connection, collection)
     if building is not None:
@@ -393,7 +391,7 @@ def open_target_generation(
 ) -> Generation:
     """Return the generation that a run for this spec writes: the live one if the spec is None or of its vector space.
 
-    Otherwise it is the one being built beside it, with twins for jobs that were already open. If the live one is the
+    Otherwise it is the one being built alongside it, with twins for jobs that were already open. If the live one is the
     target, an unfinished generation of an earlier run is discarded unless it is worth keeping. `patience` is passed to
     `act_in_short_locks`.
     """
@@ -401,7 +399,7 @@ def open_target_generation(
     def open_target(connection: Connection) -> Generation:
         live = find_in_state(connection, collection, LIVE)
         if live is None:
-            raise CollectionNotFound(f"There is no collection {collection!r}.")
+            raise CollectionNotFound(f"Collection {collection!r} does not exist.")
         if spec is not None and live.spec.fingerprint() != spec.fingerprint():
             return open_building_generation(connection, collection, spec)
         if find_building(connection, collection) is None:
@@ -438,9 +436,9 @@ def discard_generation(connection: Connection, generation_id: int) -> Generation
         lock_collection(connection, generation.collection)
         generation = find_generation_by_id(connection, generation_id)
     if generation is None or generation.state not in (BUILDING, RETIRED):
-        state = "is there no more" if generation is None else f"is {generation.state}"
+        state = "no longer exists" if generation is None else f"is {generation.state}"
         raise Conflict(
-            f"Generation {generation_id} {state}; only one that is being built, or is retired, is discarded."
+            f"Generation {generation_id} {state}; only a generation that is being built or retired can be discarded."
         )
     connection.execute(GIVE_UP_GENERATION, {"generation_id": generation_id})
     return generation

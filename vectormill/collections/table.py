@@ -27,7 +27,7 @@ collections = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("name", Text, nullable=False, unique=True),
     moment("created_at", is_now=True),
-    # If true, texts are kept beside the results; `language` is the configuration of their full text search.
+    # If true, texts are kept alongside the results; `language` is the configuration of their full text search.
     Column("keep_text", Boolean, nullable=False, server_default=text("false")),
     Column("language", Text, nullable=False, server_default=text("'simple'")),
     Column(

@@ -91,9 +91,9 @@ def replace_view(connection: Connection, generation: Generation) -> None:
 
 def _explain(collection: str, dependents: str) -> str:
     return (
-        f"The view {collection!r} has to be made anew, since its vectors get another type or length, and that would "
-        f"drop what depends on it: {dependents.replace(chr(10), '; ')}. Nothing was changed. Drop what is named, "
-        "try again, and make it again afterwards."
+        f"The view {collection!r} must be recreated because the type or length of its vectors changes, which would "
+        f"drop its dependent objects: {dependents.replace(chr(10), '; ')}. Nothing was changed. Drop these objects, "
+        "try again, and recreate them afterwards."
     )
 
 

@@ -34,58 +34,58 @@ FILTER_DESCRIPTION: Final = (
 
 
 class Weights(msgspec.Struct, forbid_unknown_fields=True):
-    """The weights of a place in each ranking."""
+    """The weights of the two rankings."""
 
     vector: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     text: Annotated[float, Meta(ge=0, le=1000)] = 1.0
 
 
 class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """One search: for a text, for a vector of the collection's space, or for what is like one of its rows."""
+    """One search: for a text, for a vector of the collection's space, or for rows similar to one of its rows."""
 
     text: Annotated[str | None, Meta(examples=["how to parse a date"])] = None
     embedding: list[float] | None = None
     more_like: Annotated[
-        str | None, Meta(description="The key of a row; the nearest to it are answered, without itself.")
+        str | None, Meta(description="The key of a row: find the rows nearest to it, without the row itself.")
     ] = None
     limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = 10
-    offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET, description="So many of the best are passed over.")] = 0
+    offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET, description="Skip this many of the best matches.")] = 0
     filter: Annotated[
         dict[str, Any] | None,
         Meta(description=FILTER_DESCRIPTION, examples=[{"lang": "de", "year": {"gte": 2020}}]),
     ] = None
     mode: Annotated[
         Literal["vector", "text", "hybrid"] | None,
-        Meta(description="By nearness (the default), by words, or by both, fused by their ranks."),
+        Meta(description="By vectors (the default), by words, or by both, fused by their ranks."),
     ] = None
-    hybrid: Annotated[bool | None, Meta(description="true is mode hybrid.")] = None
+    hybrid: Annotated[bool | None, Meta(description="true means mode hybrid.")] = None
     weights: Annotated[
         Weights | None, Meta(description="The weights of the two rankings of mode hybrid.")
     ] = None
     include: Annotated[
         Annotated[list[Literal["vector", "text", "metadata"]], Meta(max_length=3)] | None,
-        Meta(description="Fields of the answer beside key and score. By default the metadata."),
+        Meta(description="Fields of the answer besides key and score. By default the metadata."),
     ] = None
     group_by: Annotated[
-        Literal["document"] | None, Meta(description="The best passage of each document.")
+        Literal["document"] | None, Meta(description="Return only the best passage of each document.")
     ] = None
-    min_score: Annotated[float | None, Meta(description="Leave out matches of lower scores.")] = None
+    min_score: Annotated[float | None, Meta(description="Leave out matches with a lower score.")] = None
     ef_search: Annotated[
         Annotated[int, Meta(ge=1, le=1000)] | None,
-        Meta(description="Candidates that an HNSW index keeps in view; else the limit decides."),
+        Meta(description="Candidates that an HNSW index examines; by default chosen by the limit."),
     ] = None
     fingerprint: Annotated[
         Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None,
-        Meta(description="Refused unless the collection's vectors are of this space."),
+        Meta(description="Refuse the search unless the collection has this vector space."),
     ] = None
 
 
 class SearchRequest(SearchQuery, forbid_unknown_fields=True):
-    """The JSON body of a search: one query, or `queries` and nothing beside it."""
+    """The JSON body of a search: one query, or `queries` and nothing else."""
 
     queries: Annotated[
         Annotated[list[SearchQuery], Meta(min_length=1)] | None,
-        Meta(description="Answered together, in their order."),
+        Meta(description="Queries to answer together, in this order."),
     ] = None
 
 
@@ -110,17 +110,19 @@ def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
     if request.queries is None:
         return [request]
     if msgspec.structs.replace(request, queries=None) != SearchRequest():
-        raise InvalidOption("A request has one query or `queries`; options go into each of these.")
+        raise InvalidOption(
+            "A request must contain either one query or `queries`; with `queries`, options belong in each query."
+        )
     if len(request.queries) > max_queries:
         raise InvalidOption(
-            f"There are {len(request.queries):,} queries; VECTORMILL_MAX_SEARCH_QUERIES allows {max_queries:,} at once."
+            f"Too many queries: {len(request.queries):,}; VECTORMILL_MAX_SEARCH_QUERIES allows {max_queries:,} at once."
         )
     num_matches = sum(query.limit for query in request.queries)
     num_vectors = sum(query.limit for query in request.queries if VECTOR in (query.include or ()))
     if num_matches > MAX_MATCHES or num_vectors > MAX_VECTORS:
         raise InvalidOption(
-            f"The limits of all queries together are {num_matches:,}, with vectors {num_vectors:,}; {MAX_MATCHES:,} "
-            f"matches and {MAX_VECTORS:,} vectors are answered at once. Ask for less, or in several requests."
+            f"The limits of all queries add up to {num_matches:,} matches and {num_vectors:,} vectors; at most "
+            f"{MAX_MATCHES:,} matches and {MAX_VECTORS:,} vectors are allowed. Lower them, or send several requests."
         )
     return request.queries
 
@@ -128,16 +130,16 @@ def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
 def make_search(query: SearchQuery) -> Search:
     """Make a Search of a client's query; its vector is passed separately. Raise InvalidOption for contradictions."""
     if query.hybrid is not None and query.mode not in (None, HYBRID if query.hybrid else query.mode):
-        raise InvalidOption(f"hybrid=true is mode hybrid, and mode {query.mode} is given too; leave one out.")
+        raise InvalidOption(f"hybrid=true means mode hybrid and cannot be combined with mode {query.mode}.")
     if query.hybrid is False and query.mode == HYBRID:
-        raise InvalidOption("hybrid=false and mode hybrid contradict each other; leave one out.")
+        raise InvalidOption("hybrid=false cannot be combined with mode hybrid.")
     mode = query.mode or (HYBRID if query.hybrid else BY_VECTOR)
     asked = [name for name in ("text", "embedding", "more_like") if getattr(query, name) is not None]
     if mode == BY_VECTOR and len(asked) != 1:
         raise InvalidOption("A search needs exactly one of text, embedding and more_like.")
     if mode == TEXT and query.embedding is not None:
         raise InvalidOption(
-            "A search in mode text compares no vectors; leave out embedding, or take mode hybrid."
+            "A search in mode text does not compare vectors: omit embedding, or use mode hybrid."
         )
     weights = query.weights or Weights()
     search = Search(
@@ -159,14 +161,14 @@ def make_search(query: SearchQuery) -> Search:
 
 
 class MatchBody(TypedDict):
-    """One result. What was not asked for, or is not there, is left out."""
+    """One match. Parts that were not requested or do not exist are left out."""
 
     key: str
     score: Annotated[
         float,
         Meta(
-            description="Cosine similarity, -1 to 1; in a binary collection, that of the signs. In mode text how near "
-            "the words stand together; in mode hybrid the sum of weight / (60 + rank)."
+            description="Cosine similarity, -1 to 1; in a binary collection, that of the signs. In mode text, how "
+            "close together the words are; in mode hybrid, the sum of weight / (60 + rank)."
         ),
     ]
     metadata: NotRequired[dict[str, Any] | None]
@@ -174,18 +176,18 @@ class MatchBody(TypedDict):
     embedding: NotRequired[
         Annotated[
             list[float] | None,
-            Meta(description="In the numbers of the collection's vector type, as an export gives them."),
+            Meta(description="In the collection's vector type, as in an export."),
         ]
     ]
     document: NotRequired[
-        Annotated[str | None, Meta(description="The key of the document that it is a passage of.")]
+        Annotated[str | None, Meta(description="The key of the document whose passage it is.")]
     ]
     passage: NotRequired[PassageBody | None]
     vector_rank: NotRequired[
-        Annotated[int | None, Meta(description="In mode hybrid: its place by nearness, from 1.")]
+        Annotated[int | None, Meta(description="In mode hybrid: its rank by vectors, from 1.")]
     ]
     text_rank: NotRequired[
-        Annotated[int | None, Meta(description="In mode hybrid: its place by words, from 1.")]
+        Annotated[int | None, Meta(description="In mode hybrid: its rank by words, from 1.")]
     ]
 
 
@@ -194,16 +196,19 @@ class SearchAnswer(TypedDict):
     num_rows_read: Annotated[
         int | None,
         Meta(
-            description="About how many rows the collection has, all of which were read for want of an index that "
-            "serves; null when an index was used."
+            description="Approximate number of rows of the collection, all of which were read because no index was "
+            "usable; null when an index was used."
         ),
     ]
     next_offset: NotRequired[
-        Annotated[int, Meta(description="The offset of the next page; left out when there is none.")]
+        Annotated[int, Meta(description="The offset of the next page; omitted on the last page.")]
     ]
     repeated_because: NotRequired[
         Annotated[
-            str, Meta(description="Why the search was repeated exactly after an index had given too little.")
+            str,
+            Meta(
+                description="Why the search was repeated exactly after an index had returned too few matches."
+            ),
         ]
     ]
 

@@ -104,7 +104,7 @@ def parse_filter(written: Any, place: str = "filter") -> Filter:
     """Parse a filter that a client wrote. Raise InvalidOption, which names the bad entry, such as `filter.year.gte`."""
     parsed = _parse(written, place, 1)
     if count_conditions(parsed) > MAX_CONDITIONS:
-        raise _refusal(place, f"it has more than {MAX_CONDITIONS} conditions; ask for some of them with `in`")
+        raise _refusal(place, f"more than {MAX_CONDITIONS} conditions; combine some of them with `in`")
     return parsed
 
 
@@ -116,11 +116,11 @@ def count_conditions(condition: Filter) -> int:
 
 def _parse(written: Any, place: str, depth: int) -> Filter:
     if depth > MAX_DEPTH:
-        raise _refusal(place, f"it is nested more than {MAX_DEPTH} deep")
+        raise _refusal(place, f"nested more than {MAX_DEPTH} levels deep")
     if not isinstance(written, Mapping):
-        raise _refusal(place, 'a filter is an object, as {"lang": "de"}')
+        raise _refusal(place, 'a filter must be an object, such as {"lang": "de"}')
     if len(written) > MAX_CONDITIONS:
-        raise _refusal(place, f"it has more than {MAX_CONDITIONS} conditions")
+        raise _refusal(place, f"more than {MAX_CONDITIONS} conditions")
     parts: list[Filter] = []
     for name, wanted in written.items():
         here = f"{place}.{name}"
@@ -136,10 +136,11 @@ def _parse(written: Any, place: str, depth: int) -> Filter:
 def _parse_list(name: str, wanted: Any, place: str, depth: int) -> Filter:
     if not isinstance(wanted, Sequence) or isinstance(wanted, str) or not wanted:
         raise _refusal(
-            place, f'{name} takes a list of filters, as {{"{name}": [{{"lang": "de"}}, {{"lang": "fr"}}]}}'
+            place,
+            f'{name} takes a list of filters, such as {{"{name}": [{{"lang": "de"}}, {{"lang": "fr"}}]}}',
         )
     if len(wanted) > MAX_CONDITIONS:
-        raise _refusal(place, f"it has more than {MAX_CONDITIONS} filters")
+        raise _refusal(place, f"more than {MAX_CONDITIONS} filters")
     parts = tuple(_parse(part, f"{place}[{number}]", depth + 1) for number, part in enumerate(wanted))
     return AllOf(parts) if name == AND else AnyOf(parts)
 
@@ -148,10 +149,11 @@ def _parse_path(name: str, place: str) -> tuple[str, ...]:
     path = tuple(name.split("."))
     if len(name) > MAX_NAME_CHARS or len(path) > MAX_DEPTH:
         raise _refusal(
-            place, f"a field's name has {MAX_NAME_CHARS} characters and {MAX_DEPTH} dots at the most"
+            place,
+            f"a field name may have at most {MAX_NAME_CHARS} characters and {MAX_DEPTH} parts between dots",
         )
     if not all(path):
-        raise _refusal(place, "a field's name is empty, before, behind or between its dots")
+        raise _refusal(place, "a field name must not be empty before, after or between its dots")
     _check_text(name, place)
     return path
 
@@ -160,20 +162,20 @@ def _parse_field(path: tuple[str, ...], wanted: Any, place: str) -> list[Filter]
     if not isinstance(wanted, Mapping):
         return [FieldComparison(path, EQ, _check_scalar(wanted, place))]
     if not wanted:
-        raise _refusal(place, f"it asks for nothing; write one of {', '.join(OPERATORS)}")
+        raise _refusal(place, f"no operator given; expected one of: {', '.join(OPERATORS)}")
     return [_parse_operator(path, name, value, f"{place}.{name}") for name, value in wanted.items()]
 
 
 def _parse_operator(path: tuple[str, ...], name: str, value: Any, place: str) -> Filter:
     if name == EXISTS:
         if not isinstance(value, bool):
-            raise _refusal(place, "exists is true or false")
+            raise _refusal(place, "exists must be true or false")
         return Exists(path) if value else Not(Exists(path))
     if name == IN:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise _refusal(place, 'in takes a list, as {"in": ["a", "b"]}')
+            raise _refusal(place, 'in takes a list, such as {"in": ["a", "b"]}')
         if len(value) > MAX_LISTED:
-            raise _refusal(place, f"in takes {MAX_LISTED:,} values at the most")
+            raise _refusal(place, f"in takes at most {MAX_LISTED:,} values")
         return OneOf(path, tuple(_check_scalar(one, f"{place}[{at}]") for at, one in enumerate(value)))
     if name in RANGES:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -184,32 +186,32 @@ def _parse_operator(path: tuple[str, ...], name: str, value: Any, place: str) ->
     if name in (EQ, NE):
         equal = FieldComparison(path, EQ, _check_scalar(value, place))
         return equal if name == EQ else Not(equal)
-    raise _refusal(place, f"there is no such operator, but {', '.join(OPERATORS)}")
+    raise _refusal(place, f"unknown operator; expected one of: {', '.join(OPERATORS)}")
 
 
 def _check_scalar(value: Any, place: str) -> Scalar:
     if isinstance(value, str):
         if len(value) > MAX_STRING_CHARS:
-            raise _refusal(place, f"a string has {MAX_STRING_CHARS:,} characters at the most")
+            raise _refusal(place, f"a string may have at most {MAX_STRING_CHARS:,} characters")
         _check_text(value, place)
         return value
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         if not abs(value) <= MAX_NUMBER or not math.isfinite(value):
-            raise _refusal(place, f"a number lies within ±{MAX_NUMBER:g}")
+            raise _refusal(place, f"a number must be within ±{MAX_NUMBER:g}")
         return value
     raise _refusal(
         place,
-        'it is compared with a string, a number, true, false or null; one of several is {"in": […]}, and a list that '
-        'has an element {"contains": …}',
+        'must be a string, a number, true, false or null; for one of several values use {"in": […]}, and for a list '
+        'with an element {"contains": …}',
     )
 
 
 def _check_text(text: str, place: str) -> None:
     if "\0" in text or (not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)):
         raise _refusal(
-            place, "it has a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot store"
+            place, "contains a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot store"
         )
 
 
@@ -300,7 +302,7 @@ def read_filter(written: str, told_as: str) -> dict[str, Any]:
     comparison = COMPARISON.fullmatch(written)
     if comparison is None:
         raise InvalidOption(
-            f"""{told_as} {written} is no filter; write name=value, name>=value, or JSON as '{{"lang": "de"}}'."""
+            f"""Invalid {told_as} {written}: expected name=value, name>=value, or JSON such as '{{"lang": "de"}}'."""
         )
     name, sign, value = comparison.groups()
     return {name.strip(): {OPERATOR_BY_SIGN[sign]: read_value(value)}}
@@ -316,4 +318,4 @@ def read_value(written: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

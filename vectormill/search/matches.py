@@ -345,11 +345,11 @@ def find_shortage(
         return None
     is_cut = num_ranked is not None and (num_nearest >= num_ranked or not rows)
     if search.by_document and is_cut and not is_full:
-        return f"the {num_ranked:,} nearest passages are of fewer documents than were asked for"
+        return f"the {num_ranked:,} nearest passages belong to fewer documents than requested"
     # Fusion needs the whole ranking, not only as many rows as the page.
     num_wanted = num_ranked if search.mode == HYBRID or search.by_document else search.num_wanted
     if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
-        return f"the index gave {num_nearest:,} rows of {num_wanted:,} before it ended its search"
+        return f"the index returned only {num_nearest:,} of {num_wanted:,} rows"
     return None
 
 
@@ -386,9 +386,9 @@ def find_language(connection: Connection, generation: Generation) -> str:
     row = connection.execute(FIND_LANGUAGE, {"collection_id": generation.collection_id}).one_or_none()
     if row is None or not row.keep_text:
         raise TextsNotKept(
-            f"Collection {generation.collection!r} keeps no texts, so it cannot be searched by words. `vectormill "
-            f"collections change {generation.collection} --keep-text` keeps those that come from now on; index its "
-            "texts again, or search by vector."
+            f"Collection {generation.collection!r} does not keep texts, so it cannot be searched by words. Run "
+            f"`vectormill collections change {generation.collection} --keep-text` to keep new texts, and index the "
+            "earlier ones again, or search by vector."
         )
     return f"pg_catalog.{row.language}"
 
@@ -402,14 +402,14 @@ def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]
         if not isinstance(error.orig, psycopg.errors.QueryCanceled):
             raise
         raise SearchTimeout(
-            f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was ended. Without an index "
-            f'on vectormill.{generation.table_name} every row is read: docs/OPERATIONS.md, "Troubleshooting".'
+            f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was stopped. Without an "
+            f'index on vectormill.{generation.table_name} every row is read: see docs/OPERATIONS.md, "Troubleshooting".'
         ) from error
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.UndefinedTable):
             raise
         raise Conflict(
-            f"The generation of {generation.collection!r} that was searched has been removed meanwhile; search again."
+            f"The generation of {generation.collection!r} was removed during the search; search again."
         ) from error
 
 

@@ -183,10 +183,7 @@ def find_like(
     )
     row = connection.execute(text(statement), {"key": key, **values}).one_or_none()
     if row is None:
-        raise ItemNotFound(
-            f"Collection {generation.collection!r} has no item with the key {key!r}, so nothing can be compared "
-            "with it."
-        )
+        raise ItemNotFound(f"Collection {generation.collection!r} has no item {key!r} to compare with.")
     return row.embedding, row.document
 
 

@@ -73,7 +73,7 @@ PAGE: Final = """
       LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = best.key {join}
      ORDER BY best.score DESC, best.key
 """
-# The best rows for each of many queries; the lateral join runs each like a search of its own.
+# The best rows for each of many queries; the lateral join runs each like a separate search.
 ROUND: Final = """
     SELECT asked.place, best.*, attributes.metadata -> '_passage' AS passage {columns}
       FROM unnest({array}) WITH ORDINALITY AS asked (query, place)

@@ -92,16 +92,18 @@ class Nearest:
 def check_search(search: Search) -> None:
     """Raise InvalidOption if parts of the search contradict each other."""
     if search.reads_words and search.words is None:
-        raise InvalidOption(f"A search in mode {search.mode} needs a text, whose words are looked for.")
+        raise InvalidOption(f"A search in mode {search.mode} needs a text.")
     if search.reads_words and search.like is not None:
         raise InvalidOption(
             f"more_like compares vectors; a search in mode {search.mode} needs a text instead."
         )
     if search.mode != BY_VECTOR and search.min_score is not None:
         raise InvalidOption(
-            f"min_score is a cosine similarity, and the scores of mode {search.mode} are none; leave it out."
+            f"min_score is a cosine similarity, which mode {search.mode} does not use for its scores; omit it."
         )
     if search.mode == BY_TEXT and search.ef_search is not None:
-        raise InvalidOption("ef_search is of the vector index, which a search in mode text does not use.")
+        raise InvalidOption(
+            "ef_search applies to the vector index, which a search in mode text does not use."
+        )
     if not search.vector_weight + search.text_weight > 0:
-        raise InvalidOption("One of the weights of vector and text must be above 0.")
+        raise InvalidOption("At least one of the weights of vector and text must be above 0.")

@@ -208,7 +208,7 @@ def test_collections_are_limited_and_those_that_exist_go_on(engine: Engine) -> N
 
 def test_a_word_of_postgres_names_no_collection(engine: Engine) -> None:
     with api_client(engine) as client:
-        for name, said in (("order", "reserved word"), ("pg_class", "the system's")):
+        for name, said in (("order", "reserved word"), ("pg_class", "reserved for Postgres")):
             answer = client.post("/v1/jobs", json={"items": ITEMS, "collection": name})
             assert_problem(answer, 422, "invalid-option", name, said)
         assert count_jobs(engine) == 0

@@ -171,14 +171,14 @@ def test_scores_are_kept_in_a_collection_and_told_by_sql_items_and_exports(
     told = client.get("/v1/collections/duplicates").json()
     assert (told["kind"], told["options"]["labels"]) == ("scores", ["0", "1"])
     search = client.post("/v1/collections/duplicates/search", json={"text": "a"})
-    assert_problem(search, 409, "wrong-kind", "collection 'duplicates' keeps scores")
+    assert_problem(search, 409, "wrong-kind", "collection 'duplicates' contains scores")
     index = client.put("/v1/collections/duplicates/index", json={"policy": "hnsw"})
-    assert_problem(index, 409, "wrong-kind", "An HNSW index is of vectors")
+    assert_problem(index, 409, "wrong-kind", "An HNSW index needs vectors")
     assert client.put("/v1/collections/duplicates/index", json={"filters": ["page"]}).status_code == 202
     plan = client.get("/v1/collections/duplicates/index").json()["plan"]
     assert (plan["method"], plan["reasons"]) == (
         None,
-        ["The collection keeps scores, and an HNSW index is of vectors."],
+        ["An HNSW index needs vectors, but the collection contains scores."],
     )
 
 

@@ -106,11 +106,11 @@ def test_the_command_prints_a_table_and_its_exit_code_tells(
 ) -> None:
     assert run("collections", "check", "docs", "--api-url", str(api.base_url)) == exits.SUCCESS
     shown = capsys.readouterr().out
-    assert "60 rows, 0 unsound" in shown
-    assert "Nothing is wrong." in shown
+    assert "60 rows, 0 invalid" in shown
+    assert "No problems found." in shown
     change(engine, "UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k3'")
     assert run("collections", "check", "docs", "--api-url", str(api.base_url)) == exits.ITEMS_FAILED
-    assert "Wrong: 1 vectors have no direction" in capsys.readouterr().out
+    assert "Problem: 1 vectors have no direction" in capsys.readouterr().out
 
 
 def run(*arguments: str) -> int:

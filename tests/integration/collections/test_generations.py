@@ -364,7 +364,7 @@ def test_the_live_generation_is_not_discarded(engine: Engine) -> None:
         ask(engine, discard_generation, live.id)
     building = ask(engine, open_building_generation, "docs", NEXT)
     ask(engine, discard_generation, building.id)
-    with pytest.raises(Conflict, match="given up"):
+    with pytest.raises(Conflict, match="discarded"):
         ask(engine, swap_generations, building.id)
 
 

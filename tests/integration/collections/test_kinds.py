@@ -105,8 +105,8 @@ def test_a_collection_never_changes_its_kind(engine: Engine, spec: EncodingSpec)
     kept = {"embed": "vectors", "score": "scores", "extract": "records"}
     for other in (SPEC, SCORES, RECORDS):
         if other != spec:
-            gives = f"keeps {kept[spec.task]}, and the task {other.task} gives {kept[other.task]}"
-            said = f"{gives}.* take the task {spec.task} "
+            gives = f"contains {kept[spec.task]}, but the task {other.task} produces {kept[other.task]}"
+            said = f"{gives}.* or the task {spec.task} "
             with pytest.raises(WrongKind, match=said):
                 submit(engine, make_items(1), collection="docs", spec=other)
             with pytest.raises(WrongKind, match=said):
@@ -117,7 +117,7 @@ def test_a_collection_never_changes_its_kind(engine: Engine, spec: EncodingSpec)
 
 
 def test_no_index_of_vectors_is_wished_for_what_has_none(engine: Engine) -> None:
-    with pytest.raises(WrongKind, match="An HNSW index is of vectors, and collection 'docs' keeps scores"):
+    with pytest.raises(WrongKind, match="An HNSW index needs vectors, but collection 'docs' contains scores"):
         make(engine, SCORES, CollectionWishes(index_policy=HNSW))
     make(engine, SPEC, CollectionWishes(index_policy=HNSW))
 

@@ -104,9 +104,9 @@ def test_what_is_there_already_is_kept_and_another_run_changes_nothing(engine: E
 @pytest.mark.parametrize(
     ("columns", "settings", "spec", "said"),
     [
-        ({"index_policy": "'auto'"}, {"index_rows": 5000}, SPEC, "begins at 5,000"),
+        ({"index_policy": "'auto'"}, {"index_rows": 5000}, SPEC, "from 5,000 rows on"),
         ({"index_policy": "'none'"}, {}, SPEC, "policy is none"),
-        ({"index_policy": "'hnsw'"}, {}, replace(SPEC, vector_type=INT8), "No index serves int8"),
+        ({"index_policy": "'hnsw'"}, {}, replace(SPEC, vector_type=INT8), "No index works for int8"),
     ],
 )
 def test_without_an_index_the_report_says_why(

@@ -159,7 +159,7 @@ def test_behind_a_pooler_nothing_is_set_in_a_session_that_is_somebody_elses(engi
     context, report = start_run(pooled)
     build_indexes(context, generation)
     pooled.dispose()
-    assert "a pooler lets no session" in report["notices"][0]
+    assert "a pooler does not let sessions" in report["notices"][0]
     assert indexes_of(engine, generation)[0].is_valid
 
 

@@ -65,7 +65,7 @@ def test_a_job_of_a_generation_that_is_not_there_or_of_another_space_is_refused(
     submit(engine, make_items(1), collection="docs")
     with engine.connect() as connection:
         generation = find_generation(connection, "docs")
-    with pytest.raises(Conflict, match="there no more"):
+    with pytest.raises(Conflict, match="no longer exists"):
         write(engine, NewJob(SPEC, "docs", generation_id=4711), make_items(1))
     other = replace(SPEC, dimensions=16)
     with pytest.raises(SpecMismatch, match="dimensions is 8, not 16"):

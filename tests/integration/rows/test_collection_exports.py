@@ -165,7 +165,7 @@ def test_an_export_is_pinned_to_the_generation_that_it_began_with(
             text("UPDATE vectormill.generations SET state = 'pruned' WHERE id = :id"), {"id": int(generation)}
         )
     assert_problem(
-        client.get(PATH, params={"generation": generation}), 409, "conflict", "begin the export anew"
+        client.get(PATH, params={"generation": generation}), 409, "conflict", "start the export again"
     )
 
 

@@ -125,7 +125,9 @@ def test_many_kept_texts_are_not_read_anew_under_everybody_s_hands(
         f"WITH kept AS (INSERT INTO vectormill.{table} (key, text, job_seq) SELECT key, 'x', 1 FROM docs RETURNING 1)"
         " SELECT count(*) FROM kept",
     )
-    assert_problem(api.patch("/v1/collections/docs", json={"language": "german"}), 409, "conflict", "hold up")
+    assert_problem(
+        api.patch("/v1/collections/docs", json={"language": "german"}), 409, "conflict", "would block"
+    )
 
 
 def test_a_deleted_collection_leaves_neither_view_nor_row_nor_table(
@@ -253,7 +255,7 @@ def test_what_depends_on_the_view_is_named_and_nothing_is_deleted(
 ) -> None:
     with engine.begin() as connection:
         connection.execute(text(statement.format(table=list_tables(engine)[0])))
-    assert_problem(api.delete("/v1/collections/docs"), 409, "collection-in-use", name, "drop them first")
+    assert_problem(api.delete("/v1/collections/docs"), 409, "collection-in-use", name, "Drop them first")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
     assert api.get("/v1/collections/docs").status_code == 200
 

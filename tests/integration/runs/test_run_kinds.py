@@ -147,8 +147,8 @@ def test_a_check_finds_what_is_wrong_and_names_it(
         assert report["unchecked"] == [f"Recall: {generation.kind} have no vector index."]
         print_check("docs", report)
         shown = capsys.readouterr().out
-        assert re.search(rf"{generation.kind}\s+8 rows, 0 unsound", shown)
-        assert "Nothing is wrong." in shown
+        assert re.search(rf"{generation.kind}\s+8 rows, 0 invalid", shown)
+        assert "No problems found." in shown
         table = f"vectormill.{generation.table_name}"
         names = {"table": table, "attributes": f"{table}_attributes"}
         for of, statement, said in BROKEN:

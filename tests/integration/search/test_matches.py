@@ -94,7 +94,7 @@ def test_when_the_index_gives_up_the_search_is_repeated_exactly_and_says_so(by_i
     query = by_index_alone.vectors[3]
     found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))
     assert keys_of(found) == by_index_alone.nearest(query, find_numbers({"shelf": 7}), 10)
-    assert "rows of 10 before it ended" in found.repeated_because
+    assert " of 10 rows" in found.repeated_because
     everywhere = by_index_alone.search(query)
     assert len(everywhere.matches) == 10
     assert everywhere.repeated_because is None
@@ -214,7 +214,7 @@ def test_only_what_is_asked_for_is_given(searched: Searched) -> None:
         ({"mode": "text"}, "needs a text"),
         ({"mode": "hybrid", "words": "a", "like": "k1"}, "more_like compares vectors"),
         ({"mode": "hybrid", "words": "a", "min_score": 0.5}, "min_score is a cosine"),
-        ({"mode": "text", "words": "a", "ef_search": 9}, "ef_search is of the vector index"),
+        ({"mode": "text", "words": "a", "ef_search": 9}, "ef_search applies to the vector index"),
         ({"vector_weight": 0, "text_weight": 0}, "above 0"),
     ],
 )

@@ -152,7 +152,7 @@ def test_where_an_index_gives_too_little_that_search_is_repeated_by_itself(searc
         found = find_matches(connection, generation, searches)
         assert found == find_alone(connection, generation, searches)
     reasons = [nearest.repeated_because for nearest in found]
-    assert all("rows of 40 before it ended" in (reason or "") for reason in reasons), (
+    assert all(" of 40 rows" in (reason or "") for reason in reasons), (
         reasons,
         [n.num_rows_read for n in found],
     )

@@ -303,7 +303,7 @@ def test_the_command_line_sets_shows_checks_deletes_and_pushes(
     assert capsys.readouterr().err == "The source has no rows yet.\n"
     assert run("push", "docs", "rows.jsonl", "--complete") == 0
     pushed = capsys.readouterr()
-    assert "3 rows wait for an indexer" in pushed.err
+    assert "3 rows are waiting for an indexer" in pushed.err
     assert [item.key for item in read_push(engine, pushed.out.strip())] == ["k0", "k1", "k2"]
     assert run("sources", "delete", "docs") == 0
     assert run("sources", "show", "docs") == 2
