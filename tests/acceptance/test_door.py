@@ -71,7 +71,7 @@ def test_a_new_user_who_opens_the_api_is_told_to_make_a_key_and_other_hosts_need
         refused = stack.spawn()
         assert refused.wait(timeout=100) == 2
         said = stack.log.read_text()
-        assert f"Make one with `vectormill keys create NAME --data-dir {data_dir}`" in said
+        assert f"Create a key with `vectormill keys create NAME --data-dir {data_dir}`" in said
         key = keys(data_dir, "create", "me").strip()
         stack.start()
         with host(3, {}) as stranger:

@@ -79,7 +79,7 @@ def check_secret(secret: str) -> str:
     """
     if not SECRET.fullmatch(secret):
         raise InvalidOption(
-            f"A key is {SECRET_PREFIX} and 43 to 128 random letters, digits, - and _; this makes one: "
+            f"A key must be {SECRET_PREFIX} followed by 43 to 128 random letters, digits, - and _. To create one: "
             f'echo "{SECRET_PREFIX}$(openssl rand -hex 32)"'
         )
     return secret
@@ -89,7 +89,8 @@ def check_key_name(name: str) -> str:
     """Return the name. Raise InvalidOption if it is not a valid name of a key."""
     if not KEY_NAME.fullmatch(name):
         raise InvalidOption(
-            f"{name!r} cannot name a key: up to 64 letters, digits, '.', '_' and '-', the first a letter or digit."
+            f"Invalid key name {name!r}: expected at most 64 letters, digits, '.', '_' and '-', the first a letter or "
+            "digit."
         )
     return name
 
@@ -100,5 +101,7 @@ def parse_lifetime(text: str | None) -> timedelta | None:
         return None
     match = LIFETIME.fullmatch(text)
     if match is None:
-        raise InvalidOption(f"{text!r} is no lifetime; write 12h, 90d or 2w.")
+        raise InvalidOption(
+            f"Invalid lifetime {text!r}: expected a number and a unit, such as 12h, 90d or 2w."
+        )
     return int(match[1]) * UNITS[match[2]]

@@ -36,12 +36,12 @@ def create_key(
 ) -> ApiKey:
     """Store a new key. Raise Conflict if the name or the secret is taken, or there are too many keys."""
     if connection.execute(COUNT_KEYS).scalar_one() >= MAX_KEYS:
-        raise Conflict(f"There are {MAX_KEYS} keys already; revoke those that nobody needs.")
+        raise Conflict(f"There are already {MAX_KEYS} keys, the maximum; revoke those that nobody needs.")
     values = {"name": name, "hash": hash_secret(secret), "scope": scope, "lifetime": lifetime}
     row = connection.execute(INSERT_KEY, values).one_or_none()
     if row is None:
         raise Conflict(
-            f"There is a key named {name!r}, or one with this secret; revoke it first, or use another name."
+            f"A key named {name!r} or with this secret already exists; revoke it first, or use another name."
         )
     return _key(row)
 
@@ -73,9 +73,7 @@ def revoke_key(connection: Connection, name: str) -> ApiKey:
     """Revoke a key permanently; its name can be used again. Raise NotFound."""
     row = connection.execute(REVOKE_KEY, {"name": name}).one_or_none()
     if row is None:
-        raise NotFound(
-            f"There is no key named {name!r} that could be revoked; `vectormill keys list` has all."
-        )
+        raise NotFound(f"There is no active key named {name!r}; `vectormill keys list` lists all keys.")
     return _key(row)
 
 
@@ -130,14 +128,14 @@ def require_key_beyond_loopback(database_url: str, host: str, options: str = "")
             has_key = any(not key.is_expired for key in load_keys(connection))
     except ProgrammingError as error:
         raise ConfigurationError(
-            "The database has no table of API keys; run `vectormill migrate` first."
+            "The database has no table of API keys: run `vectormill migrate` first."
         ) from error
     finally:
         engine.dispose()
     if not has_key:
         raise ConfigurationError(
-            f"There is no API key, and without one the API serves this machine alone: it is not opened at {host}. Make "
-            f"one with `vectormill keys create NAME{options}`, or leave the host at 127.0.0.1."
+            f"Refusing to listen on {host} without an API key: other machines could use the API freely. Create a key "
+            f"with `vectormill keys create NAME{options}`, or leave the host at 127.0.0.1."
         )
 
 

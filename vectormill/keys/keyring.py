@@ -73,7 +73,7 @@ class Keyring:
             with self._engine.begin() as connection:
                 note_use(connection, key.id)
         except SQLAlchemyError as error:  # a read-only Postgres can still serve requests
-            logger.warning("When key %s was used last is not noted: %s", key.name, error)
+            logger.warning("Could not record the last use of key %s: %s", key.name, error)
 
 
 def find_key(keys: Sequence[KeptKey], secret: str) -> KeptKey | None:

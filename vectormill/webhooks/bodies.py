@@ -33,7 +33,7 @@ Url = Annotated[
 Event = Annotated[str, one_of(EVENTS)]
 Events = Annotated[
     Sequence[Event],
-    Meta(max_length=len(EVENTS), description="The events that it is told of. By default all."),
+    Meta(max_length=len(EVENTS), description="The events to send. By default all."),
 ]
 Description = Annotated[str, Meta(max_length=MAX_DESCRIPTION_CHARS)]
 
@@ -47,12 +47,12 @@ class WebhookRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class WebhookChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A change of a webhook; fields that are left out stay as they are."""
+    """A change of a webhook; omitted fields stay unchanged."""
 
     url: Url | None = None
     events: Events | None = None
     description: Description | None = None
-    is_enabled: Annotated[bool | None, Meta(description="Enabled again, its failures are forgotten.")] = None
+    is_enabled: Annotated[bool | None, Meta(description="Enabling a webhook clears its failures.")] = None
 
 
 class RotationRequest(Struct, forbid_unknown_fields=True):
@@ -63,15 +63,17 @@ class RotationRequest(Struct, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=LONGEST_ROTATION_SECONDS,
-            description="So long messages carry a signature by the former secret too.",
+            description="For this many seconds messages are also signed with the former secret.",
         ),
     ] = ROTATION_SECONDS
 
 
 class ReplayRequest(Struct, forbid_unknown_fields=True):
-    """The deliveries that are to be sent once more."""
+    """The deliveries to send again."""
 
-    since: Annotated[datetime, Meta(tz=True, description="Deliveries of older events stay given up.")]
+    since: Annotated[
+        datetime, Meta(tz=True, description="Only deliveries of events since then are sent again.")
+    ]
 
 
 class DeliveryQuery(PageQuery, kw_only=True):
@@ -81,7 +83,7 @@ class DeliveryQuery(PageQuery, kw_only=True):
 
 
 class WebhookBody(TypedDict):
-    """A webhook, in the same shape wherever it is answered. Its secret is shown when it is made, and never again."""
+    """A webhook. Its secret is shown when it is created, and never again."""
 
     id: int
     url: str
@@ -91,17 +93,17 @@ class WebhookBody(TypedDict):
     disabled_reason: Annotated[str | None, Meta(description="Null while it is enabled.")]
     failing_since: Annotated[Moment | None, Meta(description="The first failure since the last success.")]
     former_secret_until: Annotated[
-        Moment | None, Meta(description="Until then messages carry two signatures.")
+        Moment | None, Meta(description="Until then messages are signed with both secrets.")
     ]
-    num_delivered: Annotated[int, Meta(description="Messages that were taken.")]
+    num_delivered: Annotated[int, Meta(description="Messages that were delivered.")]
     num_refused: Annotated[int, Meta(description="Attempts that failed.")]
-    num_failed: Annotated[int, Meta(description="Messages that were given up.")]
+    num_failed: Annotated[int, Meta(description="Messages that failed for good.")]
     created_at: Moment
     updated_at: Moment
 
 
 class NewWebhookBody(WebhookBody):
-    """With the secret by which its receiver knows our messages. It is shown this once."""
+    """A webhook with its secret, with which the receiver verifies messages. It is shown only this once."""
 
     secret: str
 
@@ -112,18 +114,18 @@ class WebhookPage(TypedDict):
 
 
 class DeliveryBody(TypedDict):
-    """An event for a webhook, and what became of it."""
+    """An event for a webhook, and the state of its delivery."""
 
     id: int
-    message_id: Annotated[str, Meta(description="The header `webhook-id`, the same at every attempt.")]
+    message_id: Annotated[str, Meta(description="The header `webhook-id`, the same for every attempt.")]
     type: Annotated[str, one_of((*EVENTS, TEST_EVENT))]
     state: Annotated[DeliveryState, one_of(DELIVERY_STATES)]
     num_attempts: int
     status_code: Annotated[
-        int | None, Meta(description="The status of the newest attempt; null where no answer came.")
+        int | None, Meta(description="The status code of the latest attempt; null if no answer came.")
     ]
-    error: Annotated[str | None, Meta(description="Why the newest attempt failed.")]
-    next_attempt_at: Annotated[Moment | None, Meta(description="Null when it has ended.")]
+    error: Annotated[str | None, Meta(description="Why the latest attempt failed.")]
+    next_attempt_at: Annotated[Moment | None, Meta(description="Null once the delivery has ended.")]
     attempted_at: Moment | None
     ended_at: Moment | None
     created_at: Moment

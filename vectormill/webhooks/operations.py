@@ -32,7 +32,7 @@ CREATE: Final = Operation(
     example={
         "url": "https://example.com/vectormill",
         "events": ["job.completed", "job.failed"],
-        "description": "Tells the search team.",
+        "description": "Notifies the search team.",
     },
 )  # fmt: skip
 LIST: Final = Operation("GET", ALL, WEBHOOKS, WebhookPage, query=PageQuery)

@@ -51,7 +51,7 @@ class CheckedTransport(httpx.AsyncBaseTransport):
         try:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            raise httpx.ConnectError(f"The name {host} leads nowhere: {error}.") from error
+            raise httpx.ConnectError(f"Cannot resolve host name {host!r}: {error}.") from error
         for address in addresses:
             reason = refuse_address(address, allows_private=self._allows_private)
             if reason is not None:
@@ -64,7 +64,7 @@ class CheckedTransport(httpx.AsyncBaseTransport):
                 return await self._inner.handle_async_request(request)
             except httpx.ConnectError as error:
                 failure = error
-        raise failure or httpx.ConnectError(f"The name {host} leads nowhere.")
+        raise failure or httpx.ConnectError(f"Cannot resolve host name {host!r}: no addresses.")
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -109,11 +109,11 @@ class Poster:
             ):
                 return Reply(response.status_code, retry_after=read_retry_after(response.headers))
         except TimeoutError:
-            return Reply(None, f"No answer came within {self._timeout_seconds:g} s.")
+            return Reply(None, f"No answer within {self._timeout_seconds:g} s.")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return Reply(None, str(error) or f"The connection broke ({type(error).__name__}).")
+            return Reply(None, str(error) or f"The connection failed ({type(error).__name__}).")
         except Exception as error:  # noqa: BLE001 - an odd failure of one receiver must not stop the others
-            return Reply(None, f"Nothing could be sent there ({type(error).__name__}: {error}).")
+            return Reply(None, f"The message could not be sent ({type(error).__name__}: {error}).")
 
 
 def read_retry_after(headers: httpx.Headers) -> float | None:

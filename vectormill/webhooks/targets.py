@@ -16,7 +16,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 SETTING: Final = "VECTORMILL_WEBHOOK_PRIVATE_TARGETS"
 NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-# The metadata services of clouds beside 169.254.0.0/16: EC2 over IPv6, Azure, Alibaba, Oracle.
+# The metadata services of clouds besides 169.254.0.0/16: EC2 over IPv6, Azure, Alibaba, Oracle.
 METADATA: Final = frozenset(
     ipaddress.ip_address(each)
     for each in ("fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192")
@@ -26,21 +26,19 @@ METADATA: Final = frozenset(
 def refuse_address(written: str, *, allows_private: bool) -> str | None:
     """Return why nothing may be sent to this address; None if it is allowed.
 
-    Any text that is no address is refused.
+    Any text that is not an address is refused.
     """
     address = parse_address(written.partition("%")[0])
     if address is None:
-        return f"{written} is no address."
+        return f"{written} is not an IP address."
     address = find_inner(address)
     if address in METADATA or address.is_link_local:
-        return (
-            f"{written} is an address where a cloud tells its machines their secrets; nothing is sent there."
-        )
+        return f"{written} is a cloud metadata address, which may reveal secrets; it is never contacted."
     if address.is_multicast or address.is_unspecified:
-        return f"{written} is the address of no single machine."
+        return f"{written} is not the address of a single machine."
     if address.is_global or allows_private:
         return None
-    return f"{written} is no public address; {SETTING}=true allows it."
+    return f"{written} is not a public address. Set {SETTING}=true to allow private addresses."
 
 
 def find_inner(address: Address) -> Address:
@@ -66,18 +64,20 @@ def check_url(url: str, *, allows_private: bool) -> str:
     except ValueError as error:
         raise InvalidOption(f"{url!r} is not a URL: {error}.") from error
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise InvalidOption(f"{url!r} has characters that a URL cannot contain; percent-encode them.")
+        raise InvalidOption(
+            f"{url!r} contains characters that are not allowed in a URL; percent-encode them."
+        )
     if parts.scheme not in ("http", "https") or not host:
         raise InvalidOption(f"{url!r} must start with https:// or http:// and name a host.")
     if parts.username is not None or parts.password is not None:
         raise InvalidOption(
-            "A webhook's URL carries no user and password: its receiver knows us by the signature."
+            "A webhook's URL must not contain a user or password: its receiver verifies the signature instead."
         )
     if parts.fragment:
-        raise InvalidOption(f"{url!r} has a fragment (#…), which is not sent.")
+        raise InvalidOption(f"{url!r} has a fragment (#…), which would not be sent; remove it.")
     reason = refuse_address(host, allows_private=allows_private) if parse_address(host) else None
     if reason is None and is_loopback_host(host) and not allows_private:
-        reason = f"{host} is this server itself; {SETTING}=true allows it."
+        reason = f"{host} is this server itself. Set {SETTING}=true to allow it."
     if reason is not None:
         raise InvalidOption(reason)
     return url

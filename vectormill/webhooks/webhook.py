@@ -133,7 +133,7 @@ def check_events(events: Iterable[str]) -> tuple[str, ...]:
     """Return these events in the order of EVENTS; all events if none is named. Raise InvalidOption."""
     wanted = set(events)
     if unknown := sorted(wanted - set(EVENTS)):
-        raise InvalidOption(f"There is no event {unknown[0]!r}; there are {', '.join(EVENTS)}.")
+        raise InvalidOption(f"Unknown event {unknown[0]!r}; expected one of: {', '.join(EVENTS)}.")
     return tuple(event for event in EVENTS if event in wanted or not wanted)
 
 
@@ -152,9 +152,9 @@ def pause_after(num_attempts: int, reply: Reply, chance: float) -> float | None:
 def describe_disabling(reply: Reply) -> str:
     """Return the reason why a webhook was disabled, as a sentence for its owner."""
     if reply.status_code == GONE:
-        return "Its endpoint answered 410 Gone: it wants no more."
+        return "The receiver answered 410 Gone: it wants no more messages."
     days = FAILING_SECONDS / 86_400
-    return f"Every attempt failed for {days:g} days, the last with: {describe_failure(reply)}"
+    return f"Every attempt failed for {days:g} days; the last error was: {describe_failure(reply)}"
 
 
 def describe_failure(reply: Reply) -> str | None:
@@ -162,7 +162,7 @@ def describe_failure(reply: Reply) -> str | None:
     if reply.is_success:
         return None
     if reply.status_code is None:
-        return reply.error or "No answer came."
+        return reply.error or "No answer."
     if 300 <= reply.status_code < 400:
-        return f"It answered {reply.status_code}, a redirect, which is not followed: set the URL it leads to."
-    return f"It answered {reply.status_code}."
+        return f"The receiver answered {reply.status_code}, a redirect, which is not followed: set the target's URL."
+    return f"The receiver answered {reply.status_code}."

@@ -35,7 +35,7 @@ def create_webhook(
     }
     row = connection.execute(INSERT_WEBHOOK, values).one_or_none()
     if row is None:
-        raise TooManyWebhooks(f"There are {MAX_WEBHOOKS} webhooks already; delete one first.")
+        raise TooManyWebhooks(f"There are already {MAX_WEBHOOKS} webhooks, the maximum; delete one first.")
     return Webhook(**row._mapping)
 
 
@@ -60,7 +60,7 @@ def find_first_secret(connection: Connection, webhook_id: int) -> str:
     secret: str | None = connection.execute(FIND_FIRST_SECRET, {"id": webhook_id}).scalar_one_or_none()
     if secret is None:
         raise Conflict(
-            "The secret of this webhook was rotated since it was made; rotate it again to be shown one."
+            "The secret of this webhook has been rotated since it was created; rotate it again to get a new one."
         )
     return secret
 
@@ -88,7 +88,7 @@ CHANGE_WEBHOOK = text(f"""
            events = coalesce(CAST(:events AS text[]), events),
            is_enabled = coalesce(CAST(:is_enabled AS boolean), is_enabled),
            disabled_reason = CASE WHEN CAST(:is_enabled AS boolean) THEN NULL
-                                  WHEN NOT CAST(:is_enabled AS boolean) AND is_enabled THEN 'Somebody disabled it.'
+                                  WHEN NOT CAST(:is_enabled AS boolean) AND is_enabled THEN 'Disabled on request.'
                                   ELSE disabled_reason END,
            failing_since = CASE WHEN CAST(:is_enabled AS boolean) THEN NULL ELSE failing_since END,
            updated_at = now()

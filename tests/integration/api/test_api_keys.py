@@ -253,7 +253,7 @@ def test_there_are_no_more_keys_than_every_process_can_compare_and_no_secret_is_
     assert (secret[:4], len(secret), len(kept.hash)) == ("vmk_", 47, 32)
     assert secret not in str(tuple(kept))
     add_key(engine, "second", lifetime=timedelta(seconds=-1))
-    with pytest.raises(Conflict, match="There are 2 keys already; revoke"):
+    with pytest.raises(Conflict, match="There are already 2 keys, the maximum; revoke"):
         add_key(engine, "third")
     revoke(engine, "first")
     add_key(engine, "third")

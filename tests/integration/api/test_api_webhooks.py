@@ -68,7 +68,7 @@ def test_a_webhook_is_made_looked_at_changed_and_deleted(http: httpx.Client, cli
     assert "secret" not in http.get("/v1/webhooks").text.replace("former_secret_until", "")
     changed = client.change_webhook(made["id"], url=URL + "/2", is_enabled=False)
     assert (changed["url"], changed["description"]) == (URL + "/2", "Team search")
-    assert (changed["is_enabled"], changed["disabled_reason"]) == (False, "Somebody disabled it.")
+    assert (changed["is_enabled"], changed["disabled_reason"]) == (False, "Disabled on request.")
     changed = client.change_webhook(made["id"], events=["run.held"], is_enabled=True)
     assert (changed["events"], changed["disabled_reason"]) == (["run.held"], None)
     client.delete_webhook(made["id"])
@@ -80,7 +80,7 @@ def test_what_cannot_be_sent_to_is_refused_when_it_is_made(http: httpx.Client) -
     for body, words in (
         ({"url": "http://10.0.0.1/"}, "VECTORMILL_WEBHOOK_PRIVATE_TARGETS"),
         ({"url": "file:///etc/passwd"}, "must start with https://"),
-        ({"url": URL, "events": ["job.done"]}, "no event 'job.done'"),
+        ({"url": URL, "events": ["job.done"]}, "Unknown event 'job.done'"),
         ({"url": URL, "description": "a\0b"}, "cannot be shown"),
     ):
         assert_problem(http.post("/v1/webhooks", json=body), 422, "invalid-option", words)
@@ -110,7 +110,9 @@ def test_deliveries_are_listed_by_page_and_state_and_replayed(
     assert fail_all(engine) == 3
     assert list(client.webhook_deliveries(webhook, state="delivered")) == []
     failed = list(client.webhook_deliveries(webhook, state="failed"))
-    assert [(each["status_code"], each["error"]) for each in failed] == [(500, "It answered 500.")] * 3
+    assert [(each["status_code"], each["error"]) for each in failed] == [
+        (500, "The receiver answered 500.")
+    ] * 3
     replayed = client.replay_delivery(webhook, failed[0]["id"])
     assert (replayed["state"], replayed["message_id"]) == ("pending", failed[0]["message_id"])
     assert client.replay_failed_deliveries(webhook, datetime.now(UTC)) == 0
@@ -152,13 +154,13 @@ def test_the_command_line_makes_shows_rotates_and_deletes(
     submit(http, many(1))
     encode_waiting(engine)
     fail_all(engine)
-    assert "It answered 500." in run("deliveries", "1", "--state", "failed")
+    assert "The receiver answered 500." in run("deliveries", "1", "--state", "failed")
     assert "1 deliveries will be sent again" in run("replay", "1", "--failed-since", "2026-01-01T00:00")
     assert "will be sent again" in run("replay", "1", "--delivery", "1")
     assert "Give either" in run("replay", "1", code=2)
     assert "expects an ISO 8601 moment" in run("replay", "1", "--failed-since", "yesterday", code=2)
     run("change", "1", "--disable")
-    assert "disabled: Somebody disabled it." in run("list")
+    assert "disabled: Disabled on request." in run("list")
     run("delete", "1")
     assert run("list") == ""
 
@@ -177,7 +179,10 @@ def test_a_test_event_says_what_the_receiver_answered(
         secret = http.post("/v1/webhooks", json={"url": receiver.url, "events": ["run.failed"]}).json()[
             "secret"
         ]
-        for status, code, words in ((200, 0, "the receiver answered 200"), (404, 3, "It answered 404.")):
+        for status, code, words in (
+            (200, 0, "the receiver answered 200"),
+            (404, 3, "The receiver answered 404."),
+        ):
             receiver.answer = lambda message, status=status: status  # type: ignore[misc]
             with pytest.raises(SystemExit) as end:
                 main(["webhooks", "test", "1", "--api-url", str(http.base_url)])

@@ -52,14 +52,14 @@ def test_a_key_is_shown_once_alone_on_stdout_and_nowhere_again(capsys: pytest.Ca
 def test_a_name_is_taken_until_its_key_is_revoked(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("create", "laptop") == 0
     assert run("create", "laptop") == 2
-    assert "There is a key named 'laptop'" in capsys.readouterr().err
+    assert "A key named 'laptop'" in capsys.readouterr().err
     assert run("revoke", "laptop") == 0
-    assert "It was the last one" in capsys.readouterr().out
+    assert "It was the last key" in capsys.readouterr().out
     assert list_states(capsys) == {"laptop": "revoked"}
     assert run("create", "laptop") == 0
     assert list_states(capsys) == {"laptop": "valid"}
     assert run("revoke", "nobody") == 2
-    assert "`vectormill keys list` has all" in capsys.readouterr().err
+    assert "`vectormill keys list` lists all" in capsys.readouterr().err
 
 
 def test_a_key_from_the_environment_is_kept_once_and_a_revoked_one_does_not_come_back(
@@ -71,14 +71,14 @@ def test_a_key_from_the_environment_is_kept_once_and_a_revoked_one_does_not_come
     assert run("create", "compose", "--from-environment") == 2
     assert "openssl rand -hex 32" in capsys.readouterr().err
     monkeypatch.setenv("VECTORMILL_API_KEY", "vmk_" + "0123456789abcdef" * 4)
-    for said in ("Stored the key", "is there already", "is there already"):
+    for said in ("Stored the key", "already exists", "already exists"):
         assert run("create", "compose", "--from-environment") == 0
         shown = capsys.readouterr()
         assert said in shown.err
         assert shown.out == ""
     run("revoke", "compose")
     assert run("create", "compose", "--from-environment") == 0
-    assert "was revoked; nothing was made" in capsys.readouterr().err
+    assert "was revoked; nothing was created" in capsys.readouterr().err
     assert list_states(capsys) == {"compose": "revoked"}
 
 
@@ -114,10 +114,9 @@ def start_api(*arguments: str) -> int:
 def test_an_api_without_a_key_does_not_start_for_other_machines(capsys: pytest.CaptureFixture[str]) -> None:
     for host in ["0.0.0.0", "::", "192.0.2.7"]:
         assert start_api("--host", host) == 2
-        assert (
-            f"it is not opened at {host}. Make one with `vectormill keys create NAME`"
-            in capsys.readouterr().err
-        )
+        said = capsys.readouterr().err
+        assert f"Refusing to listen on {host} without an API key" in said
+        assert "Create a key with `vectormill keys create NAME`" in said
         run("create", "short", "--expires", "1h")
         let_keys_expire()
         assert start_api("--host", host) == 2

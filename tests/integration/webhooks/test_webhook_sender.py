@@ -110,7 +110,11 @@ def test_a_failed_attempt_is_made_again_with_the_same_id_after_a_pause(
         end_job(engine)
         wait_for(lambda: [each for each in deliveries_of(engine, webhook) if each.error])
         (failed,) = deliveries_of(engine, webhook)
-        assert (failed.state, failed.status_code, failed.error) == ("pending", 500, "It answered 500.")
+        assert (failed.state, failed.status_code, failed.error) == (
+            "pending",
+            500,
+            "The receiver answered 500.",
+        )
         assert failed.due_at is not None
         assert failed.attempted_at is not None
         assert 4 <= (failed.due_at - failed.attempted_at).total_seconds() < 60
@@ -189,7 +193,7 @@ def test_a_private_address_is_refused_unless_the_setting_allows_it(
     with sending(engine, webhook_private_targets=False):
         wait_for(lambda: [each for each in deliveries_of(engine, webhook) if each.error])
     assert receiver.messages == []
-    assert "no public address" in (deliveries_of(engine, webhook)[0].error or "")
+    assert "not a public address" in (deliveries_of(engine, webhook)[0].error or "")
 
 
 def test_a_receiver_that_answers_410_is_told_no_more(engine: Engine, receiver: Receiver) -> None:
@@ -200,7 +204,9 @@ def test_a_receiver_that_answers_410_is_told_no_more(engine: Engine, receiver: R
     with sending(engine):
         wait_for(lambda: not look_at(engine, webhook).is_enabled)
         wait_for(lambda: len(deliveries_of(engine, webhook, "failed")) == 2)
-    assert look_at(engine, webhook).disabled_reason == "Its endpoint answered 410 Gone: it wants no more."
+    assert look_at(engine, webhook).disabled_reason == (
+        "The receiver answered 410 Gone: it wants no more messages."
+    )
     end_job(engine, "c")
     assert len(deliveries_of(engine, webhook)) == 2
     with engine.begin() as connection, pytest.raises(WebhookDisabled, match="enable it first"):
@@ -215,10 +221,10 @@ def test_days_without_a_success_disable_a_webhook_and_what_waited_can_be_replaye
     assert not record(engine, first, Reply(500), 5)
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.webhooks SET failing_since = now() - interval '6 days'"))
-    assert record(engine, second, Reply(None, "No answer came."), 5)
+    assert record(engine, second, Reply(None, "No answer."), 5)
     found = look_at(engine, webhook)
     assert (found.is_enabled, found.num_failed) == (False, 2)
-    assert "for 5 days, the last with: No answer came." in (found.disabled_reason or "")
+    assert "for 5 days; the last error was: No answer." in (found.disabled_reason or "")
     failed = deliveries_of(engine, webhook, "failed")
     assert [("was disabled" in (each.error or "")) for each in failed] == [True, True]
     with engine.begin() as connection:
