@@ -1,4 +1,4 @@
-"""Models as the API answers them, and as the client returns them."""
+"""Models as the API and the client return them."""
 
 from typing import Annotated, Literal, TypedDict
 
@@ -8,9 +8,11 @@ from msgspec import Meta
 class ModelBody(TypedDict):
     """A registered model. Its card's fields are null when its files cannot be read; `problem` says why."""
 
-    id: Annotated[str, Meta(description="Its name, as OpenAI's clients call it.")]
+    id: Annotated[str, Meta(description="Its name, under the field that OpenAI's clients read.")]
     object: Literal["model"]
-    created: Annotated[int, Meta(description="When its files came to this machine, in seconds since 1970.")]
+    created: Annotated[
+        int, Meta(description="When its files were stored on this machine, in seconds since 1970.")
+    ]
     owned_by: Literal["vectormill"]
     name: str
     task: Annotated[str | None, Meta(description="Default task of a job with this model.")]
@@ -25,10 +27,10 @@ class ModelBody(TypedDict):
     workers: Annotated[int, Meta(description="Live workers that serve this model.")]
     problem: str | None
     notes: Annotated[
-        list[str], Meta(description="Notes on how the model differs from what its files alone say.")
+        list[str], Meta(description="Notes on how the model is used differently from what its files say.")
     ]
     unprompted: Annotated[
-        str | None, Meta(description="That of the notes which is true of jobs without a prompt alone.")
+        str | None, Meta(description="The note that applies only to jobs without a prompt.")
     ]
 
 

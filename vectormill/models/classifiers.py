@@ -43,8 +43,8 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
     if not pooling:
         known = ", ".join(family.model_type for family in FAMILIES.values() if family.head_pooling)
         raise ModelError(
-            f"The model {name!r} is a {architecture}; pairs are judged by heads of {known}, and "
-            f"{model_type!r} is none of them."
+            f"The model {name!r} is a {architecture}, whose type {model_type!r} is not supported for scores; "
+            f"supported: {known}."
         )
     if model_type == "modernbert":
         pooling = str(config.get("classifier_pooling", pooling))
@@ -82,13 +82,11 @@ def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
     for label in labels:
         flaw = ""
         if labels.count(label) > 1:
-            flaw = "is there twice, so that results would not tell them apart"
+            flaw = "occurs twice, so results would be ambiguous"
         elif "\0" in label or any("\ud800" <= character <= "\udfff" for character in label):
-            flaw = "has a NUL character or half of a surrogate pair, which cannot be stored"
+            flaw = "contains a NUL character or half of a surrogate pair, which cannot be stored"
         if flaw:
-            raise ModelError(
-                f"The label {label!r} of model {name!r} {flaw}; give it another name in {place}."
-            )
+            raise ModelError(f"The label {label!r} of model {name!r} {flaw}; rename it in {place}.")
 
 
 def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
@@ -97,7 +95,7 @@ def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
     told = _ACTIVATION_NAMES.get(str(path).rsplit(".", 1)[-1])
     if told is not None:
         return told
-    # As in transformers' pipeline: if several labels can hold at once, each has a probability of its own.
+    # As in transformers' pipeline: if several labels can hold at once, each has its own probability.
     holds_several = config.get("problem_type") == "multi_label_classification"
     return SIGMOID if num_labels == 1 or holds_several else SOFTMAX
 
@@ -118,7 +116,7 @@ def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any
     numbers = _number_labels(name, {number: label for label, number in found.items()}, "label_mapping.json")
     if sorted(numbers) != list(range(len(numbers))) or not numbers:
         raise ModelError(
-            f"The labels of model {name!r} are not numbered from 0 on, or there are none; label_mapping.json in "
-            f'{directory} should say {{"label": number}} for each.'
+            f"The labels of model {name!r} are not numbered from 0, or there are none; label_mapping.json in "
+            f'{directory} should map each label to its number: {{"label": number}}.'
         )
     return tuple(numbers[number] for number in range(len(numbers)))

@@ -17,7 +17,7 @@ from vectormill.domain.errors import UnsupportedModel
 # decides: that of sentence-transformers, which uses mean pooling, and the last token for a …ForCausalLM
 # (`_load_default_modules` of version 6.2.0):
 # https://github.com/huggingface/sentence-transformers/blob/v6.2.0/sentence_transformers/sentence_transformer/model.py
-BARE_ENCODER: Final = "a bare encoder, which sentence-transformers gives mean pooling"
+BARE_ENCODER: Final = "a bare encoder, for which sentence-transformers uses mean pooling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ PLAIN_EMBEDDERS: Final = {
         PlainEmbedder("CamembertModel", "mean", BARE_ENCODER),
         # https://github.com/facebookresearch/contriever/blob/main/src/contriever.py: `forward` divides the sum of the
         # last hidden states by the number of tokens.
-        PlainEmbedder("Contriever", "mean", "Contriever, whose authors pool by the mean"),
+        PlainEmbedder("Contriever", "mean", "Contriever, whose authors use mean pooling"),
         PlainEmbedder("DebertaModel", "mean", BARE_ENCODER),
         PlainEmbedder("DebertaV2Model", "mean", BARE_ENCODER),
         PlainEmbedder("DistilBertModel", "mean", BARE_ENCODER),
@@ -46,7 +46,7 @@ PLAIN_EMBEDDERS: Final = {
         PlainEmbedder("MPNetModel", "mean", BARE_ENCODER),
         PlainEmbedder("ModernBertModel", "mean", BARE_ENCODER),
         # https://huggingface.co/nomic-ai/nomic-embed-text-v1/discussions/1/files: its pooling file and its example.
-        PlainEmbedder("NomicBertModel", "mean", "nomic-embed, whose authors pool by the mean"),
+        PlainEmbedder("NomicBertModel", "mean", "nomic-embed, whose authors use mean pooling"),
         PlainEmbedder("RobertaModel", "mean", BARE_ENCODER),
         PlainEmbedder("XLMRobertaModel", "mean", BARE_ENCODER),
     )
@@ -76,19 +76,20 @@ PROMPTED_FAMILIES: Final = (
 
 LATE_INTERACTION: Final = "a late-interaction model (ColBERT), which keeps a vector for each token"
 SPARSE: Final = "a sparse encoder (SPLADE), whose vectors have a number for each word of the vocabulary"
-GENERATIVE_RERANKER: Final = "a generative reranker, which answers a pair with the probability of a word"
-PAIRS_INSTEAD: Final = "pairs are read by the task score from a …ForSequenceClassification"
+GENERATIVE_RERANKER: Final = "a generative reranker, which scores a pair by the probability of a word"
+NO_TASK: Final = "no task supports it"
+PAIRS_INSTEAD: Final = "pairs are scored by the task score with a …ForSequenceClassification"
 
 # The end of an architecture's name, what such a model is, and the task that uses it or similar models.
 _PURPOSES: Final = (
-    ("ColBERT", LATE_INTERACTION, "no task here reads it"),
-    ("ForCausalLM", "a causal language model, which was trained to guess the next token", ""),
-    ("ForMaskedLM", "a masked language model, which was trained to guess hidden tokens", ""),
-    ("ForPreTraining", "a pretrained model, which was trained to guess hidden tokens", ""),
-    ("ForConditionalGeneration", "an encoder with a decoder, of which only one stack would be read", ""),
-    ("ForTokenClassification", "a model that labels tokens", "no task here reads it"),
-    ("ForQuestionAnswering", "a model that finds answers in texts", "no task here reads it"),
-    ("ForMultipleChoice", "a model that chooses among answers", "no task here reads it"),
+    ("ColBERT", LATE_INTERACTION, NO_TASK),
+    ("ForCausalLM", "a causal language model, which was trained to predict the next token", ""),
+    ("ForMaskedLM", "a masked language model, which was trained to predict masked tokens", ""),
+    ("ForPreTraining", "a pretrained model, which was trained to predict masked tokens", ""),
+    ("ForConditionalGeneration", "an encoder-decoder model, of which only one stack would be used", ""),
+    ("ForTokenClassification", "a model that labels tokens", NO_TASK),
+    ("ForQuestionAnswering", "a model that finds answers in texts", NO_TASK),
+    ("ForMultipleChoice", "a model that chooses among answers", NO_TASK),
 )
 # The kind of model that sentence-transformers' and PyLate's modules make, by the last part of a module's
 # type.
@@ -106,7 +107,7 @@ _JUDGING_HEADS: Final = {
     "pre_classifier": "a classifier's head",
     "score": "a classifier's or reranker's head",
     "linear": "ColBERT's projection",
-    "qa_outputs": "a head for answers",
+    "qa_outputs": "a question-answering head",
 }
 _WORD_HEADS: Final = ("cls", "lm_head", "vocab_projector", "vocab_transform")
 
@@ -129,7 +130,7 @@ def find_head(tensors: Collection[str]) -> Head | None:
         if purpose is not None:
             return Head(f"{purpose} ({name})", judges=True)
     words = [name for name in sorted(tensors) if name.partition(".")[0] in _WORD_HEADS]
-    return Head(f"a head for words ({words[0]})", judges=False) if words else None
+    return Head(f"a language-model head ({words[0]})", judges=False) if words else None
 
 
 def find_plain_embedder(architecture: str, head: Head | None) -> PlainEmbedder | None:
@@ -142,10 +143,10 @@ def refuse_plain(name: str, path: str, config: Mapping[str, Any], head: Head | N
     purpose, reader = describe_purpose(f"{name} {path}", config)
     what = f"The model {name!r} is {purpose}"
     if head is not None and find_architecture(config) in PLAIN_EMBEDDERS:
-        what += f", but its weights hold {head.purpose}, which would be left out"
+        what += f", but its weights include {head.purpose}, which would be ignored"
     way = (
-        "nothing says how its tokens become the vector of a text: there is no modules.json. If it was trained for "
-        f'that, give it a pooling in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
+        "nothing defines how its tokens become the vector of a text: it has no modules.json. If it was trained to "
+        f'embed texts, set its pooling in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
     )
     return f"{what}; {reader + ', and ' if reader else ''}{way}."
 
@@ -166,11 +167,11 @@ def find_adapters(config: Mapping[str, Any]) -> str:
 def refuse_adapters(name: str, adapters: str) -> str:
     """Return the error sentence for a model whose vectors need an adapter, which cannot be selected here."""
     return (
-        f"The model {name!r} was trained with {adapters}, and no option here chooses one: without it the vectors are "
-        "others. Merge the adapter of one task into the weights of its conversion for transformers "
+        f"The model {name!r} was trained with {adapters}, which is not supported: without it the vectors would differ. "
+        "Merge the adapter of one task into the weights of its conversion for transformers "
         "(jinaai/jina-embeddings-v3-hf; merge_and_unload of peft), and register that copy with the pooling it was "
         f'trained with in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
-        "; with a pooling the model is encoded as its weights are."
+        "; with a pooling set, its weights are used as they are."
     )
 
 
@@ -185,7 +186,7 @@ def judge_adapters(
     if not adapters:
         return ()
     if pooling is not None:
-        return (f"Such a model is trained with {adapters}; of adapters beside its weights none is read.",)
+        return (f"Such a model is trained with {adapters}; adapters outside its weights are ignored.",)
     if must_encode:
         raise UnsupportedModel(refuse_adapters(name, adapters))
     return (f"No worker will load it: {refuse_adapters(name, adapters)}",)
@@ -201,16 +202,16 @@ def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
         return ""
     if spoken:
         return (
-            f"Its authors name prompts ({', '.join(spoken)}) and no default: a text is encoded without any unless "
-            "`prompt` names one, and the vectors are worse then if the model was trained with them."
+            f"The model defines prompts ({', '.join(spoken)}) but no default: texts are encoded without one unless "
+            "`prompt` names one, which gives worse vectors if the model was trained with them."
         )
     family = next((family for family in PROMPTED_FAMILIES if family.pattern.search(called)), None)
     if family is None:
         return ""
     wanted = " or ".join(f'"{prompt}"' for prompt in family.prompts)
     return (
-        f"By its name it is of the family {family.name}, whose authors have each text begin with {wanted}, and its "
-        "files name no prompt: a text is encoded without any unless `prompt` gives one, and the vectors are worse then."
+        f"By its name the model belongs to the family {family.name}, whose texts should begin with {wanted}, but its "
+        "files define no prompt: texts are encoded without one unless `prompt` gives one, which gives worse vectors."
     )
 
 
@@ -221,11 +222,11 @@ def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
     """
     architecture = find_architecture(config)
     if not architecture:
-        return "of no known kind, since its config.json names no architecture", ""
+        return "of unknown kind, because its config.json names no architecture", ""
     if architecture.endswith("ForCausalLM") and "rerank" in called.lower():
         return f"{GENERATIVE_RERANKER} ({architecture})", PAIRS_INSTEAD
     if architecture.endswith("ForMaskedLM") and "splade" in called.lower():
-        return f"{SPARSE} ({architecture})", "no task here reads it"
+        return f"{SPARSE} ({architecture})", NO_TASK
     for ending, purpose, reader in _PURPOSES:
         if architecture.endswith(ending):
             return f"{purpose} ({architecture})", reader

@@ -91,18 +91,18 @@ _DECODER: Final = Layout(
     columns=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
     rows=("self_attn.o_proj", "mlp.down_proj"),
 )
-# The embeddings of relative positions are outside the layers, all of which read them: every stage has them
-# whole.
+# The embeddings of relative positions are outside the layers, all of which read them: every stage has all of
+# them.
 _DEBERTA: Final = Layout(
     layers="encoder.layer",
     embeddings="embeddings",
     after_first_layer="encoder.conv",
-    tensor_obstacle="its attention multiplies the queries and keys of all heads with those of relative positions, "
-    "which no rank has whole",
+    tensor_obstacle="its attention multiplies the queries and keys of all heads by those of relative positions, "
+    "which no rank holds completely",
 )
-_DISENTANGLED: Final = "its disentangled attention adds scores of positions, which the packed kernel cannot"
-_RELATIVE: Final = "it adds a relative position bias to the scores, which the packed kernel cannot"
-_SPARSE: Final = "its sparse attention is not the kernel's"
+_DISENTANGLED: Final = "its disentangled attention adds position scores, which the packed kernel cannot do"
+_RELATIVE: Final = "it adds a relative position bias to the scores, which the packed kernel cannot do"
+_SPARSE: Final = "the packed kernel does not support its sparse attention"
 
 
 def _roberta(model_type: str) -> Family:
@@ -183,7 +183,7 @@ def find_layout(model_type: str) -> Layout:
     if layout is None:
         known = ", ".join(family.model_type for family in FAMILIES.values() if family.layout is not None)
         raise ModelError(
-            f"A model of the architecture {model_type!r} cannot be shared between devices, only {known}; "
+            f"A model of the architecture {model_type!r} cannot be split over devices, only {known}; "
             "use the strategy replicate."
         )
     return layout

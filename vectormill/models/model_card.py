@@ -139,7 +139,7 @@ def read_model_card(
     text_config = config.get("text_config", config)
     hidden_size = text_config.get("hidden_size") or text_config.get("d_model") or text_config.get("dim")
     if not isinstance(hidden_size, int):
-        raise ModelError(f"The config.json of model {name!r} names no hidden_size; it is not a text encoder.")
+        raise ModelError(f"The config.json of model {name!r} has no hidden_size; it is not a text encoder.")
     dense = tuple(module["path"] for module in modules if _kind(module) == "Dense")
     dimension = hidden_size * len(modes)
     for folder in dense:
@@ -150,7 +150,7 @@ def read_model_card(
     longest = _longest_input(directory, text_config)
     if max_tokens is not None and max_tokens > longest:
         raise ModelError(
-            f"The model {name!r} reads at most {longest} tokens; max_tokens {max_tokens} is more."
+            f"max_tokens {max_tokens} exceeds the {longest} tokens that the model {name!r} can read."
         )
     prompts, default_prompt = _read_prompts(directory)
     is_embedder = classifier is None and not is_extractor
@@ -188,7 +188,7 @@ def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in by_alias:
             raise ModelError(
-                f"The pooling {name!r} is not known; there are {', '.join(POOLING_NAMES)}, joined by '+'."
+                f"Unknown pooling {name!r}; expected one of {', '.join(POOLING_NAMES)}, or several joined by '+'."
             )
     return tuple(by_alias[name] for name in names)
 
@@ -211,12 +211,12 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(
-            f"The model {name!r} has no {path.name} in {path.parent}; is it a model's directory?"
+            f"The model {name!r} has no {path.name} in {path.parent}; is this a model directory?"
         ) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"The file {path} of model {name!r} cannot be read: {error}.") from error
     if not isinstance(values, dict):
-        raise ModelError(f"The file {path} of model {name!r} should hold a JSON object.")
+        raise ModelError(f"The file {path} of model {name!r} must contain a JSON object.")
     return values
 
 
@@ -236,14 +236,14 @@ def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
         _require_inside(directory, module["path"], name)
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
         raise UnsupportedModel(
-            f"The model {name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)}. Supported are "
-            "Transformer, Pooling, any number of Dense, and Normalize, in this order."
+            f"The model {name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)}. Only "
+            "Transformer, Pooling, any number of Dense, and Normalize are supported, in this order."
         )
     return modules
 
 
 def _require_inside(directory: Path, folder: str, name: str) -> None:
-    """Raise ModelError if a module lies outside the model's directory, by its path or by symbolic links.
+    """Raise ModelError if a module is outside the model's directory, by its path or by symbolic links.
 
     A snapshot in the hub's cache consists of links into the blobs two folders above it, which are allowed.
     """
@@ -254,7 +254,7 @@ def _require_inside(directory: Path, folder: str, name: str) -> None:
     outside = [path for path in files if not (path.is_relative_to(home) or path.is_relative_to(blobs))]
     if not place.is_relative_to(home) or outside:
         raise ModelError(
-            f"The modules.json of model {name!r} leads out of its directory: {folder!r} is "
+            f"The modules.json of model {name!r} refers to a file outside its directory: {folder!r} is "
             f"{outside[0] if outside else place}. Copy what it needs into {directory}."
         )
 
@@ -290,15 +290,15 @@ def _choose_pooling(
     plain = find_plain_embedder(find_architecture(config), head)
     if plain is not None:
         pooling = wanted or plain.pooling
-        whose = "as VECTORMILL_MODELS says" if wanted else f"by convention, since it is {plain.source}"
-        return parse_pooling(pooling), "", (f"There is no modules.json: {pooling} pooling {whose}.",)
+        whose = "as set in VECTORMILL_MODELS" if wanted else f"by convention, because it is {plain.source}"
+        return parse_pooling(pooling), "", (f"It has no modules.json: {pooling} pooling is used {whose}.",)
     if wanted is None and must_encode:
         raise UnsupportedModel(refuse_plain(name, str(directory), config, head))
     if wanted is None:
         return (MEAN,), "", (f"No worker will load it: {refuse_plain(name, str(directory), config, head)}",)
     purpose, reader = describe_purpose(f"{name} {directory}", config)
-    left_out = f"; {head.purpose} is left out" if head is not None else ""
-    note = f"It is {purpose}, and is encoded with {wanted} pooling as VECTORMILL_MODELS says{left_out}."
+    left_out = f"; {head.purpose} is ignored" if head is not None else ""
+    note = f"It is {purpose}, used with {wanted} pooling as set in VECTORMILL_MODELS{left_out}."
     if head is not None and head.judges:
         return parse_pooling(wanted), head.purpose, (note,)
     return parse_pooling(wanted), purpose if reader else "", (note,)
@@ -309,12 +309,12 @@ def _read_dense(folder: Path, input_dimension: int, name: str) -> int:
     inner = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
     if inner != {"sentence_embedding"}:
         raise ModelError(
-            f"The Dense module {folder.name} of model {name!r} works on single tokens; that is not supported."
+            f"The Dense module {folder.name} of model {name!r} works on single tokens, which is not supported."
         )
     if config["in_features"] != input_dimension:
         raise ModelError(
-            f"The Dense module {folder.name} of model {name!r} expects {config['in_features']} values and is "
-            f"given {input_dimension}; the pooling does not fit it."
+            f"The Dense module {folder.name} of model {name!r} expects {config['in_features']} values but "
+            f"gets {input_dimension}; the pooling does not fit it."
         )
     return int(config["out_features"])
 

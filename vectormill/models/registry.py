@@ -74,7 +74,7 @@ class Registry:
             nearest = difflib.get_close_matches(name, self._entries, n=1)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
             known = ", ".join(self.names()) or "none; register one in VECTORMILL_MODELS"
-            raise UnknownModel(f"There is no model {name!r}.{hint} Registered models: {known}.")
+            raise UnknownModel(f"Unknown model {name!r}.{hint} Registered models: {known}.")
         return self._entries[name]
 
     def card(self, name: str, *, weights: bool = False) -> ModelCard:
@@ -173,8 +173,8 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
     except Exception as error:  # the hub raises errors of a dozen libraries; each means that it gave no files
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"The model {entry.path!r} is neither a directory here nor could it be fetched from the Hugging "
-            f"Face hub ({cause[0]}). Check the name and the connection, or download it elsewhere and register its "
+            f"The model {entry.path!r} is not a directory here and could not be downloaded from the Hugging Face "
+            f"hub ({cause[0]}). Check the name and the connection, or download it elsewhere and register its "
             "directory."
         ) from error
 
@@ -191,13 +191,13 @@ def require_readable_weights(entry: ModelEntry, commit: str) -> None:
     try:
         files = HfApi().list_repo_files(entry.path, revision=commit)
     except (HTTPError, HfHubHTTPError, OSError, ValueError) as error:
-        logger.info("The files of %s were not listed: %s", entry.path, error)
+        logger.info("Could not list the files of %s: %s", entry.path, error)
         return
     if not any(fnmatch(file, pattern) for file in files for pattern in (WEIGHT_FILES[0], TORCH_WEIGHTS)):
         others = sorted(file for file in files if Path(file).suffix in OTHER_WEIGHTS)
         raise UnsupportedModel(
-            f"The model {entry.path!r} has no *.safetensors and no pytorch_model.bin on the hub, and workers read no "
-            f"others{' (there is ' + others[0] + ')' if others else ''}. Convert it where you trust it: "
+            f"The model {entry.path!r} has no *.safetensors and no pytorch_model.bin on the hub, the only weights that "
+            f"workers read{' (found ' + others[0] + ')' if others else ''}. Convert it where you trust it: "
             "AutoModel.from_pretrained(…).save_pretrained(…) of transformers writes safetensors."
         )
 

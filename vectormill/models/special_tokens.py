@@ -49,8 +49,8 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
     foreign = [each for each in code if each not in HEEDING_CODE]
     if foreign:
         raise UnsupportedModel(
-            f"The tokenizer of model {name!r} is code of its own ({foreign[0]}), which is never run, and what it adds "
-            "to a text is not known here. Write a tokenizer.json that gives the same tokens, the special ones by its "
+            f"The tokenizer of model {name!r} has custom code ({foreign[0]}), which is never run, so the tokens that "
+            "it adds are unknown. Write a tokenizer.json that gives the same tokens, the special ones by its "
             "post_processor, and remove auto_map from tokenizer_config.json."
         )
     prefix, suffix = _read_template(_read(directory / "tokenizer.json").get("post_processor"))
@@ -62,9 +62,9 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
         return SpecialTokens(prefix, suffix)
     if not code and str(config.get("tokenizer_class")) not in HEEDING:
         raise UnsupportedModel(
-            f"The files of model {name!r} contradict each other: tokenizer_config.json asks for {', '.join(lacking)} "
-            f"({', '.join(wanted)}), and the post_processor of tokenizer.json does not add it. Put it there, or remove "
-            "the setting, as the model was trained."
+            f"The files of model {name!r} contradict each other: tokenizer_config.json requires {', '.join(lacking)} "
+            f"({', '.join(wanted)}), but the post_processor of tokenizer.json does not add it. Add it there or remove "
+            "the setting, whichever matches the training of the model."
         )
     new_prefix = (bos,) if "add_bos_token" in wanted else prefix
     new_suffix = (eos,) if "add_eos_token" in wanted else suffix
@@ -76,9 +76,9 @@ def require_final_token(name: str, tokens: SpecialTokens) -> None:
     """Raise UnsupportedModel if no token follows a text: its last word would then represent all of it."""
     if not tokens.suffix:
         raise UnsupportedModel(
-            f"The model {name!r} reads the last token, and its tokenizer puts no final token behind a text: "
-            "the text's last word would stand for all of it. Have tokenizer.json add the token it was trained with, or "
-            "set add_eos_token in tokenizer_config.json."
+            f"The model {name!r} pools the last token, but its tokenizer does not append an end-of-sequence token: "
+            "the text's last word would represent all of it. Make tokenizer.json append the token it was trained with, "
+            "or set add_eos_token in tokenizer_config.json."
         )
 
 

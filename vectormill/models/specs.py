@@ -60,7 +60,7 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     for name, choices in CHOICES.items():
         chosen = getattr(options, name)
         if chosen not in (None, *choices):
-            raise InvalidOption(f"{name} must be one of {', '.join(choices)}, not {chosen!r}.")
+            raise InvalidOption(f"{name} must be one of {', '.join(choices)}; got {chosen!r}.")
     tasks = find_kind(card).tasks
     task = options.task or find_own_task(card)
     if task not in tasks:
@@ -69,7 +69,7 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     for option in list_options(EncodingOptions):
         if option.name not in own and getattr(options, option.name) is not None:
             raise InvalidOption(
-                f"{option.name} has no effect for the task {task} with the model {card.name!r}; leave it out."
+                f"{option.name} has no effect for the task {task} with the model {card.name!r}; omit it."
             )
     return tasks[task].make(card, options)
 
@@ -95,7 +95,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     dimensions = card.dimension if options.dimensions is None else options.dimensions
     if not 1 <= dimensions <= card.dimension:
         raise InvalidOption(
-            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}, not {dimensions}."
+            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}; got {dimensions}."
         )
     long_texts = TRUNCATE if options.long_texts is None else options.long_texts
     return EncodingSpec(
@@ -144,14 +144,14 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     classifier = card.classifier
     if card.unread:
         raise InvalidOption(
-            f"The model {card.name!r} has no scores: with the pooling that it was given, what it judges by is left out "
-            f"({card.unread}), and the cosine of its vectors is another number."
+            f"The model {card.name!r} cannot compute scores: with the pooling set for it, the part that scores is "
+            f"ignored ({card.unread}), and the cosine of its vectors is a different number."
         )
     max_tokens = choose_max_tokens(
         card, options, SMALLEST_MAX_TOKENS if classifier is None else SMALLEST_PAIR_TOKENS
     )
     if options.long_texts == PASSAGES:
-        raise InvalidOption(f"A {JUDGE} is of whole texts: long_texts is {TRUNCATE!r} or {FAIL!r}.")
+        raise InvalidOption(f"A {JUDGE} applies to whole texts: long_texts must be {TRUNCATE!r} or {FAIL!r}.")
     return EncodingSpec(
         model=card.name,
         revision=card.revision,
@@ -175,7 +175,7 @@ def choose_max_tokens(card: ModelCard, options: EncodingOptions, least: int) -> 
     max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
     if not least <= max_tokens <= card.max_tokens:
         raise InvalidOption(
-            f"max_tokens must be from {least} to {card.max_tokens} for model {card.name!r}, not {max_tokens}."
+            f"max_tokens must be from {least} to {card.max_tokens} for model {card.name!r}; got {max_tokens}."
         )
     return max_tokens
 
@@ -191,13 +191,13 @@ def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
     if long_texts != PASSAGES:
         if asked is not None:
             raise InvalidOption(
-                f"passage_overlap is for long_texts={PASSAGES!r}; with long_texts={long_texts!r} leave it out."
+                f"passage_overlap requires long_texts={PASSAGES!r}; omit it with long_texts={long_texts!r}."
             )
         return 0
     overlap = int(max_tokens * DEFAULT_PASSAGE_OVERLAP_SHARE) if asked is None else asked
     if not 0 <= overlap < max_tokens / 2:
         raise InvalidOption(
-            f"passage_overlap must be less than half of max_tokens, from 0 to {(max_tokens - 1) // 2}, not {overlap}."
+            f"passage_overlap must be less than half of max_tokens, from 0 to {(max_tokens - 1) // 2}; got {overlap}."
         )
     return overlap
 

@@ -85,10 +85,10 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
 def _read_pickled(path: Path) -> dict[str, TensorHeader]:
     try:
         tensors = _unpickle(path)
-    except Exception as error:  # bytes that are no pickle of tensors may cause any error
+    except Exception as error:  # bytes that are not a pickle of tensors may cause any error
         raise ModelError(f"The file {path} cannot be read as a pickle of tensors alone: {error}") from error
     if not isinstance(tensors, dict) or not all(isinstance(each, TensorHeader) for each in tensors.values()):
-        raise ModelError(f"The file {path} does not hold a mapping of names to tensors.")
+        raise ModelError(f"The file {path} does not contain a mapping of names to tensors.")
     return dict(tensors)
 
 
@@ -157,11 +157,11 @@ def find_weights(directory: Path, name: str) -> list[Path]:
     pickles = sorted(path.name for pattern in PICKLED_WEIGHTS for path in directory.glob(pattern))
     if pickles:
         raise UnsupportedModel(
-            f"The model {name!r} has its weights only in {pickles[0]}, which is not read: it may run any code. "
+            f"The model {name!r} has its weights only in {pickles[0]}, which is not read because it may run any code. "
             "Convert it once where you trust it: AutoModel.from_pretrained(…).save_pretrained(…) of transformers "
             "writes safetensors."
         )
-    raise ModelError(f"The model {name!r} has no weights: there is no *.safetensors file in {directory}.")
+    raise ModelError(f"The model {name!r} has no weights: {directory} contains no *.safetensors file.")
 
 
 def list_weights(directory: Path) -> list[Path]:

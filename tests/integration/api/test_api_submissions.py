@@ -151,8 +151,8 @@ def test_options_for_long_texts_that_cannot_be_meant_are_refused(refusing_client
         ({"truncate": True, "long_texts": "passages"}, "invalid-option", "truncate=true means"),
         ({"truncate": False, "long_texts": "truncate"}, "invalid-option", "leave out truncate, the older"),
         ({"long_texts": "split"}, "invalid-request", "long_texts"),
-        ({"passage_overlap": 8}, "invalid-option", "is for long_texts='passages'"),
-        ({"long_texts": "passages", "passage_overlap": 128}, "invalid-option", "from 0 to 127, not 128"),
+        ({"passage_overlap": 8}, "invalid-option", "requires long_texts='passages'"),
+        ({"long_texts": "passages", "passage_overlap": 128}, "invalid-option", "from 0 to 127; got 128"),
         ({"long_texts": "passages", "passage_overlap": -1}, "invalid-option", "from 0 to 127"),
     ):
         answer = refusing_client.post("/v1/jobs", json={"items": ITEMS, "options": options})

@@ -117,7 +117,7 @@ def test_a_model_on_the_hub_that_no_worker_can_load_is_refused_from_its_list_of_
     with serving_hub(model, "model.safetensors") as (environment, _):
         answer = ask_registry(environment, tmp_path / "api", weights=False)
     assert answer.startswith("UnsupportedModel The model 'some-org/some-model' has no *.safetensors")
-    assert "there is model.onnx" in answer
+    assert "found model.onnx" in answer
 
 
 def test_a_model_on_the_hub_without_a_tokenizer_is_refused_before_its_weights_are_fetched(

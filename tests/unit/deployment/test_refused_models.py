@@ -31,8 +31,8 @@ from vectormill.settings import ModelEntry
             r"a late-interaction model \(ColBERT\).*made of Transformer, Dense",
         ),
         ({"modules": modules("Transformer", "LogitScore")}, {}, "a generative reranker.*made of"),
-        ({}, {"pooling": "median"}, "there are cls, max, mean"),
-        ({}, {"max_tokens": 65}, "reads at most 64 tokens"),
+        ({}, {"pooling": "median"}, "expected one of cls, max, mean"),
+        ({}, {"max_tokens": 65}, "exceeds the 64 tokens"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_refused_with_the_reason(
@@ -50,23 +50,23 @@ def config_of(*architectures: str, model_type: str = "bert") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "name", "message"),
     [
-        (config_of("BertForMaskedLM"), "bert-base", r"a masked language model.*BertForMaskedLM.*a pooling"),
-        (config_of("BertForMaskedLM"), "splade-v3", r"a sparse encoder \(SPLADE\).*no task here reads it"),
-        (config_of("Qwen2ForCausalLM", model_type="qwen2"), "qwen", "a causal language model.*a pooling"),
+        (config_of("BertForMaskedLM"), "bert-base", r"a masked language model.*BertForMaskedLM.*its pooling"),
+        (config_of("BertForMaskedLM"), "splade-v3", r"a sparse encoder \(SPLADE\).*no task supports it"),
+        (config_of("Qwen2ForCausalLM", model_type="qwen2"), "qwen", "a causal language model.*its pooling"),
         (
             config_of("Qwen3ForCausalLM", model_type="qwen3"),
             "Qwen3-Reranker-0.6B",
-            "a generative reranker.*pairs are read by the task score from a …ForSequenceClassification",
+            "a generative reranker.*pairs are scored by the task score with a …ForSequenceClassification",
         ),
         (
             config_of("HF_ColBERT"),
             "colbertv2",
-            r"a late-interaction model \(ColBERT\).*no task here reads it",
+            r"a late-interaction model \(ColBERT\).*no task supports it",
         ),
-        (config_of("BertForTokenClassification"), "ner", "a model that labels tokens.*no task here"),
-        (config_of("Qwen3Model", model_type="qwen3"), "bare", "of the architecture Qwen3Model.*a pooling"),
-        (config_of("Something"), "new", "of the architecture Something.*a pooling"),
-        (config_of(), "nameless", "its config.json names no architecture.*a pooling"),
+        (config_of("BertForTokenClassification"), "ner", "a model that labels tokens.*no task"),
+        (config_of("Qwen3Model", model_type="qwen3"), "bare", "of the architecture Qwen3Model.*its pooling"),
+        (config_of("Something"), "new", "of the architecture Something.*its pooling"),
+        (config_of(), "nameless", "its config.json names no architecture.*its pooling"),
     ],
 )
 def test_a_model_that_nothing_says_how_to_encode_is_refused_by_what_it_is_unless_a_pooling_is_given(
@@ -77,7 +77,7 @@ def test_a_model_that_nothing_says_how_to_encode_is_refused_by_what_it_is_unless
         Registry({name: ModelEntry(path=str(tmp_path))}).card(name)
     card = Registry({name: ModelEntry(path=str(tmp_path), pooling="cls")}).card(name)
     assert card.pooling == ("cls",)
-    assert "encoded with cls pooling as VECTORMILL_MODELS says" in card.notes[0]
+    assert "used with cls pooling as set in VECTORMILL_MODELS" in card.notes[0]
 
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "Qwen3ForCausalLM", "NewModel"])
@@ -102,12 +102,12 @@ def test_a_head_that_would_be_left_out_is_named_and_its_scores_do_not_become_cos
 ) -> None:
     write_model(tmp_path)
     save_file({tensor: np.arange(4, dtype=np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=rf"its weights hold {head} \({tensor}\), which would be left out"):
+    with pytest.raises(ModelError, match=rf"its weights include {head} \({tensor}\), which would be ignored"):
         card_of(tmp_path)
     card = card_of(tmp_path, pooling="mean")
-    assert f"{head} ({tensor}) is left out" in card.notes[0]
+    assert f"{head} ({tensor}) is ignored" in card.notes[0]
     assert make_spec(card, EncodingOptions()).pooling == "mean"
-    with pytest.raises(InvalidOption, match=rf"has no scores.*{head} \({tensor}\)"):
+    with pytest.raises(InvalidOption, match=rf"cannot compute scores.*{head} \({tensor}\)"):
         make_spec(card, EncodingOptions(task="score"))
 
 
@@ -126,7 +126,7 @@ def test_a_module_outside_the_model_s_directory_is_refused(tmp_path: Path, path:
     )
     (tmp_path / "model" / "1_Pooling").mkdir()
     write_model(tmp_path / "other", config={"pooling_mode_cls_token": True})
-    with pytest.raises(ModelError, match=r"leads out of its directory"):
+    with pytest.raises(ModelError, match=r"refers to a file outside its directory"):
         card_of(directory)
 
 
@@ -141,7 +141,7 @@ def test_a_symbolic_link_that_leads_a_module_out_is_refused(tmp_path: Path, is_f
     else:
         (directory / "1_Pooling").mkdir()
         (directory / "1_Pooling" / "config.json").symlink_to(other / "config.json")
-    with pytest.raises(ModelError, match=r"leads out of its directory.*Copy what it needs"):
+    with pytest.raises(ModelError, match=r"refers to a file outside its directory.*Copy what it needs"):
         card_of(directory)
 
 
@@ -168,9 +168,9 @@ def test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_gi
         config=config,
         **layout | {"modules": modules("Transformer", "Pooling") if has_modules else None},
     )
-    with pytest.raises(ModelError, match=rf"{named}, and no option here chooses one.*merge_and_unload"):
+    with pytest.raises(ModelError, match=rf"{named}, which is not supported.*merge_and_unload"):
         card_of(tmp_path)
-    assert "of adapters beside its weights none is read" in card_of(tmp_path, pooling="mean").notes[0]
+    assert "adapters outside its weights are ignored" in card_of(tmp_path, pooling="mean").notes[0]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_prompts_without_a_default_are_said_of_a_model(
     tmp_path: Path, prompts: dict[str, str], default: str | None, is_said: bool
 ) -> None:
     write_model(tmp_path, config_sentence_transformers={"prompts": prompts, "default_prompt_name": default})
-    assert ("name prompts (query) and no default" in " ".join(card_of(tmp_path).notes)) is is_said
+    assert ("defines prompts (query) but no default" in " ".join(card_of(tmp_path).notes)) is is_said
 
 
 @pytest.mark.parametrize(
@@ -213,5 +213,5 @@ def test_prompts_that_the_files_of_a_model_name_go_before_those_of_its_family(tm
     named = write_model(tmp_path / "a" / "e5-base-v2", config_sentence_transformers={"prompts": prompts})
     default = {"prompts": prompts, "default_prompt_name": "query"}
     settled = write_model(tmp_path / "b" / "e5-base-v2", config_sentence_transformers=default)
-    assert "name prompts (passage, query)" in card_of(named).unprompted
+    assert "defines prompts (passage, query)" in card_of(named).unprompted
     assert card_of(settled).unprompted == ""

@@ -97,8 +97,8 @@ def test_a_plain_transformers_directory_is_mean_pooled_and_normalized(tmp_path: 
         4,
     )
     assert card.notes == (
-        "There is no modules.json: mean pooling by convention, since it is a bare encoder, which sentence-transformers "
-        "gives mean pooling.",
+        "It has no modules.json: mean pooling is used by convention, because it is a bare encoder, for which "
+        "sentence-transformers uses mean pooling.",
     )
 
 

@@ -56,7 +56,7 @@ def test_labels_and_activation_are_the_models_own(
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ({"0": "same", "1": "other", "2": "same"}, "'same' of model 'm' is there twice"),
+        ({"0": "same", "1": "other", "2": "same"}, "'same' of model 'm' occurs twice"),
         ({"0": "a\0b", "1": "c"}, "NUL"),
         ({"0": "a\ud800", "1": "c"}, "surrogate"),
         ({"zero": "a"}, "'zero'"),

@@ -78,7 +78,7 @@ def test_a_pickle_that_would_call_anything_else_is_not_run(
 
 def test_what_is_no_tensor_is_said(tmp_path: Path) -> None:
     torch.save({"a": 1}, tmp_path / "x.bin")
-    with pytest.raises(ModelError, match="does not hold a mapping of names to tensors"):
+    with pytest.raises(ModelError, match="does not contain a mapping of names to tensors"):
         read_header(tmp_path / "x.bin")
 
 

@@ -70,16 +70,16 @@ def test_tokens_that_the_class_adds_and_not_the_template_are_added(
 @pytest.mark.parametrize(
     ("adds", "config", "pooling", "message"),
     [
-        (["A"], {"auto_map": {"AutoTokenizer": ["x--own.T", None]}}, "mean", r"code of its own \(own\.T\)"),
-        (["A"], {"auto_map": ["own.T", None]}, "mean", r"code of its own \(own\.T\)"),
+        (["A"], {"auto_map": {"AutoTokenizer": ["x--own.T", None]}}, "mean", r"custom code \(own\.T\)"),
+        (["A"], {"auto_map": ["own.T", None]}, "mean", r"custom code \(own\.T\)"),
         (
             ["A"],
             {"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": True},
             "mean",
-            r"contradict each other.*asks for \[SEP\] \(add_eos_token\)",
+            r"contradict each other.*requires \[SEP\] \(add_eos_token\)",
         ),
-        (["[CLS]", "A"], {}, "last_token", "puts no final token behind a text"),
-        (["A"], {"auto_map": {"AutoTokenizer": QWEN_CODE}}, "last_token", "puts no final token"),
+        (["[CLS]", "A"], {}, "last_token", "does not append an end-of-sequence token"),
+        (["A"], {"auto_map": {"AutoTokenizer": QWEN_CODE}}, "last_token", "does not append"),
     ],
 )
 def test_a_tokenizer_whose_tokens_are_not_known_is_refused_at_submission(
