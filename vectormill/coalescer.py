@@ -27,7 +27,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 NO_ROOM: Final = (
-    "This API process has {num:,} requests of this kind waiting, and no room for more; try again in a moment."
+    "This API process already has {num:,} requests of this kind waiting, the maximum; try again in a moment."
 )
 
 

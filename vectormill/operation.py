@@ -20,7 +20,9 @@ from vectormill.moments import tell_moment
 Answer = TypeVar("Answer")
 
 Identifier = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
-NextCursor = Annotated[str | None, Meta(description="Given as `after` for the next page; null on the last.")]
+NextCursor = Annotated[
+    str | None, Meta(description="Pass it as `after` to get the next page; null on the last page.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ NO_CONTENT: Final = 204
 CURSOR: Final = "[0-7][0-9a-f]{15}"
 After = Annotated[
     str | None,
-    Meta(description="The `next` of the page before.", extra_json_schema={"pattern": f"^{CURSOR}$"}),
+    Meta(description="The `next` of the previous page.", extra_json_schema={"pattern": f"^{CURSOR}$"}),
 ]
 
 

@@ -83,7 +83,7 @@ class Ragged:
         lengths = self.lengths
         width = int(lengths[0]) if len(lengths) else 0
         if not (lengths == width).all():
-            raise ValueError("rows of different lengths are no matrix")
+            raise ValueError("rows of different lengths do not form a matrix")
         return self.covered.reshape(len(self), width)
 
     def row(self, index: int) -> Values:

@@ -44,7 +44,7 @@ class ModelEntry(BaseModel):
 
 
 def check_redis_url(url: str | None) -> str | None:
-    """Raise ValueError if the URL is no valid Redis URL.
+    """Raise ValueError if the URL is not a valid Redis URL.
 
     The message does not quote the URL, since an invalid port is often part of a password.
     """
@@ -56,7 +56,7 @@ def check_redis_url(url: str | None) -> str | None:
         is_read = False
     if not is_read:
         raise ValueError(
-            "not a Redis URL; write redis://:PASSWORD@HOST:6379/0, with / in the password as %2F, # as %23"
+            "not a Redis URL; expected redis://:PASSWORD@HOST:6379/0, with / in the password as %2F and # as %23"
         )
     return url
 
@@ -73,10 +73,10 @@ class Settings(BaseSettings):
         default=None, description="Redis or Valkey; embedded when unset."
     )
     data_dir: Path = Field(
-        default=Path("~/.vectormill"), description="Where the embedded servers keep their files."
+        default=Path("~/.vectormill"), description="Directory of the embedded servers' files."
     )
     cache_dir: Path = Field(
-        default=Path("~/.cache/vectormill"), description="Where converted models are kept between starts."
+        default=Path("~/.cache/vectormill"), description="Directory of converted models, kept between starts."
     )
     models: dict[str, ModelEntry] = Field(
         default_factory=dict, description="JSON: name -> path, revision, options."
@@ -84,15 +84,17 @@ class Settings(BaseSettings):
 
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8000, ge=0, le=65535)
-    api_url: str | None = Field(default=None, description="Where the command line finds the API.")
-    api_key: str | None = Field(
-        default=None, description="API key that the command line and the client send."
+    api_url: str | None = Field(
+        default=None, description="URL of the API for the command line and the client."
     )
-    allowed_hosts: str = Field(default="", description="Names of the API besides loopback's, with commas.")
+    api_key: str | None = Field(default=None, description="API key for the command line and the client.")
+    allowed_hosts: str = Field(
+        default="", description="Host names of the API besides loopback, separated by commas."
+    )
     trusted_proxies: str = Field(
-        default="", description="Addresses and networks of our proxies, with commas."
+        default="", description="Addresses and networks of trusted proxies, separated by commas."
     )
-    hsts_seconds: int = Field(default=0, ge=0, description="How long a browser then asks by TLS alone.")
+    hsts_seconds: int = Field(default=0, ge=0, description="How long browsers use only TLS (HSTS).")
     open_metrics: bool = Field(default=False, description="Serve /metrics without a key.")
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
@@ -100,108 +102,135 @@ class Settings(BaseSettings):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)
     ] = "INFO"
-    otlp_endpoint: str | None = Field(default=None, description="A collector of traces, by OTLP over HTTP.")
-    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="Share of new traces that are sampled.")
+    otlp_endpoint: str | None = Field(default=None, description="URL of a trace collector (OTLP over HTTP).")
+    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="Share of new traces to sample.")
     log_format: Literal["text", "json"] = Field(
-        default="text", description="Format of log lines: for people, or a JSON object each."
+        default="text", description="Format of log lines: text, or a JSON object per line."
     )
 
     chunk_max_items: int = Field(default=2048, ge=1, le=65536)
-    chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Bytes of text in a chunk.")
-    max_text_chars: int = Field(default=1_000_000, ge=1, description="A longer text becomes an item error.")
+    chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Maximum bytes of text in a chunk.")
+    max_text_chars: int = Field(
+        default=1_000_000, ge=1, description="Longest text; a longer one becomes an item error."
+    )
     max_key_bytes: int = Field(
-        default=1024, ge=1, le=2048, description="A B-tree entry holds about 2700 bytes."
+        default=1024, ge=1, le=2048, description="Longest key; a B-tree entry has about 2,700 bytes."
     )
     max_json_bytes: int = Field(
         default=64 << 20, ge=1024, description="Largest JSON body; NDJSON has no limit."
     )
     max_line_bytes: int = Field(default=16 << 20, ge=1024, description="Largest line of NDJSON.")
     source_root: Path | None = Field(
-        default=None, description="Where files of sources must lie; anywhere if unset."
+        default=None, description="Directory that must contain the files of sources; any if unset."
     )
     search_timeout_seconds: float = Field(default=30.0, gt=0)
     put_wait_seconds: float = Field(
         default=5.0,
         ge=0,
-        description="So long a put waits to be searchable, unless its client says another time.",
+        description="How long a put waits to be searchable, unless the client requests another time.",
     )
 
-    max_connections: int = Field(default=512, ge=1, description="Connections of an API process.")
-    max_requests: int = Field(default=256, ge=1, description="Requests that an API process serves at once.")
-    max_requests_per_key: int = Field(default=192, ge=1, description="Requests among them of one API key.")
-    max_logins: int = Field(default=16, ge=1, description="Logins to the console at once.")
-    max_uploads: int = Field(default=64, ge=1, description="Submissions among them.")
-    max_searches: int = Field(default=64, ge=1, description="Searches among them, those that wait included.")
-    max_search_queries: int = Field(default=100, ge=1, description="Queries of one search request.")
-    max_watchers: int = Field(default=100, ge=1, description="Streams of a job's progress among them.")
+    max_connections: int = Field(default=512, ge=1, description="Maximum connections per API process.")
+    max_requests: int = Field(
+        default=256, ge=1, description="Maximum requests that an API process serves at once."
+    )
+    max_requests_per_key: int = Field(default=192, ge=1, description="Maximum of these per API key.")
+    max_logins: int = Field(default=16, ge=1, description="Maximum logins to the console at once.")
+    max_uploads: int = Field(default=64, ge=1, description="Maximum submissions at once.")
+    max_searches: int = Field(
+        default=64, ge=1, description="Maximum searches at once, including waiting ones."
+    )
+    max_search_queries: int = Field(default=100, ge=1, description="Maximum queries in one search request.")
+    max_watchers: int = Field(default=100, ge=1, description="Maximum streams of job progress at once.")
     max_waiting_puts: int = Field(
         default=128,
         ge=1,
-        description="Puts among them that wait to be searchable; more are answered 202 at once.",
+        description="Maximum puts that wait to be searchable; further ones are answered 202 at once.",
     )
-    max_deleted_keys: int = Field(default=10_000, ge=1, description="Most keys that one request may delete.")
+    max_deleted_keys: int = Field(
+        default=10_000, ge=1, description="Maximum keys that one request may delete."
+    )
     max_json_bytes_at_once: int = Field(
         default=64 << 20,
         ge=1024,
-        description="JSON bodies in memory, all together: 16 bytes of objects each.",
+        description="Maximum bytes of JSON bodies in memory at once; a byte takes up to 16 as objects.",
     )
-    body_idle_seconds: float = Field(default=60.0, gt=0, description="A body silent for so long is given up.")
+    body_idle_seconds: float = Field(
+        default=60.0, gt=0, description="A request body that sends nothing for this long is given up."
+    )
     max_job_items: int = Field(default=50_000_000, ge=1)
-    max_job_bytes: int = Field(default=100 << 30, ge=1024, description="Largest submission, decompressed.")
-    max_gzip_ratio: int = Field(default=200, ge=1, description="NDJSON is 3 to 20 times its gzip.")
+    max_job_bytes: int = Field(
+        default=100 << 30, ge=1024, description="Largest submission, after decompression."
+    )
+    max_gzip_ratio: int = Field(
+        default=200, ge=1, description="Highest compression ratio; NDJSON usually has 3 to 20."
+    )
     max_file_bytes: int = Field(default=32 << 30, ge=1024, description="Largest file that may be uploaded.")
     max_pending_items: int = Field(
-        default=200_000_000, ge=1, description="Most items not yet encoded, all jobs together."
+        default=200_000_000, ge=1, description="Maximum items of all jobs that are not yet encoded."
     )
-    max_collections: int = Field(default=10_000, ge=1, description="Each is a table, a view and an index.")
+    max_collections: int = Field(
+        default=10_000, ge=1, description="Maximum collections; each has a table, a view and an index."
+    )
 
-    index_rows: int = Field(default=10_000, ge=0, description="Rows from which policy auto builds an index.")
+    index_rows: int = Field(
+        default=10_000, ge=0, description="Number of rows from which policy auto builds an index."
+    )
     index_memory_share: float = Field(
-        default=0.25, gt=0, le=1, description="Share of the database server's free memory for one build."
+        default=0.25,
+        gt=0,
+        le=1,
+        description="Share of the database server's free memory for one index build.",
     )
     index_rebuild_share: float = Field(
-        default=0.2, gt=0, description="Rows deleted or replaced since an index was built, of those it had."
+        default=0.2, gt=0, description="Share of deleted or replaced rows from which an index is rebuilt."
     )
     index_bulk_share: float = Field(
-        default=0.3, gt=0, description="Changes, of all rows, for which an index is dropped and built anew."
+        default=0.3, gt=0, description="Share of changed rows from which an index is dropped and rebuilt."
     )
-    tend_seconds: float = Field(default=30.0, gt=0, description="How often the scheduler looks at indexes.")
+    tend_seconds: float = Field(default=30.0, gt=0, description="How often the scheduler checks the indexes.")
 
     lease_seconds: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=5.0, gt=0)
-    max_attempts: int = Field(default=5, ge=1, description="Claims of a chunk before it is split.")
-    indexer_runs: int = Field(default=4, ge=1, le=64, description="Runs that an indexer carries out at once.")
+    max_attempts: int = Field(default=5, ge=1, description="Maximum claims of a chunk before it is split.")
+    indexer_runs: int = Field(
+        default=4, ge=1, le=64, description="Maximum runs that an indexer carries out at once."
+    )
     dispatch_seconds: float = Field(
         default=0.1, gt=0, description="Pause of the dispatcher while jobs are open."
     )
     idle_dispatch_seconds: float = Field(
-        default=2.0, gt=0, description="Pause of the dispatcher while none is."
+        default=2.0, gt=0, description="Pause of the dispatcher while no jobs are open."
     )
     reap_seconds: float = Field(default=5.0, gt=0)
     queued_timeout_seconds: float = Field(
-        default=60.0, gt=0, description="A dispatch unclaimed for so long is lost."
+        default=60.0, gt=0, description="A dispatch that is not claimed for this long counts as lost."
     )
     ageing_seconds: float = Field(
-        default=600.0, gt=0, description="So long without progress lifts a job by one priority."
+        default=600.0, gt=0, description="A job without progress for this long gains one priority."
     )
     load_failure_seconds: float = Field(
-        default=86400.0, gt=0, description="A job fails whose model no worker could load for so long."
+        default=86400.0, gt=0, description="A job fails if no worker could load its model for this long."
     )
     upload_timeout_seconds: float = Field(
-        default=3600.0, gt=0, description="An upload silent for so long is removed."
+        default=3600.0, gt=0, description="An upload that receives nothing for this long is removed."
     )
-    retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
+    retention_days: float = Field(
+        default=30.0, gt=0, description="Ended jobs are deleted after this many days."
+    )
     file_retention_days: float = Field(
-        default=30.0, gt=0, description="Files are kept so long, unless a client says another time."
+        default=30.0,
+        gt=0,
+        description="Files are deleted after this many days, unless a client requests another time.",
     )
     webhook_timeout_seconds: float = Field(
-        default=15.0, gt=0, le=300, description="For one attempt at a webhook, name look-up and all."
+        default=15.0, gt=0, le=300, description="Time-out of one delivery attempt, including name resolution."
     )
     webhook_private_targets: bool = Field(
-        default=False, description="Allow webhooks into private networks and to loopback."
+        default=False, description="Allow webhooks to private networks and loopback."
     )
     retired_generation_days: float = Field(
-        default=7.0, ge=0, description="Days for which a collection can be rolled back."
+        default=7.0, ge=0, description="Days during which a collection can be rolled back."
     )
 
     @model_validator(mode="after")
@@ -210,8 +239,8 @@ class Settings(BaseSettings):
         if self.heartbeat_seconds > longest:
             raise ValueError(
                 f"heartbeat_seconds ({self.heartbeat_seconds:g}) must be at most {longest:g}: {BEATS_IN_A_LEASE} "
-                f"heartbeats in lease_seconds ({self.lease_seconds:g}), and in the {ALIVE_SECONDS:g} s after which a "
-                "silent worker counts as dead"
+                f"heartbeats must fit in lease_seconds ({self.lease_seconds:g}) and in the {ALIVE_SECONDS:g} s after "
+                "which a silent worker counts as dead"
             )
         return self
 

@@ -73,7 +73,7 @@ def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
     except ImportError as error:
         raise ConfigurationError(
-            f"Traces to {endpoint} need a package that is not installed ({error.name}): pip install "
+            f"Sending traces to {endpoint} requires a package that is not installed ({error.name}): pip install "
             "'vectormill[tracing]', or unset VECTORMILL_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT."
         ) from error
     exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=EXPORT_SECONDS)
@@ -83,7 +83,7 @@ def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
     )
     _provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING_SPANS))
     _tracer = _provider.get_tracer("vectormill")
-    logger.info("Traces go to %s.", endpoint)
+    logger.info("Sending traces to %s.", endpoint)
 
 
 def end_tracing() -> None:

@@ -38,8 +38,8 @@ CHILDREN_GRACE_SECONDS = 7.0
 SERVERS_GRACE_SECONDS = 2.5
 # Only root may be able to read Python, model files and their caches, or to use the GPU.
 AS_ROOT = (
-    "started as root: Postgres runs as a user without privileges, everything else as root, because that user may not "
-    "reach Python, the models or their caches; start vectormill as an ordinary user to have nothing run as root"
+    "started as root: Postgres runs as an unprivileged user, everything else as root, because that user may not be "
+    "able to read Python, the models or their caches; to run nothing as root, start vectormill as an ordinary user"
 )
 
 
@@ -48,7 +48,7 @@ class MigrationFailed(Unavailable):
 
 
 class PortTaken(Conflict):
-    """Another program listens on a port that a process of this stack needs."""
+    """Another program is using a port that a process of this stack needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
     """
     if port and not processes.is_port_free(port, host):
         raise PortTaken(
-            f"cannot listen on {host} port {port}: another program does, or the address is not on this machine; "
-            f"stop that program, or give another {flag}"
+            f"cannot listen on {host} port {port}: another program uses the port, or this machine does not have the "
+            f"address; stop that program, or use another {flag}"
         )
     return Endpoint(host, port or processes.free_port())
 

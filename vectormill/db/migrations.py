@@ -51,11 +51,11 @@ def find_known_revision(connection: Connection, scripts: ScriptDirectory) -> str
         return found
     if found < min(known):
         raise ConfigurationError(
-            f"The database was made by a commit before the first release (revision {found}), and no migration leads on "
-            "from there. Make a new one, name it in VECTORMILL_DATABASE_URL (for `vectormill up`: another "
-            "VECTORMILL_DATA_DIR), run `vectormill migrate`, and submit or index again."
+            f"The database was created by a commit before the first release (revision {found}), from which no "
+            "migration leads on. Create a new database, set VECTORMILL_DATABASE_URL to it (for `vectormill up`: "
+            "another VECTORMILL_DATA_DIR), run `vectormill migrate`, and submit or index again."
         )
     raise ConfigurationError(
-        f"The database is at revision {found}, which this release does not know: a newer one has migrated it. Run that "
-        "release, or restore the backup that was made before."
+        f"The database is at revision {found}, which is unknown to this release: a newer release has migrated it. Use "
+        "that release, or restore a backup from before the migration."
     )

@@ -7,7 +7,7 @@ from typing import Final
 def find_scripts(package: Path) -> Path:
     """Return the folder of migrations.
 
-    In a checkout it is beside the packages; in a wheel it is inside this package, where setup.py copies it.
+    In a checkout it is next to the packages; in a wheel it is inside this package, where setup.py copies it.
     """
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "alembic"

@@ -87,8 +87,8 @@ def place_of_ours(account: Account) -> Path:
         if _is_ours(place) and account.can_enter(place):
             return place
     raise EmbeddedServerFailed(
-        f"Postgres runs as user {account.name} because root may not run it, and there is no place for its files that "
-        f"{account.name} can reach: tried {', '.join(map(str, OUR_PLACES))} and the temporary directory"
+        f"Postgres runs as user {account.name} because root may not run it, but {account.name} can reach no directory "
+        f"for its files: tried {', '.join(map(str, OUR_PLACES))} and the temporary directory"
     )
 
 

@@ -50,29 +50,29 @@ SETTINGS_FILE = "vectormill.conf"
 SETTINGS = """\
 # Written by vectormill at every start. To change a setting: ALTER SYSTEM SET name = value.
 
-fsync = on                              # Postgres is the only truth
-synchronous_commit = on                 # a job that was answered 202 is on the disk
+fsync = on                              # Postgres is the source of truth
+synchronous_commit = on                 # an accepted job (202) is on disk
 full_page_writes = on
 
 shared_buffers = 128MB                  # it shares the machine with the model; the page cache does the rest
 maintenance_work_mem = 256MB            # an HNSW build that does not fit is an order of magnitude slower
 max_connections = 100
 
-# Nobody streams from a server of one machine. minimal spares the log for what a transaction builds anew: a CREATE
-# INDEX (gigabytes, for HNSW) is synced to the disk once instead. The price is no pg_basebackup; pg_dump works.
+# Nothing replicates from this server. With minimal, what a transaction creates is not logged: a CREATE INDEX
+# (gigabytes, for HNSW) is synced to disk once instead. So pg_basebackup does not work, but pg_dump does.
 wal_level = minimal
 max_wal_senders = 0
 max_logical_replication_workers = 0
 max_wal_size = 4GB                      # fewer checkpoints, so fewer full pages logged, during a bulk load
 checkpoint_timeout = 15min
 
-log_lock_waits = on                     # two duties in each other's way should be seen
+log_lock_waits = on                     # show which duties block each other
 log_line_prefix = '%m [%p] %q%a '
 log_timezone = UTC
 timezone = UTC
 jit = off                               # all our statements are short
 
-# An idle server should cost nothing: these wake less often, and sleep long after nothing happened.
+# An idle server should cost nothing: these wake less often, and sleep longer when nothing happens.
 autovacuum_naptime = 2min
 bgwriter_delay = 1s
 wal_writer_delay = 1s
@@ -101,7 +101,7 @@ class Cluster:
             return path.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             raise EmbeddedServerFailed(
-                f"the cluster's password file {path} is gone; restore it, or remove "
+                f"the cluster's password file {path} is missing: restore it, or remove "
                 f"{self.directory} to start with an empty database"
             ) from None
 
@@ -130,7 +130,7 @@ def open_cluster(home: Path) -> Cluster:
     link = home / "postgres"
     if link.is_symlink() and not link.exists():
         raise EmbeddedServerFailed(
-            f"{link} points to {link.readlink()}, which is gone; remove the link to begin with an empty database"
+            f"{link} points to {link.readlink()}, which does not exist: remove the link to start with an empty database"
         )
     cluster = _existing_cluster(link) if link.exists() else _new_cluster(home, link)
     if not cluster.sockets.exists():
@@ -158,7 +158,7 @@ def _existing_cluster(link: Path) -> Cluster:
         if account is not None:
             raise EmbeddedServerFailed(
                 f"the cluster {directory} belongs to user {account.name}: run vectormill as root or as "
-                f"{account.name}, or give another --data-dir"
+                f"{account.name}, or use another --data-dir"
             )
     elif account is None:  # an earlier start was killed before it changed the owner: the directory is empty
         account = server_account()
@@ -166,8 +166,8 @@ def _existing_cluster(link: Path) -> Cluster:
         os.chown(directory, account.uid, account.gid)
     if account is not None and not account.can_enter(directory):
         raise EmbeddedServerFailed(
-            f"user {account.name}, who owns the cluster {directory}, cannot reach it: move it to where "
-            f"{account.name} can, and leave a link to it at {link}"
+            f"user {account.name}, who owns the cluster {directory}, cannot access it: move it to a directory that "
+            f"{account.name} can access, and link to it from {link}"
         )
     return Cluster(directory, account)
 
@@ -185,7 +185,7 @@ def _new_cluster(home: Path, link: Path) -> Cluster:
     os.chown(directory, account.uid, account.gid)
     link.symlink_to(directory)
     logger.info(
-        "Postgres runs as user %s, who cannot reach %s: the database lies in %s",
+        "Postgres runs as user %s, who cannot access %s: the database is stored in %s",
         account.name,
         home,
         directory,
@@ -198,14 +198,14 @@ def initialise(
 ) -> None:
     """Create the data directory with initdb unless it exists.
 
-    A half-made one of a start that was killed is replaced.
+    An incomplete one of a start that was killed is replaced.
     """
     if cluster.data.exists():
         version = (cluster.data / "PG_VERSION").read_text(encoding="utf-8").strip()
         if version != binaries.major_version:
             raise EmbeddedServerFailed(
-                f"the cluster {cluster.directory} was made by Postgres {version} and the installed one is "
-                f"{binaries.major_version}: pg_dump it with the old one, or give another --data-dir"
+                f"the cluster {cluster.directory} was created by Postgres {version}, but version "
+                f"{binaries.major_version} is installed: dump it with the old pg_dump, or use another --data-dir"
             )
         return
     draft = cluster.directory / "data.draft"
@@ -221,7 +221,7 @@ def initialise(
         processes.kill_group(process.pid)
         process.wait()
     if process.returncode != 0:
-        raise EmbeddedServerFailed(f"initdb could not make {draft}:{tail_of(log_path)}")
+        raise EmbeddedServerFailed(f"initdb could not create {draft}:{tail_of(log_path)}")
     with (draft / "postgresql.conf").open("a", encoding="utf-8") as configuration:
         configuration.write(f"\ninclude_if_exists = '{SETTINGS_FILE}'\n")
     draft.rename(cluster.data)
@@ -252,5 +252,5 @@ def _wait_for_initdb(process: "subprocess.Popen[bytes]", cancelled: threading.Ev
             raise StartCancelled
         if time.monotonic() > deadline:
             raise EmbeddedServerFailed(
-                f"initdb was not done after {INITDB_TIMEOUT_SECONDS:.0f} s; is the disk very slow?"
+                f"initdb did not finish within {INITDB_TIMEOUT_SECONDS:.0f} s; is the disk very slow?"
             )

@@ -59,15 +59,15 @@ class DirectoryLock:
             holder = os.read(descriptor, 32).decode().strip() or "unknown"
             os.close(descriptor)
             raise AlreadyRunning(
-                f"another vectormill (pid {holder}) is running on {self._directory}; "
-                "stop it, or give another --data-dir"
+                f"another vectormill (pid {holder}) is running on {self._directory}: "
+                "stop it, or use another --data-dir"
             ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Release the lock; releasing it twice is no error."""
+        """Release the lock; releasing it twice is not an error."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
@@ -98,7 +98,7 @@ def write_note(data_dir: Path, stack: RunningStack) -> None:
 
 
 def remove_note(data_dir: Path) -> None:
-    """Remove the note; a missing note is no error."""
+    """Remove the note; a missing note is not an error."""
     with contextlib.suppress(FileNotFoundError):
         (data_dir / FILE_NAME).unlink()
 

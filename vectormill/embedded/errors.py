@@ -4,7 +4,7 @@ from vectormill.domain.errors import Conflict, Unavailable
 
 
 class AlreadyRunning(Conflict):
-    """Another vectormill is running on this data directory; stop it, or give another --data-dir."""
+    """Another vectormill is running on this data directory; stop it, or use another --data-dir."""
 
 
 class EmbeddedServerFailed(Unavailable):
@@ -12,4 +12,4 @@ class EmbeddedServerFailed(Unavailable):
 
 
 class StartCancelled(Unavailable):
-    """The start of an embedded server was given up because a stop was asked for."""
+    """The start of an embedded server was cancelled because a stop was requested."""

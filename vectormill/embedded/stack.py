@@ -143,7 +143,7 @@ class EmbeddedStack:
             if self._stopping.is_set():
                 return
             pause = backoff.pause_after(time.monotonic() - began)
-            logger.warning("%s ended; starting it again in %.1f s", server.name, pause)
+            logger.warning("%s ended; restarting it in %.1f s", server.name, pause)
             if self._stopping.wait(pause):
                 return
             self._start_again(server)
@@ -157,12 +157,12 @@ class EmbeddedStack:
             except StartCancelled:
                 return
             except (VectormillError, OSError) as error:
-                logger.error("%s could not be started again: %s", server.name, error)
+                logger.error("%s could not be restarted: %s", server.name, error)
 
     def stop(self, timeout: float = 4.0) -> None:
         """Stop the servers, remove the note and release the lock.
 
-        Postgres has `timeout` seconds for a fast shutdown. Stopping twice is no error.
+        Postgres has `timeout` seconds for a fast shutdown. Stopping twice is not an error.
         """
         self._stopping.set()
         for server in reversed(self._servers):

@@ -44,7 +44,7 @@ requirepass {password}
 dir {directory}
 
 maxmemory 256mb
-# A full broker refuses messages, and the dispatcher sends them later; evicting would drop them unseen.
+# A full broker refuses messages, and the dispatcher sends them later; evicting would drop them unnoticed.
 maxmemory-policy noeviction
 save ""
 appendonly no
@@ -145,7 +145,7 @@ class EmbeddedValkey:
         """Stop the server.
 
         It has nothing to save, so it is killed if it takes longer than `timeout` seconds. Stopping a server
-        that is not running is no error.
+        that is not running is not an error.
         """
         if self._process is not None:
             end_child(self._process, ((signal.SIGTERM, timeout),))

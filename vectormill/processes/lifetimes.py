@@ -161,7 +161,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     Two callers could still choose the same one of 12,000.
     """
     while True:
-        port = random.randint(*_SERVER_PORTS)  # noqa: S311 - the port is no secret
+        port = random.randint(*_SERVER_PORTS)  # noqa: S311 - the port is not a secret
         if is_port_free(port, host):
             return port
 
@@ -220,7 +220,7 @@ def running_in(directory: Path, name: str) -> list[psutil.Process]:
 
 
 def kill_group(pid: int) -> None:
-    """Kill every process in the process group that this pid leads or led; an empty group is no error."""
+    """Kill every process in the process group that this pid leads or led; an empty group is not an error."""
     # macOS raises EPERM for a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -307,4 +307,4 @@ def _send(targets: list[psutil.Process], number: int) -> None:
 def _wait_until_gone(targets: list[psutil.Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while any(is_alive(each.pid, each.create_time()) for each in targets) and time.monotonic() < deadline:
-        time.sleep(END_POLL_SECONDS)  # these are no children of this process, so poll
+        time.sleep(END_POLL_SECONDS)  # these are not children of this process, so poll

@@ -109,7 +109,7 @@ def _log_last_error(kind: type[BaseException], error: BaseException, traceback: 
         sys.__excepthook__(kind, error, traceback)
         return
     logging.getLogger(__name__).critical(
-        "Process %d ends with an error.", os.getpid(), exc_info=(kind, error, traceback)
+        "Process %d is ending with an error.", os.getpid(), exc_info=(kind, error, traceback)
     )
 
 

@@ -121,7 +121,7 @@ class Supervisor:
     def stop(self, grace: float = 8.0) -> None:
         """Send SIGTERM to all children at once, and SIGKILL after `grace` seconds to those that still run.
 
-        Return when none of their processes is left. Stopping twice is no error.
+        Return when none of their processes is left. Stopping twice is not an error.
         """
         self._stopping.set()
         deadline = time.monotonic() + grace
@@ -172,9 +172,7 @@ class _Keeper:
                 self.spec = self.spec.succeed(status)
             self._early_ends += not self._is_ready
             pause = backoff.pause_after(time.monotonic() - began)
-            logger.warning(
-                "%s ended with %s; starting it again in %.1f s", self.spec.name, _how(status), pause
-            )
+            logger.warning("%s ended with %s; restarting it in %.1f s", self.spec.name, _how(status), pause)
             if self._stopping.wait(pause):
                 return
 
@@ -226,7 +224,7 @@ class _Keeper:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill the process, its group, and descendants in groups of their own."""
+    """Kill the process, its group, and descendants in their own groups."""
     descendants: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         descendants = psutil.Process(pid).children(recursive=True)

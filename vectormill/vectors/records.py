@@ -2,7 +2,7 @@
 
 A record is a path of steps from a root type of the schema to a leaf. A job returns an item's records as a
 list. A collection stores them grouped by the type that they begin with, as jsonb, so that `output ->
-'person'` are the records of persons. Beside a chunk the records of all its items are one compressed value.
+'person'` are the records of persons. With a chunk, the records of all its items are stored as one compressed value.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def group_records(output: bytes) -> bytes:
             grouped.setdefault(path[0]["type"], []).append(path)
         encoded = msgspec.json.encode(grouped)
     except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError) as error:
-        raise UnstorableRecord(f"the records cannot be kept as JSON: {error}") from error
+        raise UnstorableRecord(f"the records cannot be stored as JSON: {error}") from error
     if has_nul(encoded):
         raise UnstorableRecord("the records contain a NUL character (U+0000), which Postgres cannot store")
     return encoded

@@ -69,7 +69,7 @@ VECTOR_TYPE_BY_NAME: Final[Mapping[str, VectorType]] = {
 
 
 def choose_vector_type(spec: EncodingSpec, *, in_collection: bool) -> VectorType:
-    """Return the requested type; by default float16 in a collection and float32 beside a job's chunks.
+    """Return the requested type; by default float16 in a collection and float32 alongside a job's chunks.
 
     Scores are float32 everywhere.
     """

@@ -167,7 +167,7 @@ def test_a_cluster_of_another_major_version_is_refused(home: Path, server: Embed
     server.start()
     server.stop()
     (home / "postgres" / "data" / "PG_VERSION").write_text("17\n")
-    with pytest.raises(EmbeddedServerFailed, match="made by Postgres 17 and the installed one is 18"):
+    with pytest.raises(EmbeddedServerFailed, match="created by Postgres 17, but version 18 is installed"):
         server.start()
 
 

@@ -56,8 +56,8 @@ def test_a_stack_is_found_while_it_runs_and_not_afterwards(data_dir: Path) -> No
         with pytest.raises(AlreadyRunning) as raised:
             EmbeddedStack(data_dir).start()
         assert str(raised.value) == (
-            f"another vectormill (pid {os.getpid()}) is running on {data_dir}; "
-            "stop it, or give another --data-dir"
+            f"another vectormill (pid {os.getpid()}) is running on {data_dir}: "
+            "stop it, or use another --data-dir"
         )
         assert find_running(data_dir) == found  # the refused one took nothing away
     assert find_running(data_dir) is None

@@ -219,7 +219,7 @@ def test_up_does_not_take_the_api_of_another_stack_for_its_own(home: Path) -> No
         assert up.process.wait(STOP_SECONDS) == 1
         api.kill()
     said = up.output.read_text()
-    assert f"PortTaken: cannot listen on 127.0.0.1 port {port}: another program does" in said
+    assert f"PortTaken: cannot listen on 127.0.0.1 port {port}: another program uses the port" in said
     assert up.ready_lines == []
 
 

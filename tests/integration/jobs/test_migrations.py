@@ -80,7 +80,8 @@ def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine
 
 
 @pytest.mark.parametrize(
-    ("revision", "said"), [("0025", "before the first release.*Make a new one"), ("9999", "a newer one")]
+    ("revision", "said"),
+    [("0025", "before the first release.*Create a new database"), ("9999", "a newer release")],
 )
 def test_a_database_that_no_migration_leads_from_is_refused_in_a_sentence(
     database_url: str, engine: Engine, revision: str, said: str
