@@ -58,7 +58,7 @@ def test_nobody_gets_in_without_the_password(shared: tuple[Path, str]) -> None:
 
 
 def test_a_second_server_on_the_same_cluster_is_refused_and_told_who_runs(shared: tuple[Path, str]) -> None:
-    with pytest.raises(AlreadyRunning, match=rf"vectormill \(pid {os.getpid()}\) is running on {shared[0]};"):
+    with pytest.raises(AlreadyRunning, match=rf"vectormill \(pid {os.getpid()}\) is running on {shared[0]}:"):
         EmbeddedPostgres(shared[0]).start()
     assert value(shared[1], "SELECT 1") == 1
 
