@@ -223,7 +223,7 @@ def test_a_spec_of_another_model_or_revision_is_refused_and_the_report_shows_it_
         assert worker.model != other.model or not worker.has_model_of(other)
         with pytest.raises(ModelError, match="The job needs the model"):
             encode(engine, ["fine"], spec=other)
-    with pytest.raises(ModelError, match=r"task is extract; .* supports only embed, score"):
+    with pytest.raises(ModelError, match=r"task is extract, but .* supports only embed, score"):
         encode(engine, ["fine"], spec=replace(SPEC, task="extract"))
 
 

@@ -116,5 +116,5 @@ def test_a_process_that_is_started_again_as_another_encoder_gets_batches_that_ar
     assert (adopted.pads, adopted.buckets) == (True, LengthBuckets(64))
     assert engine._queue._pool.num_started == 2
     changes = engine.report()["changes_at_restart"]
-    assert "attention was packed (varlen) and is padded (sdpa)" in changes
-    assert "num_streams was 1 and is 2" in changes
+    assert "attention changed from packed (varlen) to padded (sdpa)" in changes
+    assert "num_streams changed from 1 to 2" in changes
