@@ -66,7 +66,7 @@ def test_chunks_that_are_kept_back_by_an_error_name_it_and_others_go_on(engine: 
         release_chunk(connection, held, "ValueError: no good", is_counted=True, delay_seconds=60)
     assert explain(engine, job) is None  # its second chunk waits for nothing
     complete(engine, claim_next(engine))
-    assert "because of: ValueError: no good" in str(explain(engine, job))
+    assert "after an error: ValueError: no good" in str(explain(engine, job))
 
 
 def test_a_job_behind_others_says_how_many_and_which_come_first(engine: Engine) -> None:

@@ -132,4 +132,4 @@ def test_kept_texts_come_before_those_of_jobs(engine: Engine, docs: Generation) 
         )
         items, reason = sample_texts(connection, docs, 10)
     assert [item.key for item in items] == ["k1"]
-    assert "keeps" in reason
+    assert "the collection stores" in reason
