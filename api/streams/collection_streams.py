@@ -13,6 +13,7 @@ from api.streams.vector_streams import PIECE_BYTES, Pieces, PieceSink
 from vectormill.collections.exports import Inclusion, RowPage
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.files.result_tables import RESULT_TABLES
 
 Pages = Generator[RowPage, None, None]
 
@@ -53,16 +54,16 @@ def write_lines(spec: EncodingSpec, page: RowPage, inclusion: Inclusion, start: 
 
 def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pieces:
     """Yield a Parquet file with the key and the included columns of result, metadata (a JSON string) and text."""
-    columns = RESULT_COLUMNS[spec.result]
+    table = RESULT_TABLES[spec.result]
     fields = [pa.field("key", pa.string(), nullable=False)]
     if inclusion.result:
-        fields += columns.fields(spec)
+        fields += table.fields(spec)
     if inclusion.metadata:
         fields.append(pa.field("metadata", pa.string()))
     if inclusion.text:
         fields += [pa.field(name, pa.string()) for name in choose_kind(spec).text_columns]
     schema = pa.schema(fields)
-    compression = {field.name: "zstd" for field in fields} | dict(columns.compression)
+    compression = {field.name: "zstd" for field in fields} | dict(table.compression)
     sink = PieceSink()
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
@@ -84,7 +85,7 @@ def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pie
 def _make_table(page: RowPage, spec: EncodingSpec, inclusion: Inclusion, schema: pa.Schema) -> pa.Table:
     columns: list[Any] = [pa.array(page.keys, pa.string())]
     if page.results is not None:
-        columns += RESULT_COLUMNS[spec.result].arrays(page.results, spec)
+        columns += RESULT_TABLES[spec.result].arrays(page.results, spec)
     if inclusion.metadata:
         columns.append(pa.array(page.metadata, pa.string()))
     if inclusion.text:

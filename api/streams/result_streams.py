@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import Engine
 
-from api.streams.result_columns import RESULT_COLUMNS
 from api.streams.vector_streams import PIECE_BYTES, Pieces, PieceSink, ResultFormat
 from vectormill.domain.task import RECORD, SCORE
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
+from vectormill.files.result_tables import RESULT_TABLES
 from vectormill.jobs.export import RecordBlock, VectorBlock, read_job_records, read_vectors
 from vectormill.jobs.job import Job
 from vectormill.vectors.scores import Numbers, describe_scores
@@ -37,13 +37,13 @@ def write_score_lines(job: Job, blocks: ScoreBlocks) -> Pieces:
 
 def write_score_table(job: Job, blocks: ScoreBlocks) -> Pieces:
     """Yield a Parquet file with key, score, label and probabilities (one field per label), without failed items."""
-    columns = RESULT_COLUMNS[SCORE]
-    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *columns.fields(job.spec)])
+    table = RESULT_TABLES[SCORE]
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *table.fields(job.spec)])
     sink = PieceSink()
     writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd")
     with closing(blocks), writer:
         for keys, numbers in _gather_scores(blocks):
-            arrays = [pa.array(keys, pa.string()), *columns.arrays(numbers, job.spec)]
+            arrays = [pa.array(keys, pa.string()), *table.arrays(numbers, job.spec)]
             writer.write_table(pa.table(arrays, schema=schema))
             yield sink.take()
         writer.close()

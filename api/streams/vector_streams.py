@@ -21,7 +21,9 @@ from starlette.types import Receive, Scope, Send
 
 from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from vectormill.domain.encoding import FLOAT32
+from vectormill.domain.task import VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputFormat
+from vectormill.files.result_tables import RESULT_TABLES
 from vectormill.jobs.export import VectorBlock
 from vectormill.jobs.job import Job
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
@@ -50,14 +52,13 @@ class NumberFormat:
 
     slot_bytes: int
     write: Callable[[Any], npt.NDArray[np.uint8]]
-    arrow: pa.DataType
 
 
 NUMBER_FORMATS: Final = {
-    np.dtype(np.float32): NumberFormat(SLOT_BYTES, write_decimals, pa.float32()),
-    np.dtype(np.float16): NumberFormat(HALF_SLOT_BYTES, write_halves, pa.float16()),
-    np.dtype(np.int8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes, pa.int8()),
-    np.dtype(np.uint8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes, pa.uint8()),
+    np.dtype(np.float32): NumberFormat(SLOT_BYTES, write_decimals),
+    np.dtype(np.float16): NumberFormat(HALF_SLOT_BYTES, write_halves),
+    np.dtype(np.int8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes),
+    np.dtype(np.uint8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes),
 }
 
 
@@ -145,22 +146,21 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
     kind = delivered_type(job)
     number = np.dtype(kind.row)
     width = kind.width(job.spec.dimensions)
-    embedding_type = pa.list_(NUMBER_FORMATS[number].arrow, width)
-    schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("embedding", embedding_type)])
+    table = RESULT_TABLES[VECTOR]
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *table.fields(job.spec)])
     rows_per_group = max(1, choose_group_bytes(job) // (number.itemsize * width))
     sink = PieceSink()
-    # Components of unit vectors are nearly random: neither a dictionary nor compression makes them smaller.
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
         schema,
-        compression={"key": "zstd", "embedding.list.element": "none"},
+        compression={"key": "zstd", **table.compression},
         use_dictionary=False,
         write_statistics=False,
     )
     with closing(blocks), writer:
         for keys, rows in gather_rows(blocks, rows_per_group, number):
-            embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=embedding_type)
-            writer.write_table(pa.table([pa.array(keys, pa.string()), embedding], schema=schema))
+            columns = [pa.array(keys, pa.string()), *table.arrays(rows, job.spec)]
+            writer.write_table(pa.table(columns, schema=schema))
             yield sink.take()
         writer.close()
         yield sink.take()
