@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine
 from indexer.batches import BatchKeeper
 from indexer.context import RunContext
 from indexer.follower import Follower
+from indexer.outputs import OutputKeeper
 from indexer.phases import Tools, carry_out
 from indexer.reindexing import open_run_source
 from vectormill.db.outages import DATABASE_ERRORS
@@ -175,7 +176,11 @@ def serve(
     )
     heartbeat.start()
     try:
-        with Follower(database_url, settings, registry), BatchKeeper(database_url, settings, registry, owner):
+        with (
+            Follower(database_url, settings, registry),
+            BatchKeeper(database_url, settings, registry, owner),
+            OutputKeeper(database_url, settings, owner),
+        ):
             while not stop.is_set():
                 try:
                     _serve_connected(engine, claims, tools, settings, stop)

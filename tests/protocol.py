@@ -55,8 +55,9 @@ def submit(
     chunk_max_items: int = 4,
     priority: int = 5,
     idempotency_key: str | None = None,
+    output_url: str | None = None,
 ) -> Job:
-    new_job = NewJob(spec, collection, priority, None, idempotency_key)
+    new_job = NewJob(spec, collection, priority, None, idempotency_key, output_url=output_url)
     with JobWriter(engine, new_job, Settings(chunk_max_items=chunk_max_items)) as writer:
         for item in items:
             writer.add(item)

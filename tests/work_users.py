@@ -5,6 +5,7 @@ stop.
 """
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Protocol
 
+import pyarrow.parquet as pq
 from sqlalchemy import Connection, Engine, text
 
 from indexer.batches import process_batch
@@ -21,7 +23,7 @@ from indexer.phases import Tools, carry_out
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting
 from tests.indexers import ListedSource, row, start_run
-from tests.obedient_engine import ObedientEngine, encoding_chunks
+from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import SPEC, submit
 from tests.request_batches import keep_all, line, write
 from tests.webhooks import make_webhook
@@ -37,11 +39,24 @@ from vectormill.jobs.dispatch import list_demands, mark_queued
 from vectormill.jobs.item import Item
 from vectormill.jobs.jobs import cancel_job
 from vectormill.models.registry import Registry
+from vectormill.objects.merging import merge_parts
+from vectormill.objects.output import (
+    CLOSING,
+    MANIFEST,
+    OUTPUT,
+    HeldOutput,
+    claim_output,
+    sweep,
+    write_manifest,
+)
+from vectormill.objects.parts import PREFIX, SUFFIX
+from vectormill.objects.reading import read_manifest
+from vectormill.objects.store import list_folder, write_object
 from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
-from vectormill.work.loop import Stopping
+from vectormill.work.loop import Stopping, handing_back
 from vectormill.work.work import Work
 from worker.engine.request import EncodeRequest, EngineStopped
 
@@ -381,4 +396,80 @@ class Chunks:
         return tuple(counts.one())
 
 
-USERS: tuple[User, ...] = (Deliveries(), ValidatingBatches(), FinalizingBatches(), Runs(), Chunks())
+def new_folder() -> str:
+    """Return the URL of a new empty folder, which goes with the process."""
+    folder = tempfile.TemporaryDirectory(prefix="vectormill-outputs-")
+    FOLDERS.append(folder)
+    return f"file://{folder.name}/out"
+
+
+FOLDERS: list["tempfile.TemporaryDirectory[str]"] = []
+
+
+class ChunksToStorage(Chunks):
+    """Chunks with one chunk whose result goes into object storage: only what a commit has recorded counts."""
+
+    tables: tuple[str, ...] = ("jobs", "outputs")
+
+    def make(self, engine: Engine) -> None:
+        job = submit(engine, [Item("key", b"text")], output_url=new_folder())
+        with engine.begin() as connection:
+            mark_queued(connection, [(job.id, 0)])
+
+    def count_effects(self, connection: Connection) -> Any:
+        url = connection.execute(text("SELECT url FROM vectormill.outputs")).scalar_one()
+        rows = [
+            tuple(row.items())
+            for part in connection.execute(text("SELECT name FROM vectormill.parts")).scalars()
+            for row in pq.read_table(f"{url.removeprefix('file://')}/{part}").to_pylist()
+        ]
+        return (*super().count_effects(connection), str(rows))
+
+
+class Outputs:
+    """Outputs with that of one ended job of three parts, next to which lies one that no commit has recorded."""
+
+    work = OUTPUT
+    max_attempts: int | None = None
+    done = "swept"
+    cancelled: frozenset[str] = frozenset()
+    tables: tuple[str, ...] = ("jobs", "outputs")
+
+    def make(self, engine: Engine) -> None:
+        self._url = new_folder()
+        items = [Item(f"key {number}", b"text") for number in range(3)]
+        job = submit(engine, items, output_url=self._url, chunk_max_items=1)
+        with encoding_chunks(engine) as encoder:
+            run_to_end(engine, encoder, job)
+        write_object(f"{self._url}/{PREFIX}orphan{SUFFIX}", b"of a worker that lost its lease")
+
+    def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
+        return claim_output(connection, "test", lease_seconds, grace_seconds=0)
+
+    def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
+        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=during, url=claimed[1])
+        with handing_back(engine, claimed[0]):
+            held.keep()
+            if claimed[0].state == CLOSING:
+                merge_parts(held)
+                write_manifest(held)
+            else:
+                sweep(held, grace_seconds=0)
+
+    finish = finish_all
+
+    def cancel(self, connection: Connection) -> None:
+        """Do nothing: the end of a job is not undone."""
+
+    def count_effects(self, connection: Connection) -> Any:
+        names = sorted(each.url.rpartition("/")[2] for each in list_folder(self._url))
+        names = [name if name.startswith("_") else name.partition("-")[0] for name in names]
+        manifest = read_manifest(self._url) if MANIFEST in names else None
+        rows = None if manifest is None else manifest.num_rows
+        parts = connection.execute(text("SELECT count(*), sum(num_rows) FROM vectormill.parts")).one()
+        return names, rows, tuple(parts)
+
+
+USERS: tuple[User, ...] = (
+    Deliveries(), ValidatingBatches(), FinalizingBatches(), Runs(), Chunks(), ChunksToStorage(), Outputs(),
+)  # fmt: skip

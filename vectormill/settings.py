@@ -123,6 +123,14 @@ class Settings(BaseSettings):
     source_root: Path | None = Field(
         default=None, description="Directory that must contain the files of sources; any if unset."
     )
+    output_root: Path | None = Field(
+        default=None, description="Where local folders for results must lie; none may be written if unset."
+    )
+    output_grace_seconds: float = Field(
+        default=900.0,
+        gt=0,
+        description="Age at which a part in object storage that no commit recorded is removed.",
+    )
     search_timeout_seconds: float = Field(default=30.0, gt=0)
     put_wait_seconds: float = Field(
         default=5.0,

@@ -10,6 +10,7 @@ from vectormill.collections import table as collections
 from vectormill.db.schema import SCHEMA, metadata
 from vectormill.jobs import table as jobs
 from vectormill.keys import table as keys
+from vectormill.objects import table as objects
 from vectormill.runs import table as runs
 from vectormill.schedules import table as schedules
 from vectormill.sources import table as sources
@@ -23,6 +24,7 @@ __all__ = [
     "jobs",
     "keys",
     "metadata",
+    "objects",
     "processes",
     "runs",
     "schedules",

@@ -9,6 +9,7 @@ from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Scope
 
 from api.door.scopes import CONSOLE, METRICS_PATH, find_scope
@@ -20,8 +21,8 @@ from vectormill.keys.api_keys import KeptKey
 from vectormill.keys.keyring import Keyring, find_key
 from vectormill.settings import Settings
 
-# The entry of a request's ASGI scope that holds the id of its API key; it is absent where no key was needed.
-KEY_ID: Final = "vectormill.api_key_id"
+# The entry of a request's ASGI scope that holds its API key; it is absent where no key was needed.
+KEY: Final = "vectormill.api_key"
 CHALLENGE = 'Bearer realm="vectormill"'
 # Headers in which other APIs' clients send a bare key: Azure's OpenAI the first, tools for Anthropic's API
 # the second.
@@ -57,7 +58,7 @@ class KeyGuard:
         gate = self._gates.setdefault(
             key.id, Gate(self._settings, "max_requests_per_key", f"requests with the key {key.name}")
         )
-        scope[KEY_ID] = key.id
+        scope[KEY] = key
         try:
             with gate.enter():
                 yield
@@ -161,6 +162,19 @@ KEY_UNKNOWN = Problem(
     "`vectormill keys create NAME` creates a new one.",
     headers={"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'},
 )
+
+
+def find_key_id(request: Request) -> int | None:
+    """Return the id of the request's API key; None if no key was needed."""
+    key: KeptKey | None = request.scope.get(KEY)
+    return None if key is None else key.id
+
+
+def check_scope(request: Request, needed: str) -> None:
+    """Raise Problem if a body asks for what its API key does not include. Without any key everything is allowed."""
+    key: KeptKey | None = request.scope.get(KEY)
+    if key is not None and not includes(key.scope, needed):
+        raise scope_missing(key, needed)
 
 
 def scope_missing(key: KeptKey, needed: str) -> Problem:

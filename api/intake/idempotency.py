@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Header, Request
 
-from api.door.keys import KEY_ID
+from api.door.keys import find_key_id
 from api.problems import Place, Problem
 from vectormill.db.idempotency import own_idempotency_key
 
@@ -31,7 +31,7 @@ async def read_idempotency_key(
     if not SENDABLE.fullmatch(idempotency_key):
         detail = "Idempotency-Key must have 1 to 255 visible ASCII characters."
         raise Problem(422, "invalid-request", detail, errors=[Place(detail, header="Idempotency-Key")])
-    return own_idempotency_key(idempotency_key, request.scope.get(KEY_ID))
+    return own_idempotency_key(idempotency_key, find_key_id(request))
 
 
 IdempotencyKey = Annotated[str | None, Depends(read_idempotency_key)]

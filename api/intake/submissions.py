@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+from msgspec import UNSET
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
+from api.door.keys import check_scope
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
 from api.intake.intake import Intake
 from api.intake.requests import (
@@ -39,7 +41,10 @@ from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.submission import JobWriter
 from vectormill.jobs.waiting import tell_job
+from vectormill.keys.api_key import SOURCES
 from vectormill.models.registry import make_spec
+from vectormill.objects.store import normalize, refuse_outside
+from vectormill.objects.submission import add_objects
 from vectormill.settings import Settings
 
 # A call in a thread costs 0.1 ms; this many bytes of NDJSON make it worthwhile with some milliseconds of work.
@@ -77,8 +82,17 @@ async def receive_document(
             """Check and make the job in two transactions, and return its body as of the second one."""
             document = decode_body(body, JOB_DECODER)
             override(document, query, request.query_params)
-            new_job, items = parse_document(document, resources, idempotency_key)
+            if document.input is not None or document.to is not None:
+                check_scope(request, SOURCES)
+            if (document.items is UNSET) == (document.input is None):
+                raise Problem(422, "invalid-request", "A job needs either `items` or `input`.")
             intake = Intake(resources.settings)
+            if document.input is not None:
+                new_job = make_document_job(document, resources, idempotency_key)
+                with open_writer(new_job, resources, intake) as writer:
+                    add_objects(writer, document.input, new_job.spec, resources.settings, intake.take_items)
+                    return finish(writer, resources)
+            new_job, items = parse_document(document, resources, idempotency_key)
             with open_writer(new_job, resources, intake) as writer:
                 write_items(writer, items, intake)
                 return finish(writer, resources)
@@ -91,6 +105,8 @@ async def receive_stream(
 ) -> JobBody:
     """Create a job from an NDJSON body, one item per line, in constant memory, and return it, committed."""
     settings = resources.settings
+    if query.to is not None:
+        check_scope(request, SOURCES)
     new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
     reader = ItemReader(
         max_line_bytes=settings.max_line_bytes,
@@ -149,14 +165,19 @@ def describe_new_job(engine: Engine, job: Job) -> JobBody:
 def parse_document(
     request: JobRequest, resources: Resources, idempotency_key: str | None
 ) -> tuple[NewJob, Items]:
-    new_job = make_job(
-        request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
-    )
+    new_job = make_document_job(request, resources, idempotency_key)
+    assert request.items is not UNSET, "checked before"
     max_key_bytes, reads_pairs = resources.settings.max_key_bytes, TASKS[new_job.spec.task].reads_pairs
     try:
         return new_job, make_items(request.items, max_key_bytes, reads_pairs=reads_pairs)
     except UnreadableItem:
         return new_job, Items.of(list(make_one_by_one(request.items, max_key_bytes, reads_pairs=reads_pairs)))
+
+
+def make_document_job(request: JobRequest, resources: Resources, idempotency_key: str | None) -> NewJob:
+    return make_job(
+        request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
+    )
 
 
 def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool) -> Iterator[Item]:
@@ -216,12 +237,21 @@ def make_job(
         except UnreadableItem as error:
             raise InvalidOption(f"The job cannot be stored: {error.reason}.") from error
     spec = make_wanted_spec(request.model, options, resources)
+    output_url = None
+    if request.to is not None:
+        if request.collection is not None:
+            raise InvalidOption(
+                "The results go either into a collection or to a folder: leave out `collection` or `to`."
+            )
+        output_url = normalize(request.to)
+        refuse_outside(output_url, resources.settings.output_root, "VECTORMILL_OUTPUT_ROOT", must_be_set=True)
     return NewJob(
         spec=spec,
         collection=request.collection,
         priority=request.priority,
         metadata=metadata,
         idempotency_key=idempotency_key,
+        output_url=output_url,
     )
 
 

@@ -15,6 +15,7 @@ FEATURES = (
     "vectormill/collections",
     "vectormill/jobs",
     "vectormill/keys",
+    "vectormill/objects",
     "vectormill/runs",
     "vectormill/schedules",
     "vectormill/search",

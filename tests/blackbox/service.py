@@ -29,6 +29,7 @@ SETTINGS = {
     "VECTORMILL_REAP_SECONDS": "1",
     "VECTORMILL_CHUNK_MAX_ITEMS": "64",
     "VECTORMILL_WEBHOOK_PRIVATE_TARGETS": "true",
+    "VECTORMILL_OUTPUT_GRACE_SECONDS": "3",
 }
 
 
@@ -59,7 +60,7 @@ class Service:
         self.log = folder / "up.log"
         self.ports = find_free_port(), find_free_port()
         clean = {name: value for name, value in os.environ.items() if not name.startswith("VECTORMILL_")}
-        self.environment = clean | SETTINGS
+        self.environment = clean | SETTINGS | {"VECTORMILL_OUTPUT_ROOT": str(folder / "out")}
         self.process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self.ports[0]}", timeout=60, trust_env=False, http2=False

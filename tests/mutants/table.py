@@ -14,6 +14,9 @@ UPLOADS: Final = "tests/integration/jobs/test_uploads.py"
 LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
 CANARY: Final = "tests/integration/runs/test_canary.py"
+REFERENCES: Final = "tests/integration/objects/test_references.py"
+OUTPUTS: Final = "tests/integration/objects/test_outputs.py"
+CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
 COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
@@ -234,9 +237,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the halves of a split chunk forget the places of their rows",
-        "vectormill/jobs/chunks.py",
-        '"places": items[start:stop].places',
-        '"places": None',
+        "vectormill/jobs/chunk.py",
+        "cut_places = (None, None) if places is None else (places[:middle], places[middle:])",
+        "cut_places = (None, None)",
         (f"{ORDER}::test_a_chunk_of_carried_rows_that_is_split_keeps_their_places",),
     ),
     Mutant(
@@ -870,6 +873,66 @@ MUTANTS: Final = (
         "return TokenizedTexts(fitted.inputs, fitted.truncated & False, {**fitted.failures, **unread})",
         (
             "tests/unit/tokens/test_tokens.py::test_token_ids_of_a_client_that_are_too_many_are_cut_and_counted_or_fail",
+        ),
+    ),
+    Mutant(
+        "an object is read whatever its tag is by now",
+        "vectormill/objects/store.py",
+        'options={"range": (start, end), "if_match": tag}',
+        'options={"range": (start, end)}',
+        (f"{REFERENCES}::test_an_object_that_was_changed_or_removed_is_never_read[file-False-jsonl]",),
+    ),
+    Mutant(
+        "the halves of a split reference begin at the same row",
+        "vectormill/objects/reference.py",
+        "skip=self.skip + start",
+        "skip=self.skip",
+        (
+            f"{REFERENCES}::test_halves_of_a_payload_have_the_rows_of_the_whole_without_reading_it[file-jsonl]",
+        ),
+    ),
+    Mutant(
+        "a part counts although its chunk's fence has moved on",
+        "vectormill/jobs/completion.py",
+        "        _end_under_fence(connection, claim, DONE)\n        record(connection)",
+        "        record(connection)",
+        (f"{CONTRACT}::test_whoever_lost_the_lease_writes_nothing[ChunksToStorage]",),
+    ),
+    Mutant(
+        "the sweep takes parts that are young",
+        "vectormill/objects/output.py",
+        "if each.modified_at > time.time() - grace_seconds:",
+        "if each.modified_at > time.time():",
+        (f"{OUTPUTS}::test_a_part_whose_commit_never_came_does_not_count_and_is_swept[file]",),
+    ),
+    Mutant(
+        "the sweep takes parts that count",
+        "vectormill/objects/output.py",
+        "unknown = sorted(set(names) - set(connection.execute(FIND_KNOWN, values).scalars()))",
+        "unknown = sorted(set(names))",
+        (f"{OUTPUTS}::test_a_part_whose_commit_never_came_does_not_count_and_is_swept[file]",),
+    ),
+    Mutant(
+        "two jobs write into one folder",
+        "vectormill/objects/output.py",
+        "if is_taken:",
+        "if False:",
+        (f"{OUTPUTS}::test_two_jobs_never_share_a_folder_and_a_failed_submission_leaves_none_behind[file]",),
+    ),
+    Mutant(
+        "a local folder is written wherever a link leads",
+        "vectormill/objects/store.py",
+        "if not path.resolve().is_relative_to(start):",
+        "if not path.is_relative_to(start):",
+        (f"{REFERENCES}::test_addresses_are_normalized_and_local_ones_stay_below_their_root",),
+    ),
+    Mutant(
+        "a store that is away counts as an attempt of the chunk",
+        "worker/chunk/chunk_encoder.py",
+        "self._release(claim, str(error), is_counted=False, delay=_STORAGE_SECONDS)",
+        "self._release(claim, str(error), is_counted=True, delay=_STORAGE_SECONDS)",
+        (
+            f"{OUTPUTS}::test_a_store_that_refuses_holds_its_chunks_back_and_says_so_until_it_is_well[PUT-403]",
         ),
     ),
 )

@@ -1,9 +1,10 @@
 """The command demo, which runs a whole job on the docstrings of the running Python's standard library."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import typer
@@ -34,6 +35,7 @@ DemoTask = Literal["embed", "score", "extract"]
     app,
     "vectormill demo --keep",
     "vectormill demo --reindex",
+    "vectormill demo --to ./vectors",
     "vectormill demo --task score --model ./bge-reranker-base",
     "vectormill demo --task extract --model ./rex-uninlu",
     note=EXIT_CODES_HELP,
@@ -47,6 +49,7 @@ def demo(
     model: str | None = None,
     items: int | None = None,
     reindex: bool = False,
+    to: Path | None = None,
     json: bool = False,
 ) -> None:
     """Encode every docstring of the standard library, search them, and leave nothing running.
@@ -62,6 +65,7 @@ def demo(
         model (NAME|DIR): A registered model (see `vectormill models`) or a model's directory. By default, one that is
             available.
         items (N, from 2): Submit N items instead of the demo's default.
+        to (DIR): Encode from Parquet to Parquet instead: write texts and vectors into this empty folder.
         reindex: Show how a table is kept searchable instead: index it, change it, index it again.
     """
     from vectormill.client import Client
@@ -71,7 +75,15 @@ def demo(
             "demo --reindex encodes a whole table in the embedded Postgres: it cannot be combined with --task, "
             "--items or --api-url."
         )
+    if to is not None and (task != EMBED or reindex or api_url is not None):
+        raise InvalidOption(
+            "demo --to encodes texts in a folder that its own service can reach: leave out --task, --reindex and "
+            "--api-url."
+        )
     place = _Place(data_dir, keep, api_url, model)
+    if to is not None:
+        _encode_to(place, to, items, is_json=json)
+        return
     if reindex:
         _keep_searchable(place, is_json=json)
         return
@@ -105,7 +117,9 @@ def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[DemoModel, Callab
 
 
 @contextmanager
-def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, DemoModel, Callable[[], str]]]":
+def _workplace(
+    place: _Place, demo: TaskDemo, variables: Mapping[str, str] = MappingProxyType({})
+) -> "Iterator[tuple[Path, DemoModel, Callable[[], str]]]":
     """Start a stack; yield its data directory, its model, and a function that waits for the API's URL."""
     from vectormill.cli.stack import Stack, workplace
     from vectormill.settings import load_settings
@@ -114,11 +128,25 @@ def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, DemoModel
     with workplace(place.data_dir, place.keep) as directory:
         # Refuse an unusable model before the stack takes a minute to start.
         weights = choose_weights(demo, place.model, settings, directory)
-        with Stack(directory, weights.model, variables=register(settings, weights)) as stack:
+        with Stack(directory, weights.model, variables={**register(settings, weights), **variables}) as stack:
             tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
             yield directory, weights, stack.wait_until_ready
     if place.keep and place.data_dir is None:
         tell(f"Everything is kept. To start it again: vectormill up --data-dir {directory}")
+
+
+def _encode_to(place: _Place, folder: Path, num_texts: int | None, *, is_json: bool) -> None:
+    """Run the demo of object storage. Raise CommandFailed if the output does not have a row for each text."""
+    from vectormill.cli import objects_demo
+    from vectormill.client import Client
+    from vectormill.settings import PREFIX
+
+    folder = objects_demo.prepare_folder(folder)
+    variables = {f"{PREFIX}SOURCE_ROOT": str(folder), f"{PREFIX}OUTPUT_ROOT": str(folder)}
+    with _workplace(place, DEMOS[EMBED], variables) as (_, weights, wait_until_ready):
+        texts = list(DEMOS[EMBED].list_items(num_texts))
+        with Client(wait_until_ready()) as client:
+            objects_demo.run_objects_demo(client, folder, texts, weights, is_json=is_json)
 
 
 def _keep_searchable(place: _Place, *, is_json: bool) -> None:

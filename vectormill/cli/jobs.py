@@ -18,7 +18,7 @@ from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_stan
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import EMBED, TASKS, VECTOR
-from vectormill.files.formats import OutputName
+from vectormill.files.formats import InputName, OutputName
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import CANCELLING
 
@@ -56,6 +56,7 @@ def show_submitted(job: Job) -> None:
     app,
     "vectormill submit papers.jsonl.gz --collection papers",
     "zcat *.gz | jq -c '{key: .doi, text: .abstract}' | vectormill submit - --collection papers",
+    "vectormill submit 's3://bucket/articles/*.parquet' --text-field body --key-field id --to s3://bucket/vectors",
     view=show_submitted,
 )
 def submit(
@@ -71,18 +72,43 @@ def submit(
     text_field: str = "text",
     pair_field: str = PAIR_FIELD,
     strict: bool = False,
+    metadata_field: list[str] | None = None,
+    to: str | None = None,
+    format: InputName | None = None,
     idempotency_key: str | None = None,
     gzip: bool = False,
 ) -> Job:
-    """Submit a file of texts as a job and print the job's id.
+    """Submit a file of texts, or objects of a store, as a job and print the job's id.
+
+    Objects (s3://, gs://, az://, file://; patterns with * and **) are not uploaded: the service and its workers read
+    them with credentials of their own.
 
     Args:
+        metadata_field (NAME): Keep this column of the objects with each result. May be repeated.
+        to (URL): Write the results as Parquet into this empty folder of an object store, instead of Postgres.
+        format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
         idempotency_key (KEY): Submitting again with the same key returns the same job.
         gzip: Compress the upload, for slow networks.
     """
+    if "://" in input:
+        return client.submit_objects(
+            input,
+            text=text_field,
+            key=key_field,
+            pair=pair_field if TASKS[options.task or EMBED].reads_pairs else None,
+            metadata=parse_metadata(metadata) or metadata_field,
+            format=format,
+            model=model,
+            collection=collection,
+            to=to,
+            priority=priority,
+            idempotency_key=idempotency_key,
+            **asdict(options),
+        )
     items = read_input(input, key_field, text_field, pair_field, strict=strict)
     return client.submit(
         items,
+        to=to,
         model=model,
         collection=collection,
         priority=priority,

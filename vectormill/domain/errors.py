@@ -36,7 +36,9 @@ VectormillError
 │   ├── CollectionInUse       other work uses it, or objects depend on its view
 │   ├── TooManyCollections
 │   ├── TooManyWebhooks
-│   └── WebhookDisabled       nothing is sent to it until it is enabled
+│   ├── WebhookDisabled       nothing is sent to it until it is enabled
+│   ├── ObjectChanged         an object of a store is not what it was, or not there
+│   └── OutputTaken           the folder for a job's results is not empty
 ├── LimitReached              the API is as busy as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and then stopped
 ├── ChunkError                inside a worker; never reaches a client
@@ -55,6 +57,7 @@ VectormillError
 │   ├── LocksHeld             other transactions hold a lock that is needed
 │   ├── QueryLost
 │   ├── EncodingTimeout       no worker encoded a query in time
+│   ├── StorageUnavailable    an object store refuses or does not answer
 │   └── SearchTimeout         a search read more rows than its time allows
 └── ConfigurationError
 
@@ -226,6 +229,14 @@ class WebhookDisabled(Conflict):
     """The webhook is disabled, so nothing is sent to it; enable it first."""
 
 
+class ObjectChanged(Conflict):
+    """An object of the store has been changed or removed since the job was submitted."""
+
+
+class OutputTaken(Conflict):
+    """The folder for the job's results is not empty; each job needs one of its own."""
+
+
 class LimitReached(VectormillError):
     """The API has reached its limit on concurrent work; try again later."""
 
@@ -296,6 +307,10 @@ class QueryLost(Unavailable):
 
 class EncodingTimeout(Unavailable):
     """No worker answered in time; check that a worker for this model is running."""
+
+
+class StorageUnavailable(Unavailable):
+    """The object store refuses or does not answer; check its address and credentials."""
 
 
 class SearchTimeout(Unavailable):

@@ -17,6 +17,7 @@ from vectormill.jobs.job import (
     Job,
 )
 from vectormill.moments import Moment, tell_moment
+from vectormill.objects.bodies import InputBody, OutputBody, OutputUrl
 from vectormill.operation import Identifier, NextCursor, PageQuery, describe, one_of
 
 Priority = Annotated[
@@ -58,9 +59,11 @@ class OptionsBody(struct_of(RequestedOptions)):  # type: ignore[misc]  # of its 
 
 
 class JobRequest(Struct, forbid_unknown_fields=True):
-    """A new job with all its items."""
+    """A new job, with all its items or with the objects that have them."""
 
-    items: list[ItemBody]
+    items: list[ItemBody] | msgspec.UnsetType = msgspec.UNSET
+    input: InputBody | None = None
+    to: OutputUrl = None
     model: str = DEFAULT_MODEL
     collection: CollectionName = None
     priority: Priority = DEFAULT_PRIORITY
@@ -73,6 +76,7 @@ class SubmissionQuery(OptionsBody):
 
     model: Annotated[str, Meta(description="A model name from GET /v1/models.")] = DEFAULT_MODEL
     collection: CollectionName = None
+    to: OutputUrl = None
     priority: Priority = DEFAULT_PRIORITY
     metadata: Annotated[
         str | None,
@@ -198,6 +202,9 @@ class JobBody(TypedDict):
             description="The job whose items it encodes again, for a generation built alongside the live one."
         ),
     ]
+    output: Annotated[
+        OutputBody | None, Meta(description="Where the results are in object storage; null if in Postgres.")
+    ]
 
 
 class JobPage(TypedDict):
@@ -277,4 +284,7 @@ def describe_job(job: Job, waiting_because: str | None = None) -> JobBody:
         },
         bound_by=None if bottleneck is None else describe(BottleneckBody, bottleneck),
         options=job.spec.describe(),
+        output=None
+        if job.output_url is None
+        else OutputBody(url=job.output_url, state=str(job.output_state)),
     )

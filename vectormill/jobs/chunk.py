@@ -15,6 +15,7 @@ from vectormill.domain.errors import PayloadGone, SpecMismatch
 from vectormill.domain.schema import PromptEstimate
 from vectormill.domain.states import States
 from vectormill.jobs.item import Item, ItemFailure, Items
+from vectormill.objects.reference import decode_reference, is_reference
 
 PENDING: Final = "pending"
 QUEUED: Final = "queued"
@@ -40,7 +41,7 @@ class Claim:
     counts the failed claims and this one, `lost` the crashes that the chunk's texts may have caused, and
     `lapsed` the leases that ended for other reasons. `job_seq` orders the job among all writers of its
     collection. `generation_fingerprint` names the vector space of the generation that the chunk is written
-    to. `num_tokens` is an estimate.
+    to. `num_tokens` is an estimate. `output_url` is the folder of an object store into which the results go.
     """
 
     chunk_id: int
@@ -60,6 +61,7 @@ class Claim:
     generation_fingerprint: str | None = None
     num_tokens: int = 0
     traceparent: str | None = None  # W3C trace context of the request that submitted the job
+    output_url: str | None = None
 
     def check_space(self) -> None:
         """Raise SpecMismatch if the vectors of the generation are in another vector space than the job's."""
@@ -203,22 +205,35 @@ def _compress(rows: bytes) -> bytes:
 
 
 def decode_payload(blob: bytes) -> Items:
-    """Decode a blob made by `encode_payload` and return its items as columns."""
+    """Decode a blob made by `encode_payload`, or read the items that a reference names; return them as columns.
+
+    Raise ObjectChanged and StorageUnavailable for a reference.
+    """
+    if is_reference(blob):
+        return decode_reference(blob).read()
     rows = zstandard.ZstdDecompressor().decompress(blob, max_output_size=_MAX_PAYLOAD_BYTES)
     decoded = _DECODER.decode(rows)
     return Items(*zip(*decoded, strict=True)) if decoded else Items((), (), ())
 
 
 def read_keys(blob: bytes) -> list[str]:
-    """Return the keys of the items in a blob without decoding their texts."""
+    """Return the keys of the items in a blob without decoding their texts.
+
+    Items behind a reference are named by their positions, since their keys are known to nobody who has not read them.
+    """
+    if is_reference(blob):
+        return decode_reference(blob).name_items()
     return [key for key, _, _ in _read_raw(blob)]
 
 
 def empty_items(blob: bytes, keys: Set[str]) -> tuple[bytes | None, int]:
     """Remove text and metadata of the items with these keys from a blob.
 
-    Return the new blob and the number of items that were changed; the blob is None if there were none.
+    Return the new blob and the number of items that were changed; the blob is None if there were none. A reference
+    has no texts that could be removed.
     """
+    if is_reference(blob):
+        return None, 0
     rows = _read_raw(blob)
     places = [
         place
@@ -237,23 +252,71 @@ def _read_raw(blob: bytes) -> list[tuple[str, msgspec.Raw, msgspec.Raw]]:
     return msgspec.msgpack.decode(rows, type=list[tuple[str, msgspec.Raw, msgspec.Raw]])
 
 
-def load_payload(connection: Connection, chunk_id: int) -> Items:
-    """Return the items of a chunk. Raise PayloadGone if the pruner has removed them."""
+def split_payload(
+    blob: bytes, places: Sequence[int] | None, middle: int, spec: EncodingSpec, num_tokens: int
+) -> "list[PayloadPart]":
+    """Return the payloads of the items before and from position `middle` on, of a chunk of about `num_tokens`."""
+    if is_reference(blob):
+        whole = decode_reference(blob)
+        cuts = (0, middle), (middle, whole.num_rows)
+        return [
+            PayloadPart(
+                whole.take(start, stop).encode(),
+                stop - start,
+                num_tokens * (stop - start) // whole.num_rows,
+                None,
+            )
+            for start, stop in cuts
+        ]
+    items, estimate = decode_payload(blob), TokenEstimate(spec)
+    halves = items[:middle], items[middle:]
+    cut_places = (None, None) if places is None else (places[:middle], places[middle:])
+    return [
+        PayloadPart(encode_payload(half), len(half), sum(map(estimate.of, half.texts)), own)
+        for half, own in zip(halves, cut_places, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadPart:
+    """The payload of one half of a split chunk, with the number of its items and an estimate of their tokens."""
+
+    items: bytes
+    num_items: int
+    num_tokens: int
+    places: Sequence[int] | None
+
+
+def load_blob(connection: Connection, chunk_id: int) -> tuple[bytes, Sequence[int] | None]:
+    """Return the payload of a chunk as stored, and the place of each item if they have places of their own.
+
+    Raise PayloadGone if the pruner has removed it.
+    """
     row = connection.execute(
         text("SELECT items, places FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"),
         {"chunk_id": chunk_id},
     ).one_or_none()
-    return open_payload(None, chunk_id) if row is None else open_payload(row.items, chunk_id, row.places)
+    if row is None:
+        raise _gone(chunk_id)
+    return row.items, row.places
+
+
+def load_payload(connection: Connection, chunk_id: int) -> Items:
+    """Return the items of a chunk. Raise the errors of open_payload."""
+    blob, places = load_blob(connection, chunk_id)
+    return open_payload(blob, chunk_id, places)
 
 
 def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None = None) -> Items:
     """Return the items of a chunk whose blob was read with its claim.
 
-    Raise PayloadGone if there is no blob.
+    Raise PayloadGone if there is no blob, and for a reference ObjectChanged and StorageUnavailable.
     """
     if blob is None:
-        raise PayloadGone(
-            f"The texts of chunk {chunk_id} no longer exist, because its job's retention has ended."
-        )
+        raise _gone(chunk_id)
     items = decode_payload(blob)
     return items if places is None else replace(items, places=places)
+
+
+def _gone(chunk_id: int) -> PayloadGone:
+    return PayloadGone(f"The texts of chunk {chunk_id} no longer exist, because its job's retention has ended.")

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import RECORD
-from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES, Claim, TokenEstimate, encode_payload, load_payload
+from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES, Claim, load_blob, split_payload
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.jobs.truncations import move_truncations
 from vectormill.vectors.records import pack_records, read_records
@@ -52,7 +52,8 @@ CLAIM_CHUNK = text(f"""
            (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
                 ON collections.id = generations.collection_id
              WHERE generations.id = claimed.generation_id) AS keep_text,
-           (SELECT fingerprint FROM vectormill.generations WHERE id = claimed.generation_id) AS generation_fingerprint
+           (SELECT fingerprint FROM vectormill.generations WHERE id = claimed.generation_id) AS generation_fingerprint,
+           (SELECT url FROM vectormill.outputs WHERE outputs.id = claimed.job_id) AS output_url
       FROM claimed LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id
 """)
 
@@ -108,6 +109,7 @@ def claim_chunk(
         generation_fingerprint=row.generation_fingerprint,
         num_tokens=row.num_tokens,
         traceparent=row.traceparent,
+        output_url=row.output_url,
     )
     return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds, row.places)
 
@@ -259,16 +261,17 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
         is None
     ):
         raise LeaseLost
-    items = load_payload(connection, claim.chunk_id)
+    blob, places = load_blob(connection, claim.chunk_id)
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
-    middle = len(items) // 2
-    estimate = TokenEstimate(claim.spec)
+    halves = split_payload(blob, places, claim.num_items // 2, claim.spec, claim.num_tokens)
     # Vectors are stored with the chunk only if the job has no collection, so only then is there a block to
     # cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
     has_records = claim.spec.result == RECORD
-    records = read_records(_read_own(connection, claim.chunk_id), len(items)) if has_records else []
-    for child, (start, stop) in enumerate(((0, middle), (middle, len(items)))):
+    records = read_records(_read_own(connection, claim.chunk_id), claim.num_items) if has_records else []
+    start = 0
+    for child, half in enumerate(halves):
+        stop = start + half.num_items
         connection.execute(
             INSERT_CHILD,
             {
@@ -276,18 +279,18 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "seq": next_seq + child,
                 "first_item": claim.first_item + start,
                 "end_item": claim.first_item + stop,
-                "num_items": stop - start,
-                "estimated_tokens": sum(estimate.of(item.text) for item in items[start:stop]),
+                "num_items": half.num_items,
+                "estimated_tokens": half.num_tokens,
                 "only_items": claim.wanted_items(start, stop),
                 "parent_id": claim.chunk_id,
                 "lost": min(claim.lost, 1),
                 "lapsed": claim.lapsed // 2,
-                "items": encode_payload(items[start:stop]),
-                "places": items[start:stop].places,
+                "items": half.items,
+                "places": half.places,
                 "first_byte": min(start * row_bytes + 1, _MAX_BYTES),
-                "num_bytes": min((stop - start) * row_bytes, _MAX_BYTES),
+                "num_bytes": min(half.num_items * row_bytes, _MAX_BYTES),
                 "first_count": 4 * start + 1,
-                "count_bytes": 4 * (stop - start),
+                "count_bytes": 4 * half.num_items,
             },
         )
         if has_records:  # records vary in length, so that the block cannot be cut by offsets
@@ -297,6 +300,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "seq": next_seq + child,
             }
             connection.execute(REPLACE_OWN, values)
+        start = stop
     move_truncations(connection, claim.chunk_id)
     connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
 

@@ -99,6 +99,7 @@ def complete_chunk(
     results: Ragged,
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None = None,
+    record: Callable[[Connection], object] | None = None,
 ) -> bool:
     """Commit a chunk inside the caller's transaction. Return True if this ended the job.
 
@@ -108,9 +109,27 @@ def complete_chunk(
     already be stored. `read_persist_seconds` is called before the last statement, to add the time of this
     commit to the job's stage seconds.
 
+    With `record` the results are stored elsewhere: it is called under the fence to record where, and `results` are not
+    looked at.
+
     Raise LeaseLost, after which the caller must roll back and discard its work, or SpecMismatch.
     """
     claim.check_space()
+    if record is not None:
+        _end_under_fence(connection, claim, DONE)
+        record(connection)
+        num_failed = len(outcome.failures)
+        num_done = len(encoded) - num_failed
+        return _end(
+            connection,
+            claim,
+            items,
+            dict(outcome.failures),
+            outcome,
+            num_done,
+            num_failed,
+            read_persist_seconds,
+        )
     if claim.spec.result == RECORD:
         return _complete_records(connection, claim, items, encoded, results, outcome, read_persist_seconds)
     spec = claim.spec

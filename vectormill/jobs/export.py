@@ -16,7 +16,13 @@ from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, InvalidOption, JobNotFound
+from vectormill.domain.errors import (
+    CollectionNotFound,
+    GenerationNotFound,
+    InvalidOption,
+    JobNotFound,
+    WrongJobState,
+)
 from vectormill.jobs.chunk import decode_payload, read_keys
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job
@@ -179,6 +185,11 @@ def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
     """
     with engine.connect() as connection:
         job = find_job(connection, job_id)
+        if job.output_url is not None:
+            raise WrongJobState(
+                f"The results of job {job_id} are in {job.output_url}. Read them with vectormill.read_table, or, once "
+                "the output is swept, with any reader of Parquet."
+            )
         generation_id = connection.execute(
             text("SELECT generation_id FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id}
         ).scalar_one()

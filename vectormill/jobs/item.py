@@ -24,6 +24,7 @@ OUT_OF_MEMORY: Final = "out_of_memory"
 CRASHED_WORKER: Final = "crashed_worker"
 MODEL_NOT_LOADED: Final = "model_not_loaded"
 NOT_STORED: Final = "not_stored"
+INPUT_CHANGED: Final = "input_changed"
 NO_PAIR: Final = "no_pair"
 UNSTORABLE_RECORD: Final = "unstorable_record"
 
@@ -40,6 +41,7 @@ ITEM_ERROR_CODES: Final = {
     MODEL_NOT_LOADED: "no live worker could load the job's model within the time limit",
     NO_PAIR: "the model compares two texts, but text_pair is missing",
     UNSTORABLE_RECORD: "the extracted record is not JSON that Postgres can store in a collection",
+    INPUT_CHANGED: "the object with the text was changed or removed after the job was submitted",
     NOT_STORED: "the database permanently rejected the text or its whole chunk",
 }
 

@@ -91,7 +91,8 @@ class NewJob:
 
     The job of a run has an `id` that the run has recorded, and a `seq` that was drawn when the run began to
     read, so that whatever clients write meanwhile counts as newer. Its `generation_id` names the only
-    generation that it writes, live or building.
+    generation that it writes, live or building. With an `output_url` the results go into that folder of an
+    object store instead of Postgres.
     """
 
     spec: EncodingSpec
@@ -103,6 +104,7 @@ class NewJob:
     id: UUID | None = None
     seq: int | None = None
     generation_id: int | None = None
+    output_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ class Job:
     """A snapshot of a job in the database.
 
     `twin_of` is the job whose items this one encodes again, for a generation that was being built alongside
-    the live one when the items were submitted.
+    the live one when the items were submitted. `output_url` is the folder of an object store with the results, and
+    `output_state` one of OUTPUT_STATES.
     """
 
     id: UUID
@@ -139,6 +142,8 @@ class Job:
     idle_seconds: float
     now: datetime
     twin_of: UUID | None = None
+    output_url: str | None = None
+    output_state: str | None = None
 
     @property
     def is_terminal(self) -> bool:

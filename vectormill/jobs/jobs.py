@@ -20,15 +20,22 @@ from vectormill.jobs.job import (
     state_after_resume,
     state_after_retry,
 )
+from vectormill.objects.output import reopen_output
 
 # Each field of Job is read from the column of the same name, except for these.
-OTHER_COLUMNS = {"collection": "collections.name AS collection", "now": "now() AS now"}
+OTHER_COLUMNS = {
+    "collection": "collections.name AS collection",
+    "now": "now() AS now",
+    "output_url": "outputs.url AS output_url",
+    "output_state": "outputs.state AS output_state",
+}
 JOB_COLUMNS = ", ".join(OTHER_COLUMNS.get(field.name, f"jobs.{field.name}") for field in fields(Job))
 
 FROM_JOBS = """
       FROM vectormill.jobs
       LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
       LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
+      LEFT JOIN vectormill.outputs ON outputs.id = jobs.id
 """
 
 # A job that is being deleted is hidden from readers: see deletion.py.
@@ -217,11 +224,13 @@ FIND_REPLACED = text(f"""
 """)
 
 
-# A job without a collection has vectors stored with its chunks as soon as one of its items is done.
+# A job without a collection has vectors stored with its chunks as soon as one of its items is done, unless they go into
+# object storage.
 HAS_LOST_COLLECTION = text("""
     SELECT EXISTS (
         SELECT 1 FROM vectormill.jobs
          WHERE id = :job_id AND generation_id IS NULL AND num_done > 0
+           AND NOT EXISTS (SELECT 1 FROM vectormill.outputs WHERE outputs.id = jobs.id)
            AND NOT EXISTS (SELECT 1 FROM vectormill.chunks
                              JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
                             WHERE chunks.job_id = jobs.id))
@@ -260,6 +269,7 @@ def retry_job(connection: Connection, job_id: UUID) -> Job:
     state = state_after_retry(job.state, job.num_failed)
     if job.is_terminal:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
+        reopen_output(connection, job_id)
     connection.execute(RETRY_FAILED_ITEMS, {"job_id": job_id, "state": state})
     return find_job(connection, job_id)
 

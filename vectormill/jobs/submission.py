@@ -26,6 +26,7 @@ from vectormill.domain.errors import (
     EmptyJob,
     IdempotencyMismatch,
     JobNotFound,
+    StorageUnavailable,
     SubmissionInProgress,
     UploadRemoved,
 )
@@ -36,11 +37,15 @@ from vectormill.jobs.job import UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import find_job, lock_job
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.jobs.twins import add_twin
+from vectormill.objects.output import add_output, leave_folder, take_folder
+from vectormill.objects.reference import ItemReference
 from vectormill.settings import Settings
 from vectormill.tracing import current_traceparent
 
 # The number of largest chunks in one transaction of a large upload: at most 8 × 1 MiB of text wait in memory.
 _CHUNKS_PER_PART = 8
+# The number of references in one transaction: some hundred bytes each.
+_REFERENCES_PER_PART = 256
 # While items arrive, a part is written at least this often, as the upload's heartbeat. An upload that has been
 # silent for _YIELD_SECONDS loses its Idempotency-Key to a client that retries: its API process was killed,
 # or its client is gone.
@@ -103,7 +108,8 @@ class JobWriter:
 
     Leaving it without `finish` removes the upload, but never a job. If the Idempotency-Key already exists,
     nothing is written: the items are only hashed, and `finish` returns the existing job or raises
-    IdempotencyMismatch. Not thread-safe.
+    IdempotencyMismatch. If the job has an output, its folder is taken on entering, which raises OutputTaken and
+    StorageUnavailable. Not thread-safe.
     """
 
     def __init__(
@@ -132,6 +138,7 @@ class JobWriter:
         self._id: UUID = new_job.id or uuid4()
         self._is_inserted = False
         self._is_finished = False
+        self._has_folder = False
         self._existing: UUID | None = None
         self._existing_hash: bytes | None = None
         self._chunk_keys: list[str] = []
@@ -152,7 +159,8 @@ class JobWriter:
 
     def _fixed_content(self) -> list[object]:
         job = self._new_job
-        return [job.spec.content(), job.collection, job.priority, job.metadata or {}]
+        content: list[object] = [job.spec.content(), job.collection, job.priority, job.metadata or {}]
+        return content if job.output_url is None else [*content, job.output_url]
 
     def __enter__(self) -> Self:
         with self._engine.begin() as connection:
@@ -166,6 +174,9 @@ class JobWriter:
                 self._find_existing(connection, self._new_job.idempotency_key)
             if self._existing is None:
                 self._admit(connection)
+        if self._existing is None and self._new_job.output_url is not None:
+            take_folder(self._new_job.output_url, self._id)
+            self._has_folder = True
         return self
 
     def _find_existing(self, connection: Connection, key: str) -> None:
@@ -197,6 +208,23 @@ class JobWriter:
         for row in zip(items.keys, items.texts, items.metadata, strict=True):
             self._take(*row)
 
+    def add_reference(self, reference: ItemReference, num_tokens: int) -> None:
+        """Add a chunk whose items stay in their object. Their keys are not compared."""
+        payload = reference.encode()
+        self._hash.update(b"%d;%b" % (len(payload), payload))
+        self._num_items += reference.num_rows
+        if self._existing is not None:
+            return
+        self._close_chunk()
+        self._append_chunk(reference.num_rows, num_tokens, payload, None)
+        self._part_share += 1 / _REFERENCES_PER_PART
+        self._write_full_part()
+
+    @property
+    def next_chunk_tokens(self) -> int:
+        """Return the number of tokens at which the next chunk is closed."""
+        return self._chunk_tokens
+
     def _take(self, key: str, text: bytes, metadata: bytes) -> None:
         encoded = key.encode()
         sizes = len(encoded), len(text), len(metadata)
@@ -215,6 +243,9 @@ class JobWriter:
             or self._item_bytes >= self._max_bytes
         ):
             self._close_chunk()
+        self._write_full_part()
+
+    def _write_full_part(self) -> None:
         if self._part_share >= 1 or (self._is_inserted and self._clock() >= self._part_due):
             with self._engine.begin() as connection:
                 self._write_part(connection)
@@ -224,23 +255,28 @@ class JobWriter:
         if not items:
             return
         self._keys.add_all(items.keys)
+        self._append_chunk(len(items), self._item_tokens, encode_payload(items), self._places or None)
+        self._part_share += self._measure_chunk() / _CHUNKS_PER_PART
+        self._chunk_keys, self._texts, self._metadata, self._places = [], [], [], []
+        self._item_bytes = self._item_tokens = 0
+
+    def _append_chunk(
+        self, num_items: int, num_tokens: int, payload: bytes, places: list[int] | None
+    ) -> None:
         self._part.append(
             {
                 "job_id": self._id,
                 "seq": self._num_chunks,
-                "first_item": self._num_items - len(items),
-                "num_items": len(items),
-                "estimated_tokens": self._item_tokens,
-                "items": encode_payload(items),
-                "places": self._places or None,
+                "first_item": self._num_items - num_items,
+                "num_items": num_items,
+                "estimated_tokens": num_tokens,
+                "items": payload,
+                "places": places,
             }
         )
-        self._part_share += self._measure_chunk() / _CHUNKS_PER_PART
         self._num_chunks += 1
-        self._num_tokens += self._item_tokens
+        self._num_tokens += num_tokens
         self._chunk_tokens = choose_chunk_tokens(self._num_tokens)
-        self._chunk_keys, self._texts, self._metadata, self._places = [], [], [], []
-        self._item_bytes = self._item_tokens = 0
 
     def _measure_chunk(self) -> float:
         """Return the size of the current chunk as a share of the largest size."""
@@ -328,6 +364,8 @@ class JobWriter:
                     "num_chunks": self._num_chunks,
                 },
             )
+            if self._new_job.output_url is not None:
+                add_output(connection, self._id, self._new_job.output_url)
             if generation is not None and self._new_job.generation_id is None:
                 add_twin(connection, self._id, generation)
             job = find_job(connection, self._id)
@@ -375,6 +413,9 @@ class JobWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._keys.close()
+        if self._has_folder and not self._is_finished:
+            with suppress(StorageUnavailable):
+                leave_folder(str(self._new_job.output_url))
         if self._is_inserted and not self._is_finished:
             with self._engine.begin() as connection:
                 discard_upload(connection, self._id)

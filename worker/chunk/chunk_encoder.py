@@ -6,23 +6,33 @@ It raises no errors: the task's result says how the chunk ended, and what happen
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine
 
 from vectormill.db.outages import DATABASE_ERRORS, blames_a_value, describe_refusal, is_lasting, is_outage
-from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch
+from vectormill.domain.errors import (
+    DatabaseUnavailable,
+    LeaseLost,
+    ModelError,
+    ObjectChanged,
+    PayloadGone,
+    SpecMismatch,
+    StorageUnavailable,
+    VectormillError,
+)
 from vectormill.jobs.bottleneck import LOAD, PERSIST
-from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload, open_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim, load_blob, open_payload, read_keys
 from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.item import (
     CRASHED_WORKER,
     ENCODING_FAILED,
+    INPUT_CHANGED,
     ITEM_ERROR_CODES,
     NOT_STORED,
     Item,
@@ -56,6 +66,14 @@ MAX_LAPSED = 4
 _LONGEST_DELAY_SECONDS = 60.0
 # The pause before a chunk is offered again to workers with another revision of its model.
 _OTHER_MODEL_SECONDS = 15.0
+# The errors that no repetition cures, and the code that the chunk's items fail with.
+_HOPELESS: Final[Mapping[type[VectormillError], str]] = {
+    SpecMismatch: NOT_STORED,
+    PayloadGone: ENCODING_FAILED,
+    ObjectChanged: INPUT_CHANGED,
+}
+# The pause before a chunk is tried again whose object could not be read, or whose part could not be written.
+_STORAGE_SECONDS = 15.0
 
 
 class ChunkEncoder:
@@ -136,17 +154,20 @@ class ChunkEncoder:
             if self._is_to_be_isolated(claim):
                 return self._isolate(claim)
             return self._encode_leased(claim, claimed, started)
-        except SpecMismatch as error:
+        except tuple(_HOPELESS) as error:
             logger.error("Chunk %d was not encoded: %s", claim.chunk_id, error)
-            return self._give_up(claim, NOT_STORED, str(error))
+            return self._give_up(claim, _HOPELESS[type(error)], str(error))
         except LeaseLost:
             self._ledger.note_stale_write()
             return {"outcome": "lease lost"}
         except DatabaseUnavailable as error:
             logger.warning("Chunk %d was not committed: %s", claim.chunk_id, error)
             return {"outcome": "not encoded", "reason": str(error)}
-        except PayloadGone as error:
-            return self._give_up(claim, ENCODING_FAILED, str(error))
+        except StorageUnavailable as error:
+            # The store or its credentials may come back; the job says meanwhile what it waits for.
+            logger.warning("Chunk %d waits for object storage: %s", claim.chunk_id, error)
+            self._release(claim, str(error), is_counted=False, delay=_STORAGE_SECONDS)
+            return {"outcome": "no storage", "reason": str(error)}
         except DATABASE_ERRORS as error:
             if is_outage(error):
                 raise
@@ -287,9 +308,10 @@ class ChunkEncoder:
         return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
 
     def _load_items(self, connection: Connection, claim: Claim) -> Sequence[Item]:
-        """Return the chunk's items; if they cannot be read, return items without keys and texts."""
+        """Return the chunk's items without texts; if they cannot be read, without keys too."""
         try:
-            return load_payload(connection, claim.chunk_id)
+            blob, _ = load_blob(connection, claim.chunk_id)
+            return [Item(key, b"") for key in read_keys(blob)]
         except DATABASE_ERRORS:
             raise
         except Exception:

@@ -6,11 +6,11 @@ This module knows nothing about models.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from vectormill.db.locks import limit_lock_wait
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
@@ -18,7 +18,8 @@ from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
 from vectormill.jobs.chunk import DONE, ChunkOutcome, Claim
 from vectormill.jobs.chunks import find_chunk, renew_leases
 from vectormill.jobs.completion import complete_chunk
-from vectormill.jobs.item import Item
+from vectormill.jobs.item import Item, Items
+from vectormill.objects.parts import record_part, write_part
 from vectormill.ragged import Ragged
 from worker.chunk.ledger import ChunkLedger
 
@@ -62,8 +63,8 @@ class PostgresSink:
         """Commit the chunk exactly once. Retry while this worker holds it, since results cost device time.
 
         Return the seconds that were spent too late to be counted in the job: waiting for the job's row, and
-        COMMIT. Raises LeaseLost, DatabaseUnavailable if the worker is to stop, and database errors that a
-        retry does not cure.
+        COMMIT. Raises LeaseLost, DatabaseUnavailable if the worker is to stop, StorageUnavailable, and database
+        errors that a retry does not cure.
         """
         start = time.monotonic()
         counted = 0.0
@@ -75,13 +76,14 @@ class PostgresSink:
 
         lock_milliseconds = max(1, round(1000 * self._lease_seconds * LOCK_WAIT_SHARE))
         pause = _FIRST_PAUSE_SECONDS
+        outcome, record = self._write_part(claim, items, encoded, results, outcome)
         try:
             while True:
                 try:
                     with self._engine.begin() as connection:
                         limit_lock_wait(connection, lock_milliseconds)
                         complete_chunk(
-                            connection, claim, items, encoded, results, outcome, read_persist_seconds
+                            connection, claim, items, encoded, results, outcome, read_persist_seconds, record
                         )
                     break
                 except DATABASE_ERRORS as error:
@@ -97,6 +99,28 @@ class PostgresSink:
         finally:
             self._ledger.note_wait(claim.chunk_id, None)
         return time.monotonic() - start - counted
+
+    def _write_part(
+        self,
+        claim: Claim,
+        items: Sequence[Item],
+        encoded: npt.NDArray[np.int64],
+        results: Ragged,
+        outcome: ChunkOutcome,
+    ) -> tuple[ChunkOutcome, Callable[[Connection], object] | None]:
+        """Write the results of a job with an output as a part, once, before the commit that makes it count.
+
+        Return the outcome and the function that records the part; None for a job whose results go into Postgres.
+        """
+        if claim.output_url is None:
+            return outcome, None
+        part, outcome = write_part(self._engine, claim, Items.of(items), encoded, results, outcome)
+
+        def record(connection: Connection) -> None:
+            if part is not None:
+                record_part(connection, claim, part)
+
+        return outcome, record
 
     def _was_committed(self, claim: Claim) -> bool:
         """Return True if the chunk is done under our fence: it was committed and only the answer was lost.

@@ -39,6 +39,7 @@ class JobCalls(ExportTransport):
         collection: str | None = None,
         priority: int | None = None,
         metadata: Mapping[str, Any] | Sequence[str] | None = None,
+        to: str | None = None,
         gzip: bool = False,
         idempotency_key: str | None = None,
         progress: bool = False,
@@ -52,6 +53,9 @@ class JobCalls(ExportTransport):
         each item; an object is metadata of the job. `progress` waits for the job's end and shows a progress
         bar in a terminal or a notebook.
 
+        With `to`, an empty folder of an object store such as s3://bucket/vectors, the results go there as Parquet
+        instead of into Postgres; read them with `vectormill.read_table`.
+
         If `items` can be iterated again (a list, a table or a file reader, not a generator), the upload is
         repeated after a lost connection under the same Idempotency-Key, so there is never a second job.
         """
@@ -60,6 +64,7 @@ class JobCalls(ExportTransport):
         parameters = {
             "model": model,
             "collection": collection,
+            "to": to,
             "priority": priority,
             "metadata": json.dumps(dict(metadata)) if isinstance(metadata, Mapping) else None,
             **options,
@@ -74,6 +79,57 @@ class JobCalls(ExportTransport):
             make_body=lambda: flow.encode_body(sent, gzip=gzip),
             timeout=self.long_timeout,
             is_repeatable=flow.can_repeat(sent),
+        )
+        return self.wait(job["id"], progress=True) if progress else job
+
+    def submit_objects(
+        self,
+        urls: str | Sequence[str],
+        *,
+        text: str | None = None,
+        key: str | None = None,
+        pair: str | None = None,
+        metadata: Mapping[str, Any] | Sequence[str] | None = None,
+        format: str | None = None,
+        model: str | None = None,
+        collection: str | None = None,
+        to: str | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+        progress: bool = False,
+        **options: Unpack[RequestedArguments],
+    ) -> JobBody:
+        """Submit the rows of objects in a store as a job, without sending them, and return the new job.
+
+        `urls` are objects or patterns: s3://bucket/articles/*.parquet, gs://, az:// or file://, of Parquet, JSON
+        Lines or CSV. The service and its workers read them with credentials of their own. `text`, `key` and
+        `pair` name columns; without `key` an item is named by its object and position. A list as `metadata`
+        names the columns to keep with each result; an object is metadata of the job. `to` is as for `submit`.
+        """
+        names = None if metadata is None or isinstance(metadata, Mapping) else list(metadata)
+        wanted = given(
+            {
+                "urls": [urls] if isinstance(urls, str) else list(urls),
+                "text": text,
+                "key": key,
+                "text_pair": pair,
+                "metadata": names,
+                "format": format,
+            }
+        )
+        body = given(
+            {
+                "input": wanted,
+                "model": model,
+                "collection": collection,
+                "to": to,
+                "priority": priority,
+                "metadata": dict(metadata) if isinstance(metadata, Mapping) else None,
+                "options": given(options),
+            }
+        )
+        job = self.ask(
+            operations.SUBMIT, json=body, headers=make_key_header(idempotency_key), timeout=self.long_timeout
         )
         return self.wait(job["id"], progress=True) if progress else job
 

@@ -1,0 +1,55 @@
+"""Add the outputs of jobs in object storage, and their parts."""
+
+from alembic import op
+
+revision = "0027"
+down_revision = "0026"
+branch_labels = None
+depends_on = None
+
+STATEMENTS = (
+    """
+    CREATE TABLE vectormill.outputs (
+        id           uuid CONSTRAINT pk_outputs PRIMARY KEY
+                     CONSTRAINT fk_outputs_id REFERENCES vectormill.jobs ON DELETE CASCADE,
+        url          text NOT NULL CONSTRAINT uq_outputs_url UNIQUE,
+        state        text NOT NULL
+                     CONSTRAINT ck_outputs_state CHECK (state IN ('open', 'closing', 'closed', 'sweeping', 'swept')),
+        fence        bigint NOT NULL DEFAULT 0,
+        attempt      bigint NOT NULL DEFAULT 0,
+        available_at timestamptz NOT NULL DEFAULT now(),
+        lease_owner  text,
+        lease_until  timestamptz,
+        last_error   text,
+        closed_at    timestamptz,
+        num_swept    bigint NOT NULL DEFAULT 0
+    ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
+    """,
+    """
+    CREATE INDEX ix_outputs_unfinished ON vectormill.outputs (available_at)
+     WHERE state IN ('open', 'closing', 'closed', 'sweeping')
+    """,
+    """
+    CREATE TABLE vectormill.parts (
+        job_id     uuid NOT NULL
+                   CONSTRAINT fk_parts_job_id REFERENCES vectormill.outputs ON DELETE CASCADE,
+        name       text NOT NULL,
+        first_item bigint NOT NULL,
+        num_rows   bigint NOT NULL,
+        num_bytes  bigint NOT NULL,
+        CONSTRAINT pk_parts PRIMARY KEY (job_id, name)
+    )
+    """,
+)
+
+
+def upgrade() -> None:
+    """Create both tables. Nothing that exists is locked but `jobs`, for the foreign key, and only for a moment."""
+    for statement in STATEMENTS:
+        op.execute(statement)
+
+
+def downgrade() -> None:
+    """Drop both tables. What lies in object storage stays there, and its manifests can still be read."""
+    op.execute("DROP TABLE vectormill.parts")
+    op.execute("DROP TABLE vectormill.outputs")

@@ -1,0 +1,48 @@
+"""Outputs in the indexer: write the manifest of each ended job, and later remove the parts that do not count."""
+
+import logging
+from typing import Final
+
+from vectormill.db.session import make_engine
+from vectormill.objects.merging import merge_parts
+from vectormill.objects.output import CLOSING, HeldOutput, claim_output, sweep, write_manifest
+from vectormill.settings import Settings
+from vectormill.work.loop import Loop, handing_back
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 0.5
+
+
+class OutputKeeper(Loop):
+    """Close and sweep outputs on a thread with a connection of its own, while the `with` block runs."""
+
+    def __init__(self, database_url: str, settings: Settings, owner: str) -> None:
+        super().__init__("outputs", pause_seconds=_PAUSE_SECONDS)
+        self._engine = make_engine(
+            database_url, application_name="vectormill outputs", pool_size=1, max_overflow=0
+        )
+        self._settings = settings
+        self._owner = owner
+
+    def step(self) -> bool:
+        settings = self._settings
+        with self._engine.begin() as connection:
+            claimed = claim_output(
+                connection, self._owner, settings.lease_seconds, settings.output_grace_seconds
+            )
+        if claimed is None:
+            return False
+        lease, url = claimed
+        held = HeldOutput(engine=self._engine, lease=lease, is_stopping=self.stopping.is_set, url=url)
+        with handing_back(self._engine, lease):
+            if lease.state == CLOSING:
+                merge_parts(held)
+                write_manifest(held)
+                logger.info("The output %s of job %s is closed.", url, lease.key)
+            elif num_swept := sweep(held, settings.output_grace_seconds):
+                logger.info("Removed %d parts from %s that belong to no commit.", num_swept, url)
+        return True
+
+    def close(self) -> None:
+        self._engine.dispose()

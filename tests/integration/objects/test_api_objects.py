@@ -1,0 +1,190 @@
+"""Jobs by reference over HTTP, the client and the command line: what is taken, what is refused and leaves nothing."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.api_server import SMALL, api_client, assert_problem, count_jobs
+from tests.obedient_engine import encoding_chunks, run_to_end
+from tests.protocol import SPEC, vector_of
+from vectormill import read_table
+from vectormill.cli.app import main
+from vectormill.client import Client
+from vectormill.jobs.jobs import find_job
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
+from vectormill.objects.output import HeldOutput, claim_output, write_manifest
+
+ROWS = [{"id": f"k{number}", "body": f"text {number}", "page": number} for number in range(6)]
+
+
+@pytest.fixture
+def client(engine: Engine, tmp_path: Path) -> Iterator[httpx.Client]:
+    """An API that reads and writes below the test's folder, with three rows in each of two objects."""
+    (tmp_path / "in").mkdir()
+    for number in (0, 1):
+        lines = (json.dumps(row) for row in ROWS[3 * number : 3 * number + 3])
+        (tmp_path / "in" / f"{number}.jsonl").write_text("\n".join(lines))
+    with api_client(engine, source_root=tmp_path / "in", output_root=tmp_path / "out") as client:
+        yield client
+
+
+def post(client: httpx.Client, tmp_path: Path, *names: str, **body: Any) -> httpx.Response:
+    wanted = {"urls": [f"file://{tmp_path}/{name}" for name in names], "text": "body", "key": "id"}
+    wanted |= body.pop("input", {})
+    return client.post("/v1/jobs", json={"input": wanted, "options": SMALL, **body})
+
+
+def encode_all(engine: Engine, job_id: str) -> None:
+    """Encode what waits, with a model that is known by the name of the job's, and close outputs."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET model = :model"), {"model": SPEC.model})
+        job = find_job(connection, job_id)  # type: ignore[arg-type]
+    with encoding_chunks(engine) as encoder:
+        run_to_end(engine, encoder, job)
+    with engine.begin() as connection:
+        claimed = claim_output(connection, "test", 30)
+    if claimed is not None:
+        write_manifest(HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1]))
+
+
+def test_a_job_by_reference_is_submitted_shown_and_read(
+    engine: Engine, client: httpx.Client, tmp_path: Path
+) -> None:
+    out = f"file://{tmp_path}/out/vectors"
+    answer = post(client, tmp_path, "in/*.jsonl", to=out, input={"metadata": ["page"]})
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert (job["num_items"], job["num_chunks"], job["output"]) == (6, 2, {"url": out, "state": "open"})
+    encode_all(engine, job["id"])
+    assert client.get(f"/v1/jobs/{job['id']}").json()["output"] == {"url": out, "state": "closed"}
+    rows = read_table(out).to_pylist()
+    assert [(row["key"], json.loads(row["metadata"])) for row in rows] == [
+        (row["id"], {"page": row["page"]}) for row in ROWS
+    ]
+    assert rows[3]["embedding"] == pytest.approx(vector_of(b"text 3"))
+    assert_problem(client.get(f"/v1/jobs/{job['id']}/vectors"), 409, "wrong-job-state", out)
+
+
+def test_rows_of_objects_go_into_a_collection_too(
+    engine: Engine, client: httpx.Client, tmp_path: Path
+) -> None:
+    job = post(client, tmp_path, "in/0.jsonl", "in/1.jsonl", "in/*.jsonl", collection="docs").json()
+    assert (job["num_items"], job["output"]) == (6, None)
+    encode_all(engine, job["id"])
+    with engine.connect() as connection:
+        keys = connection.execute(text("SELECT key FROM docs ORDER BY key")).scalars().all()
+    assert keys == [row["id"] for row in ROWS]
+    exported = client.get(f"/v1/jobs/{job['id']}/vectors").text.splitlines()
+    assert [json.loads(line)["key"] for line in exported] == keys
+
+
+def test_items_that_are_sent_may_have_an_output_too(
+    engine: Engine, client: httpx.Client, tmp_path: Path
+) -> None:
+    out = f"{tmp_path}/out/sent"
+    answer = client.post(
+        "/v1/jobs",
+        params={"to": out, "dimensions": 8},
+        content=b'{"key": "a", "text": "one"}\n',
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    assert answer.status_code == 202, answer.text
+    encode_all(engine, answer.json()["id"])
+    assert read_table(out).column("key").to_pylist() == ["a"]
+
+
+def test_what_is_wrong_is_refused_by_name_and_leaves_neither_job_nor_folder(
+    engine: Engine, client: httpx.Client, tmp_path: Path
+) -> None:
+    out = {"to": f"{tmp_path}/out/x"}
+    pairs = {"input": {"text_pair": "other"}}
+    refused = [
+        (post(client, tmp_path, "in/none.jsonl", **out), 422, "invalid-option", "does not exist"),
+        (post(client, tmp_path, "in/*.csv", **out), 422, "invalid-option", "No object matches"),
+        (post(client, tmp_path, "elsewhere/0.jsonl", **out), 422, "invalid-option", "VECTORMILL_SOURCE_ROOT"),
+        (
+            post(client, tmp_path, "in/0.jsonl", to=f"{tmp_path}/x"),
+            422,
+            "invalid-option",
+            "VECTORMILL_OUTPUT_ROOT",
+        ),
+        (post(client, tmp_path, "in/0.jsonl", to="ftp://x/y"), 422, "invalid-option", "Unknown store"),
+        (
+            post(client, tmp_path, "in/0.jsonl", **out, input={"text": "none"}),
+            422,
+            "invalid-option",
+            "no column 'none'",
+        ),
+        (post(client, tmp_path, "in/0.jsonl", **out, **pairs), 422, "invalid-option", "takes no text_pair"),
+        (post(client, tmp_path, "in/0.jsonl", **out, collection="docs"), 422, "invalid-option", "leave out"),
+        (
+            post(client, tmp_path, "in/0.jsonl", **out, items=[]),
+            422,
+            "invalid-request",
+            "either `items` or `input`",
+        ),
+        (client.post("/v1/jobs", json={}), 422, "invalid-request", "either `items` or `input`"),
+        (post(client, tmp_path, **out), 422, "invalid-request", "input.urls"),
+    ]
+    for answer, status, code, said in refused:
+        assert_problem(answer, status, code, said)
+    assert count_jobs(engine) == 0
+    assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").rglob("*.json")]
+
+
+def test_a_key_that_may_only_write_neither_reads_objects_nor_writes_them(
+    engine: Engine, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    secrets = {}
+    for scope in ("write", "sources"):
+        secrets[scope] = make_secret()
+        with engine.begin() as connection:
+            create_key(connection, scope, secrets[scope], scope)
+    out = {"to": f"{tmp_path}/out/x"}
+    client.headers["Authorization"] = f"Bearer {secrets['write']}"
+    lines = {"content": b'{"key": "a", "text": "one"}\n', "headers": {"Content-Type": "application/x-ndjson"}}
+    for answer in (
+        post(client, tmp_path, "in/0.jsonl", collection="docs"),
+        client.post("/v1/jobs", json={"items": [{"key": "a", "text": "one"}], **out}),
+        client.post("/v1/jobs", params=out, **lines),  # type: ignore[arg-type]
+    ):
+        assert_problem(answer, 403, "scope-missing", "scope sources")
+    client.headers["Authorization"] = f"Bearer {secrets['sources']}"
+    assert post(client, tmp_path, "in/0.jsonl", **out).status_code == 202
+
+
+def test_the_client_and_the_command_line_submit_objects(
+    engine: Engine,
+    client: httpx.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = f"file://{tmp_path}/in/*.jsonl"
+    with Client(str(client.base_url)) as caller:
+        job = caller.submit_objects(
+            url, text="body", key="id", metadata=["page"], to=f"{tmp_path}/out/1", dimensions=8
+        )
+        assert job["num_items"] == 6
+        other = caller.submit([{"key": "a", "text": "one"}], to=f"{tmp_path}/out/2", dimensions=8)
+        assert other["output"] == {"url": f"file://{tmp_path}/out/2", "state": "open"}
+    monkeypatch.setenv("VECTORMILL_API_URL", str(client.base_url))
+    arguments = [url, "--text-field", "body", "--key-field", "id", "--metadata-field", "page"]
+    arguments += ["--to", f"{tmp_path}/out/3", "--dimensions", "8"]
+    monkeypatch.setattr(sys, "argv", ["vectormill", "submit", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    printed = capsys.readouterr()
+    assert "6 items submitted" in printed.err
+    encode_all(engine, printed.out.strip())
+    assert count_jobs(engine) == 3

@@ -1,0 +1,400 @@
+"""Results into object storage: exactly those that a fenced commit has recorded, whatever fails in between."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.integration.objects.conftest import Place
+from tests.kinds import RECORDS, SCORES, numbers_of, records_of
+from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
+from tests.protocol import SPEC, claim, dispatch_all, make_items, results_of, submit, vector_of
+from tests.s3_double import Double
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import EmptyJob, NotFound, OutputTaken, WrongJobState
+from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import EMPTY_TEXT, INPUT_CHANGED, Item, ItemFailure, Items
+from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
+from vectormill.jobs.submission import JobWriter
+from vectormill.objects.bodies import InputBody
+from vectormill.objects.merging import merge_parts
+from vectormill.objects.output import (
+    CLOSING,
+    MANIFEST,
+    HeldOutput,
+    claim_output,
+    sweep,
+    write_manifest,
+)
+from vectormill.objects.parts import write_part
+from vectormill.objects.reading import read_batches, read_manifest, read_table
+from vectormill.objects.submission import add_objects
+from vectormill.ragged import Ragged
+from vectormill.settings import Settings
+from vectormill.work.loop import handing_back
+from worker.chunk.commit import PostgresSink
+
+
+def submit_rows(
+    engine: Engine, url: str, output_url: str | None, spec: EncodingSpec = SPEC, most: int = 4
+) -> Job:
+    """Submit the rows of an object, in chunks of at most `most`."""
+    settings = Settings(chunk_max_items=most)
+    with JobWriter(engine, NewJob(spec, output_url=output_url), settings) as writer:
+        add_objects(writer, InputBody([url], "body", "id"), spec, settings)
+        return writer.finish()
+
+
+def write_rows(place: Place, texts: list[str], name: str = "in.jsonl") -> str:
+    """Write texts as an object of JSON Lines with the keys k0, k1, … and return its URL."""
+    rows = (json.dumps({"id": f"k{number}", "body": each}) for number, each in enumerate(texts))
+    place.write(name, "\n".join(rows).encode())
+    return f"{place.url}/{name}"
+
+
+def keep_outputs(engine: Engine, grace_seconds: float = 0) -> int:
+    """Close and sweep what is due, as an indexer does; return the number of steps."""
+    num_steps = 0
+    while True:
+        with engine.begin() as connection:
+            claimed = claim_output(connection, "test", 30, grace_seconds)
+        if claimed is None:
+            return num_steps
+        num_steps += 1
+        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1])
+        with handing_back(engine, claimed[0]):
+            if claimed[0].state == CLOSING:
+                write_manifest(held)
+            else:
+                sweep(held, grace_seconds)
+
+
+def assert_vectors(url: str, items: list[Item]) -> None:
+    """Compare an output with the known vectors of its items, in their order."""
+    table = read_table(url)
+    assert table.column("key").to_pylist() == [item.key for item in items]
+    assert table.column("content_hash").to_pylist() == [item.content_hash() for item in items]
+    expected = [vector_of(item.text) for item in items]
+    np.testing.assert_array_equal(np.array(table.column("embedding").to_pylist(), np.float32), expected)
+
+
+def test_rows_of_an_object_become_parts_of_an_output_and_no_text_is_in_postgres(
+    engine: Engine, place: Place
+) -> None:
+    texts = [f"a text that is nowhere else {number}" for number in range(10)]
+    job = submit_rows(engine, write_rows(place, texts), f"{place.url}/out")
+    with engine.connect() as connection:
+        payloads = connection.execute(text("SELECT items FROM vectormill.chunk_payloads")).scalars().all()
+    assert len(payloads) == 3
+    assert all(len(payload) < 300 and b"nowhere" not in payload for payload in payloads)
+    with encoding_chunks(engine) as encoder:
+        ended, _ = run_to_end(engine, encoder, job)
+    assert (ended.state, ended.num_done, ended.output_state) == ("completed", 10, "open")
+    with pytest.raises(NotFound, match="when the job has ended"):
+        read_table(f"{place.url}/out")
+    assert keep_outputs(engine) == 2
+    items = [Item(f"k{number}", each.encode()) for number, each in enumerate(texts)]
+    assert_vectors(f"{place.url}/out", items)
+    manifest = read_manifest(f"{place.url}/out")
+    assert (manifest.state, manifest.num_rows, manifest.spec["model"]) == ("completed", 10, SPEC.model)
+    assert [part.first_item for part in manifest.parts] == [0, 4, 8]
+    with engine.connect() as connection:
+        assert find_job(connection, job.id).output_state == "swept"
+        stored = connection.execute(text("SELECT count(*) FROM vectormill.chunk_vectors")).scalar_one()
+    assert stored == 0
+    with pytest.raises(WrongJobState, match="out"):
+        next(read_vectors(engine, job.id))
+
+
+def test_a_part_whose_commit_never_came_does_not_count_and_is_swept(engine: Engine, place: Place) -> None:
+    items = make_items(4)
+    job = submit(engine, items, output_url=f"{place.url}/out")
+    (dispatch,) = dispatch_all(engine)
+    former = claim(engine, dispatch.chunk_id, "dies", lease_seconds=-1)
+    assert former is not None
+    write(engine, former, items)  # and is killed here
+    with encoding_chunks(engine) as encoder:
+        assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "done"
+        write(engine, former, items)  # it was only slow, and writes once more
+        assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "duplicate"
+    with engine.connect() as connection:
+        assert find_job(connection, job.id).num_done == 4
+    assert len([name for name in place.names() if "part-" in name]) == 2
+    assert keep_outputs(engine, grace_seconds=3600) == 1, "closed, and too young to be swept"
+    assert_vectors(f"{place.url}/out", items)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.outputs SET closed_at = now() - interval '2 hours'"))
+    assert keep_outputs(engine, grace_seconds=3600) == 1
+    assert len([name for name in place.names() if "part-" in name]) == 2, "its writer may yet commit"
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
+    assert keep_outputs(engine) == 1
+    (part,) = [name for name in place.names() if "part-" in name]
+    assert part.endswith(f"-{dispatch.chunk_id}-{former.fence + 1}.parquet")
+    assert_vectors(f"{place.url}/out", items)
+
+
+def write(engine: Engine, claimed: Claim, items: list[Item]) -> None:
+    vectors = np.array([vector_of(item.text) for item in items])
+    outcome = ChunkOutcome({}, 1, 1)
+    write_part(engine, claimed, Items.of(items), np.arange(len(items)), Ragged.from_matrix(vectors), outcome)
+
+
+def test_items_that_failed_are_written_by_a_retry_and_the_manifest_then_has_them(
+    engine: Engine, place: Place
+) -> None:
+    url = write_rows(place, ["one", "two", " ", "four", "five"])
+    job = submit_rows(engine, url, f"{place.url}/out", most=2)
+
+    class Fussy(ObedientEngine):
+        is_fussy = True
+
+        def encode(self, request: Any, cancelled: threading.Event) -> Any:
+            found = super().encode(request, cancelled)
+            blanks = [place for place, each in enumerate(request.texts) if self.is_fussy and not each.strip()]
+            return replace(found, failures=dict.fromkeys(blanks, ItemFailure(EMPTY_TEXT, "")))
+
+    fussy = Fussy()
+    with encoding_chunks(engine, fussy) as encoder:
+        ended, _ = run_to_end(engine, encoder, job)
+        assert ended.state == "completed_with_errors"
+        keep_outputs(engine)
+        assert read_table(f"{place.url}/out").column("key").to_pylist() == ["k0", "k1", "k3", "k4"]
+        fussy.is_fussy = False
+        with engine.begin() as connection:
+            assert retry_job(connection, job.id).output_state == "open"
+        ended, _ = run_to_end(engine, encoder, job)
+    assert (ended.state, ended.num_done) == ("completed", 5)
+    keep_outputs(engine)
+    assert sorted(read_table(f"{place.url}/out").column("key").to_pylist()) == ["k0", "k1", "k2", "k3", "k4"]
+    assert read_manifest(f"{place.url}/out").state == "completed"
+
+
+def test_a_poisoned_text_is_found_by_halving_references(engine: Engine, place: Place) -> None:
+    job = submit_rows(
+        engine, write_rows(place, ["a", "b", "c", "poison", "e", "f", "g"]), f"{place.url}/out", most=8
+    )
+
+    def poison(request: Any) -> None:
+        if b"poison" in request.texts:
+            raise ValueError("no good")
+
+    with encoding_chunks(engine, ObedientEngine(poison), max_attempts=1) as encoder:
+        ended, outcomes = run_to_end(engine, encoder, job)
+    assert (ended.num_done, ended.num_failed) == (6, 1)
+    assert 2 <= outcomes.count("split") <= 3
+    keep_outputs(engine)
+    assert read_table(f"{place.url}/out").column("key").to_pylist() == ["k0", "k1", "k2", "k4", "k5", "k6"]
+    with engine.connect() as connection:
+        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
+    assert error.item == 3
+
+
+def test_an_object_that_changed_fails_its_chunks_by_name_and_nothing_else(
+    engine: Engine, place: Place
+) -> None:
+    job = submit_rows(engine, write_rows(place, ["one", "two", "three"]), f"{place.url}/out", most=2)
+    with encoding_chunks(engine) as encoder:
+        first, second = sorted(dispatch.chunk_id for dispatch in dispatch_all(engine))
+        assert encoder.encode_chunk(first)["outcome"] == "done"
+        write_rows(place, ["one", "two", "changed"])
+        assert encoder.encode_chunk(second) == {"outcome": "item failed", "code": INPUT_CHANGED}
+    with engine.connect() as connection:
+        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
+        assert find_job(connection, job.id).state == "completed_with_errors"
+    assert (error.key, error.code) == (f"{place.url}/in.jsonl#2", INPUT_CHANGED)
+    assert "has been changed since the job was submitted" in error.detail
+
+
+def test_a_cancelled_job_has_a_manifest_of_what_it_wrote(engine: Engine, place: Place) -> None:
+    job = submit(engine, make_items(8), output_url=f"{place.url}/out")
+    first, _ = sorted(dispatch.chunk_id for dispatch in dispatch_all(engine))
+    with encoding_chunks(engine) as encoder:
+        encoder.encode_chunk(first)
+    with engine.begin() as connection:
+        cancel_job(connection, job.id)
+    keep_outputs(engine)
+    manifest = read_manifest(f"{place.url}/out")
+    assert (manifest.state, manifest.num_rows, manifest.num_items) == ("cancelled", 4, 8)
+
+
+def test_two_jobs_never_share_a_folder_and_a_failed_submission_leaves_none_behind(
+    engine: Engine, place: Place
+) -> None:
+    with pytest.raises(EmptyJob):
+        submit(engine, [], output_url=f"{place.url}/out")
+    assert place.names() == []
+    submit(engine, make_items(1), output_url=f"{place.url}/out")
+    with pytest.raises(OutputTaken, match="is not empty"):
+        submit(engine, make_items(1), output_url=f"{place.url}/out")
+    assert place.names() == ["out/_job.json"]
+
+    def submit_once() -> Job:
+        return submit(engine, make_items(1), output_url=f"{place.url}/again", idempotency_key="once")
+
+    assert submit_once().id == submit_once().id
+
+
+@pytest.mark.parametrize("vector_type", ["float16", "int8", "binary", "float32", None])
+def test_every_kind_of_vector_is_the_same_in_a_part_as_in_an_export(
+    engine: Engine, place: Place, vector_type: str | None
+) -> None:
+    spec = replace(SPEC, vector_type=vector_type)
+    items = make_items(6)
+    beside = submit(engine, items, spec=spec)
+    job = submit(engine, items, spec=spec, output_url=f"{place.url}/out")
+    with encoding_chunks(engine) as encoder:
+        run_to_end(engine, encoder, job)
+    with engine.connect() as connection:
+        if not find_job(connection, beside.id).is_terminal:
+            pytest.fail("both jobs are encoded together")
+    keep_outputs(engine)
+    table = read_table(f"{place.url}/out")
+    exported = np.concatenate([block.vectors for block in read_vectors(engine, beside.id)])
+    written = np.array(table.column("embedding").to_pylist()).astype(exported.dtype)
+    np.testing.assert_array_equal(written, exported)
+    assert table.schema.field("embedding").type.value_type.to_pandas_dtype() == exported.dtype
+
+
+def test_scores_and_records_are_written_as_they_are_exported(engine: Engine, place: Place) -> None:
+    items = make_items(5)
+    for spec, name in ((SCORES, "scores"), (RECORDS, "records")):
+        submit(engine, items, spec=spec, output_url=f"{place.url}/{name}")
+        while dispatches := dispatch_all(engine):
+            for dispatch in dispatches:
+                claimed = claim(engine, dispatch.chunk_id)
+                assert claimed is not None
+                finish(engine, claimed)
+    keep_outputs(engine)
+    scores = read_table(f"{place.url}/scores").to_pylist()
+    for row, item in zip(scores, items, strict=True):
+        numbers = numbers_of(item.text)
+        assert list(row["probabilities"].values()) == pytest.approx(numbers.tolist())
+        assert row["label"] == SCORES.labels[int(numbers.argmax())]
+    outputs = [json.loads(row["output"]) for row in read_table(f"{place.url}/records").to_pylist()]
+    assert outputs == [records_of(item.text) for item in items]
+
+
+def finish(engine: Engine, claimed: Claim) -> None:
+    """Encode and commit a chunk of scores or records with known results, as a worker does."""
+    with engine.connect() as connection:
+        items = load_payload(connection, claimed.chunk_id)
+    results = results_of(claimed.spec, list(items))
+    outcome = ChunkOutcome({}, 1, 1)
+    PostgresSink(engine, threading.Event()).commit(claimed, items, np.arange(len(items)), results, outcome)
+
+
+# -- a store that fails ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faulty(bucket: Double) -> Callable[[str, int], None]:
+    """Makes every request of a method be answered by a status until it is told 200."""
+
+    def fail(method: str, status: int) -> None:
+        bucket.fault = lambda asked, path: status if status != 200 and asked == method else None
+
+    return fail
+
+
+@pytest.mark.parametrize(("method", "status"), [("PUT", 403), ("PUT", 503), ("GET", 403), ("GET", 500)])
+def test_a_store_that_refuses_holds_its_chunks_back_and_says_so_until_it_is_well(
+    engine: Engine, bucket: Double, faulty: Callable[[str, int], None], method: str, status: int
+) -> None:
+    bucket.put("bucket/in.jsonl", b'{"id": "a", "body": "one"}\n')
+    job = submit_rows(engine, "s3://bucket/in.jsonl", "s3://bucket/out")
+    faulty(method, status)
+    with encoding_chunks(engine) as encoder:
+        (dispatch,) = dispatch_all(engine)
+        result = encoder.encode_chunk(dispatch.chunk_id)
+        assert result["outcome"] == "no storage"
+        with engine.connect() as connection:
+            row = connection.execute(text("SELECT state, attempt, error FROM vectormill.chunks")).one()
+        assert (row.state, row.attempt) == ("pending", 0)
+        assert row.error.startswith("s3://bucket/")
+        faulty(method, 200)
+        ended, _ = run_to_end(engine, encoder, job)
+    assert ended.state == "completed"
+    keep_outputs(engine)
+    assert_vectors("s3://bucket/out", [Item("a", b"one")])
+
+
+def test_a_part_that_was_written_although_the_answer_was_lost_is_swept(
+    engine: Engine, bucket: Double
+) -> None:
+    items = make_items(2)
+    job = submit(engine, items, output_url="s3://bucket/out")
+    bucket.after = lambda method, path: 500 if method == "PUT" and "part-" in path else None
+    with encoding_chunks(engine) as encoder:
+        (dispatch,) = dispatch_all(engine)
+        assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "no storage"
+        bucket.after = lambda method, path: None
+        run_to_end(engine, encoder, job)
+    assert len([path for path in bucket.objects if "part-" in path]) == 2
+    keep_outputs(engine)
+    assert len([path for path in bucket.objects if "part-" in path]) == 1
+    assert_vectors("s3://bucket/out", items)
+
+
+def test_a_manifest_that_the_store_refuses_is_written_when_it_is_well(engine: Engine, bucket: Double) -> None:
+    items = make_items(2)
+    submit(engine, items, output_url="s3://bucket/out")
+    for dispatch in dispatch_all(engine):
+        claimed = claim(engine, dispatch.chunk_id)
+        assert claimed is not None
+        finish(engine, claimed)
+    bucket.fault = lambda method, path: 403 if path.endswith(MANIFEST) else None
+    assert keep_outputs(engine) == 1
+    with engine.begin() as connection:
+        row = connection.execute(text("SELECT state, last_error FROM vectormill.outputs")).one()
+        assert row.state == CLOSING
+        assert "s3://bucket/out/_manifest.json" in row.last_error
+        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
+    bucket.fault = lambda method, path: None
+    assert keep_outputs(engine) == 2
+    assert_vectors("s3://bucket/out", items)
+
+
+def test_small_parts_are_merged_in_their_order_and_large_ones_are_left(engine: Engine, place: Place) -> None:
+    items = make_items(23)
+    job = submit(engine, items, output_url=f"{place.url}/out", chunk_max_items=2)
+    with encoding_chunks(engine) as encoder:
+        run_to_end(engine, encoder, job)
+    with engine.begin() as connection:
+        sizes = connection.execute(text("SELECT num_bytes FROM vectormill.parts")).scalars().all()
+        fifth = text("UPDATE vectormill.parts SET num_bytes = 1 << 30 WHERE first_item = 8")
+        connection.execute(fifth)
+        claimed = claim_output(connection, "test", 30)
+    assert claimed is not None
+    assert len(sizes) == 12
+    held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1])
+    assert merge_parts(held, small_bytes=1 << 20, merged_bytes=3 * min(sizes) - 1) == 9
+    write_manifest(held)
+    rows = [part.num_rows for part in read_manifest(f"{place.url}/out").parts]
+    assert_vectors(f"{place.url}/out", items)
+    assert rows == [6, 2, 2, 6, 6, 1]
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.outputs SET closed_at = now() - interval '1 hour'"))
+    keep_outputs(engine)
+    assert len([name for name in place.names() if "part-" in name]) == 6
+    assert_vectors(f"{place.url}/out", items)
+
+
+def test_batches_of_an_output_come_one_row_group_at_a_time(engine: Engine, tmp_path: Path) -> None:
+    submit(engine, make_items(10), output_url=f"file://{tmp_path}/out")
+    for dispatch in dispatch_all(engine):
+        claimed = claim(engine, dispatch.chunk_id)
+        assert claimed is not None
+        finish(engine, claimed)
+    keep_outputs(engine)
+    batches = list(read_batches(str(tmp_path / "out"), columns=["key"]))
+    assert [batch.num_rows for batch in batches] == [4, 4, 2]
+    assert batches[0].schema.names == ["key"]

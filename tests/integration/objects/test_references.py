@@ -1,0 +1,243 @@
+"""Texts by reference: every format is cut into the rows that it has, and read back as those, from each store."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.objects.conftest import Place
+from tests.protocol import SPEC
+from vectormill.domain.errors import InvalidItem, InvalidOption, ObjectChanged
+from vectormill.files.formats import InputName
+from vectormill.jobs.chunk import TokenEstimate, decode_payload, read_keys, split_payload
+from vectormill.jobs.item import Items, split_pair
+from vectormill.objects import reference
+from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
+from vectormill.objects.reference import ItemColumns, ItemReference, RowGroups
+from vectormill.objects.store import find_objects, normalize, refuse_outside
+
+# Texts with what each format has to quote or escape.
+TEXTS = [f'text {number}: "quoted", grün\nsecond line\r\nthird' for number in range(40)]
+KEYS = [f"key {number}" for number in range(40)]
+COLUMNS = ItemColumns("body", "id", metadata=("page",))
+LIMITS = ChunkLimits(max_items=7, max_bytes=1 << 20, max_row_bytes=1000)
+
+
+def write_parquet(rows: list[dict[str, object]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=15)
+    return sink.getvalue()
+
+
+def write_jsonl(rows: list[dict[str, object]]) -> bytes:
+    # A byte order mark, blank lines, and no line break at the end.
+    return b"\xef\xbb\xbf" + b"\n \n".join(json.dumps(row).encode() for row in rows)
+
+
+def write_csv(rows: list[dict[str, object]], delimiter: str = ",") -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+WRITERS: Mapping[str, Callable[[list[dict[str, object]]], bytes]] = {
+    "parquet": write_parquet,
+    "jsonl": write_jsonl,
+    "csv": write_csv,
+    "tsv": lambda rows: write_csv(rows, "\t"),
+}
+ROWS: list[dict[str, object]] = [
+    {"id": key, "body": text, "page": number, "other": "x"}
+    for number, (key, text) in enumerate(zip(KEYS, TEXTS, strict=True))
+]
+
+
+def cut_all(
+    url: str, columns: ItemColumns = COLUMNS, limits: ChunkLimits = LIMITS
+) -> Iterator[ItemReference]:
+    for found in find_objects(url):
+        for cut in cut_object(found, choose_format(found, None), columns, TokenEstimate(SPEC), limits):
+            yield cut.reference
+
+
+def read_all(references: list[ItemReference]) -> Items:
+    parts = [decode_payload(each.encode()) for each in references]
+    return Items(
+        *(
+            [value for part in parts for value in getattr(part, name)]
+            for name in ("keys", "texts", "metadata")
+        )
+    )
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_each_format_gives_the_rows_that_it_has_however_small_its_blocks_are(
+    format: InputName, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write(f"in/rows.{format}", WRITERS[format](ROWS))
+    monkeypatch.setattr("vectormill.objects.cutting.PART_BYTES", 50)  # a row lies in several blocks
+    references = list(cut_all(f"{place.url}/in/rows.{format}"))
+    assert len(references) > 2
+    items = read_all(references)
+    assert items.keys == KEYS
+    assert items.texts == [text.encode() for text in TEXTS]
+    pages = [json.loads(metadata)["page"] for metadata in items.metadata]
+    assert [int(page) for page in pages] == list(range(40))
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_halves_of_a_payload_have_the_rows_of_the_whole_without_reading_it(
+    format: InputName, place: Place
+) -> None:
+    place.write(f"rows.{format}", WRITERS[format](ROWS))
+    whole = list(cut_all(f"{place.url}/rows.{format}"))[1]
+    first, second = split_payload(whole.encode(), None, 3, SPEC, 100)
+    rest = split_payload(second.items, None, 1, SPEC, second.num_tokens)[1]
+    expected = whole.read()
+    assert decode_payload(first.items).texts == expected.texts[:3]
+    assert decode_payload(rest.items).texts == expected.texts[4:]
+    assert (first.num_items, second.num_items, rest.num_items) == (3, whole.num_rows - 3, whole.num_rows - 4)
+    assert first.num_tokens + second.num_tokens <= 100
+
+
+def test_items_without_a_key_are_named_by_object_row_group_and_position(place: Place) -> None:
+    place.write("rows.parquet", write_parquet(ROWS))
+    place.write("rows.jsonl", write_jsonl(ROWS))
+    url = place.url
+    tables, lines = (
+        read_all(list(cut_all(f"{url}/rows.{format}", ItemColumns("body")))).keys
+        for format in ("parquet", "jsonl")
+    )
+    assert (tables[0], tables[16]) == (f"{url}/rows.parquet#0:0", f"{url}/rows.parquet#1:1")
+    assert (lines[0], lines[39]) == (f"{url}/rows.jsonl#0", f"{url}/rows.jsonl#39")
+    assert len(set(tables)) == len(set(lines)) == 40
+    references = list(cut_all(f"{url}/rows.jsonl", ItemColumns("body")))
+    assert [key for each in references for key in read_keys(each.encode())] == lines
+
+
+def test_a_row_with_a_fault_fails_alone_and_takes_no_neighbour_with_it(place: Place) -> None:
+    rows = [
+        b'{"id": "a", "body": "one"}',
+        b"not JSON",
+        b'{"body": "no key"}',
+        b'{"id": 7, "body": null}',
+        b'{"id": "z", "body": "\\ud800"}',
+    ]
+    place.write("rows.jsonl", b"\n".join(rows))
+    items = read_all(list(cut_all(f"{place.url}/rows.jsonl", ItemColumns("body", "id"))))
+    name = f"{place.url}/rows.jsonl#"
+    assert items.keys == ["a", f"{name}1", f"{name}2", "7", "z"]
+    assert items.texts == [b"one", b"", b"no key", b"", "\ud800".encode("utf-8", "surrogatepass")]
+    place.write("rows.csv", b"id,body\na,one\nb\nc,three\n")
+    items = read_all(list(cut_all(f"{place.url}/rows.csv", ItemColumns("body", "id"))))
+    assert items.texts == [b"one", b"", b"three"]
+
+
+def test_pairs_are_read_from_two_columns(place: Place) -> None:
+    place.write("pairs.csv", b"q,a\nwho,me\nwhat,that\n")
+    items = read_all(list(cut_all(f"{place.url}/pairs.csv", ItemColumns("q", text_pair="a"))))
+    assert [split_pair(text) for text in items.texts] == [(b"who", b"me"), (b"what", b"that")]
+
+
+@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_an_object_that_was_changed_or_removed_is_never_read(
+    format: InputName, place: Place, is_removed: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    name = f"rows.{format}"
+    place.write(name, WRITERS[format](ROWS))
+    references = list(cut_all(f"{place.url}/{name}"))
+    if is_removed and place.url.startswith("s3"):
+        del request.getfixturevalue("bucket").objects[f"bucket/data/{name}"]
+    elif is_removed:
+        place.write("other", b"")
+        (tmp_path / name).unlink()
+    else:
+        place.write(name, WRITERS[format]([*ROWS[1:], ROWS[0]]))
+    for each in references:
+        with pytest.raises(ObjectChanged, match="rows"):
+            each.read()
+
+
+def test_a_row_group_is_decoded_once_and_one_that_is_too_large_is_streamed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write("rows.parquet", write_parquet(ROWS))
+    (whole, *_) = cut_all(f"{place.url}/rows.parquet")
+    opened: list[object] = []
+
+    def open_counted(
+        found: ItemReference, open: Callable[[ItemReference], object] = reference.open_parquet
+    ) -> object:
+        opened.append(found)
+        return open(found)
+
+    monkeypatch.setattr(reference, "open_parquet", open_counted)
+    kept, none_kept = RowGroups(), RowGroups(most_bytes=10)
+    for groups, num_opened in ((kept, 1), (none_kept, 5)):
+        opened.clear()
+        for start in range(0, 15, 3):
+            table = groups.read(whole.take(start, start + 3))
+            assert table.column("id").to_pylist() == KEYS[start : start + 3]
+        assert len(opened) == num_opened
+
+
+def test_what_cannot_be_cut_is_refused_with_what_to_do(place: Place) -> None:
+    refused = {
+        "rows.jsonl.gz": (b"", InvalidOption, "compressed as a whole"),
+        "rows.bin": (b"", InvalidOption, "no known format"),
+        "rows.csv": (b"a,b\n1,2\n", InvalidOption, "no column 'id'; its columns are a, b"),
+        "rows.jsonl": (b"[1]\n", InvalidOption, "first line is not a JSON object"),
+        "long.csv": (
+            b"id,body,page\n1," + b"x" * 2000 + b",1\n" + b"y" * 20_000_000,
+            InvalidItem,
+            "is longer than",
+        ),
+        "rows.parquet": (b"PAR1 nothing", ObjectChanged, "cannot be read as Parquet"),
+        "numbers.parquet": (
+            write_parquet([{"id": "a", "body": 1, "page": 1}]),
+            InvalidOption,
+            "texts must be strings",
+        ),
+    }
+    for name, (content, error, message) in refused.items():
+        place.write(name, content)
+        with pytest.raises(error, match=message):
+            list(cut_all(f"{place.url}/{name}"))
+
+
+def test_patterns_find_objects_in_order_across_pages(place: Place) -> None:
+    for name in ("b/2.csv", "b/1.csv", "b/c/3.csv", "b/4.txt", "a/5.csv", "b/6.csv", "b/7.csv"):
+        place.write(name, b"")
+
+    def found(pattern: str) -> list[str]:
+        return [each.url.removeprefix(f"{place.url}/") for each in find_objects(f"{place.url}/{pattern}")]
+
+    assert found("b/*.csv") == ["b/1.csv", "b/2.csv", "b/6.csv", "b/7.csv"]
+    assert found("b/**/*.csv") == ["b/1.csv", "b/2.csv", "b/6.csv", "b/7.csv", "b/c/3.csv"]
+    assert found("none/*") == []
+
+
+def test_addresses_are_normalized_and_local_ones_stay_below_their_root(tmp_path: Path) -> None:
+    assert normalize("/data/x/") == "file:///data/x"
+    assert normalize("s3://bucket/a//") == "s3://bucket/a"
+    for wrong in ("data/x", "ftp://host/x", "s3:///x", "file://data/x", "s3://bucket/../x", "https://host/x"):
+        with pytest.raises(InvalidOption):
+            normalize(wrong)
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to("/etc")
+    refuse_outside(f"file://{root}/x", root, "SETTING")
+    refuse_outside("s3://bucket/x", root, "SETTING", must_be_set=True)
+    for outside in (f"file://{root}/link/passwd", "file:///etc/passwd"):
+        with pytest.raises(InvalidOption, match="SETTING"):
+            refuse_outside(outside, root, "SETTING")
+    with pytest.raises(InvalidOption, match="set SETTING"):
+        refuse_outside(f"file://{root}/x", None, "SETTING", must_be_set=True)

@@ -1,0 +1,52 @@
+"""Texts in and results out of object storage, as the API takes and answers them."""
+
+from typing import Annotated, Final, TypedDict
+
+from msgspec import Meta, Struct
+
+from vectormill.files.formats import InputName
+from vectormill.objects.reference import ItemColumns
+
+MOST_URLS: Final = 1000
+
+OutputUrl = Annotated[
+    str | None,
+    Meta(
+        description="An empty folder of an object store for the results, instead of Postgres: Parquet parts and a "
+        "`_manifest.json`.",
+        examples=["s3://bucket/vectors"],
+    ),
+]
+
+
+class InputBody(Struct, forbid_unknown_fields=True):
+    """Objects of a store whose rows are the items of a job. Workers read them; no text goes through the API."""
+
+    urls: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=2000)]],
+        Meta(
+            min_length=1,
+            max_length=MOST_URLS,
+            description="Objects, or patterns with `*`, `?` and `**`: s3://, gs://, az:// or file://.",
+            examples=[["s3://bucket/articles/*.parquet"]],
+        ),
+    ]
+    text: Annotated[str, Meta(description="The column with the text.")] = "text"
+    key: Annotated[
+        str | None,
+        Meta(description="The column with the key. Without it an item is named by its object and position."),
+    ] = None
+    text_pair: Annotated[str | None, Meta(description="The column with the second text of a pair.")] = None
+    metadata: Annotated[list[str], Meta(description="ItemColumns that are kept with each result.")] = []
+    format: Annotated[InputName | None, Meta(description="Null: by the name of each object.")] = None
+
+    @property
+    def columns(self) -> ItemColumns:
+        return ItemColumns(self.text, self.key, self.text_pair, tuple(self.metadata))
+
+
+class OutputBody(TypedDict):
+    """The folder with a job's results. From the state `closed` on it has its manifest."""
+
+    url: str
+    state: Annotated[str, Meta(description="open, closing, closed, sweeping or swept.")]

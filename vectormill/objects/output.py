@@ -1,0 +1,234 @@
+"""Output: the folder of an object store that a job writes its results into, its manifest and its sweep.
+
+States: `open` while the job is going on, `closing` while the manifest is being written, `closed` when it is
+there, `sweeping` while parts that do not count are being removed, and `swept` at the end. A retry of the job
+opens a closed output again.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Connection, text
+
+from vectormill.domain.errors import OutputTaken
+from vectormill.domain.states import States
+from vectormill.jobs.job import TERMINAL_JOB_STATES
+from vectormill.objects.parts import PREFIX, OutputPart
+from vectormill.objects.store import delete_object, list_folder, write_object
+from vectormill.work.loop import Held
+from vectormill.work.work import Lease, Work, claim
+
+OPEN: Final = "open"
+CLOSING: Final = "closing"
+CLOSED: Final = "closed"
+SWEEPING: Final = "sweeping"
+SWEPT: Final = "swept"
+UNCLOSED_OUTPUT_STATES: Final = States((OPEN, CLOSING))
+UNFINISHED_OUTPUT_STATES: Final = States((*UNCLOSED_OUTPUT_STATES, CLOSED, SWEEPING))
+OUTPUT_STATES: Final = States((*UNFINISHED_OUTPUT_STATES, SWEPT))
+
+MANIFEST: Final = "_manifest.json"
+# Says whose folder it is, from the submission on, so that no second job writes into it.
+OWNER: Final = "_job.json"
+MANIFEST_VERSION: Final = 1
+# A worker that lost its lease may still be writing its part; after this time it has given up.
+GRACE_SECONDS: Final = 900.0
+PARTS_AT_ONCE: Final = 10_000
+
+OUTPUT: Final = Work(
+    table="vectormill.outputs",
+    row="output",
+    working=States((CLOSING, SWEEPING)),
+    begins={OPEN: CLOSING, CLOSED: SWEEPING},
+    last_error="last_error",
+)
+
+CLAIM_OUTPUT: Final = OUTPUT.compose_claim(
+    f"""
+    SELECT output.id FROM vectormill.outputs AS output JOIN vectormill.jobs AS job ON job.id = output.id
+     WHERE {{claimable}} AND job.state IN {TERMINAL_JOB_STATES}
+       AND (output.state IN {UNCLOSED_OUTPUT_STATES}
+            OR output.closed_at <= now() - make_interval(secs => CAST(:grace_seconds AS double precision)))
+     ORDER BY output.available_at LIMIT 1
+    {{lock}}
+    """,
+    returning="output.url",
+)
+CLOSE: Final = OUTPUT.compose_release(f"state = '{CLOSED}', closed_at = now(), attempt = 0")
+FINISH: Final = OUTPUT.compose_release(
+    f"state = '{SWEPT}', attempt = 0, num_swept = num_swept + CAST(:num_swept AS bigint)"
+)
+REOPEN: Final = OUTPUT.compose_revocation(
+    f"state = '{OPEN}', closed_at = NULL, attempt = 0, available_at = now()",
+    f"id = :job_id AND state <> '{OPEN}'",
+)
+
+ADD_OUTPUT: Final = text("INSERT INTO vectormill.outputs (id, url, state) VALUES (:job_id, :url, 'open')")
+
+LIST_PARTS: Final = text("""
+    SELECT name, first_item, num_rows, num_bytes FROM vectormill.parts
+     WHERE job_id = :job_id AND name > :after ORDER BY name LIMIT :limit
+""")
+
+FIND_KNOWN: Final = text("""
+    SELECT name FROM vectormill.parts WHERE job_id = :job_id AND name = ANY(CAST(:names AS text[]))
+""")
+
+DESCRIBE_JOB: Final = text("""
+    SELECT id::text AS job_id, state, spec, num_items, num_done, num_failed, metadata, finished_at
+      FROM vectormill.jobs WHERE id = :job_id
+""")
+
+
+class PartEntry(Struct, frozen=True):
+    """A part in a manifest."""
+
+    name: str
+    first_item: int
+    num_rows: int
+    num_bytes: int
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What `_manifest.json` says of an output: the job, how its vectors were made, and the parts that count."""
+
+    version: int = MANIFEST_VERSION
+    job_id: str
+    state: str
+    spec: dict[str, Any]
+    num_items: int
+    num_rows: int
+    num_failed: int
+    metadata: dict[str, Any]
+    finished_at: str
+    parts: list[PartEntry]
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldOutput(Held):
+    """An output that this process has claimed."""
+
+    url: str
+
+
+def take_folder(url: str, job_id: UUID) -> None:
+    """Make an empty folder the output of a job. Raise OutputTaken if it has objects already, and StorageUnavailable."""
+    content = msgspec.json.encode({"job_id": str(job_id)})
+    is_taken = any(True for _ in list_folder(url)) or not write_object(
+        f"{url}/{OWNER}", content, only_new=True
+    )
+    if is_taken:
+        raise OutputTaken(
+            f"{url} is not empty. Give a folder that has no objects yet: each job needs one of its own."
+        )
+
+
+def leave_folder(url: str) -> None:
+    """Give a folder back that `take_folder` has taken for a job which was not submitted after all."""
+    delete_object(f"{url}/{OWNER}")
+
+
+def add_output(connection: Connection, job_id: UUID, url: str) -> None:
+    """Record the output of a job, in the transaction that makes the job visible."""
+    connection.execute(ADD_OUTPUT, {"job_id": job_id, "url": url})
+
+
+def reopen_output(connection: Connection, job_id: UUID) -> None:
+    """Open the output of a job that goes on, if it has one: its manifest is written again at the end."""
+    connection.execute(REOPEN, {"job_id": job_id})
+
+
+def claim_output(
+    connection: Connection, owner: str, lease_seconds: float, grace_seconds: float = GRACE_SECONDS
+) -> tuple[Lease, str] | None:
+    """Claim an output whose manifest is due, or whose sweep is, and return its URL; None if there is none."""
+    claimed = claim(
+        connection,
+        OUTPUT,
+        CLAIM_OUTPUT,
+        owner=owner,
+        lease_seconds=lease_seconds,
+        grace_seconds=grace_seconds,
+    )
+    return (claimed[0][0], claimed[0][1].url) if claimed else None
+
+
+def list_parts(connection: Connection, job_id: UUID, after: str, limit: int) -> list[OutputPart]:
+    """Return the parts of a job that count, in the order of items, after the name `after`."""
+    values = {"job_id": job_id, "after": after, "limit": limit}
+    return [OutputPart(*row) for row in connection.execute(LIST_PARTS, values)]
+
+
+def write_manifest(held: HeldOutput) -> None:
+    """Write the manifest of an ended job and close its output.
+
+    A job that is tried again ends once more, and its manifest is then replaced. Raise LeaseLost, Stopping and
+    StorageUnavailable.
+    """
+    job_id, after, entries = held.lease.key, "", []
+    while True:
+        held.keep()
+        with held.engine.connect() as connection:
+            page = list_parts(connection, job_id, after, PARTS_AT_ONCE)
+        if not page:
+            break
+        entries += [PartEntry(part.name, part.first_item, part.num_rows, part.num_bytes) for part in page]
+        after = page[-1].name
+    with held.engine.connect() as connection:
+        row = connection.execute(DESCRIBE_JOB, {"job_id": job_id}).one()
+    manifest = Manifest(
+        job_id=row.job_id,
+        state=row.state,
+        spec=row.spec,
+        num_items=row.num_items,
+        num_rows=sum(entry.num_rows for entry in entries),
+        num_failed=row.num_failed,
+        metadata=row.metadata,
+        finished_at=row.finished_at.isoformat(),
+        parts=entries,
+    )
+    write_object(f"{held.url}/{MANIFEST}", msgspec.json.encode(manifest))
+    with held.engine.begin() as connection:
+        held.lease.release(connection, CLOSE)
+
+
+def sweep(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> int:
+    """Remove the parts that no commit has recorded, and return their number.
+
+    A young part is left alone, because its writer may be about to commit: then the sweep is repeated. Raise
+    LeaseLost, Stopping and StorageUnavailable.
+    """
+    num_swept, has_young = 0, False
+    names: list[str] = []
+    for each in list_folder(held.url):
+        name = each.url.removeprefix(f"{held.url}/")
+        if not name.startswith(PREFIX):
+            continue
+        if each.modified_at > time.time() - grace_seconds:
+            has_young = True
+            continue
+        names.append(name)
+        if len(names) == PARTS_AT_ONCE:
+            num_swept += _remove_unknown(held, names)
+            names.clear()
+    num_swept += _remove_unknown(held, names)
+    with held.engine.begin() as connection:
+        if has_young:
+            held.lease.hand_back(connection, pause_seconds=grace_seconds)
+        else:
+            held.lease.release(connection, FINISH, num_swept=num_swept)
+    return num_swept
+
+
+def _remove_unknown(held: HeldOutput, names: list[str]) -> int:
+    with held.engine.connect() as connection:
+        values = {"job_id": held.lease.key, "names": names}
+        unknown = sorted(set(names) - set(connection.execute(FIND_KNOWN, values).scalars()))
+    for name in unknown:
+        held.keep()
+        delete_object(f"{held.url}/{name}")
+    return len(unknown)

@@ -1,0 +1,135 @@
+"""OutputPart: a Parquet file with the results of one chunk, and the record in Postgres that makes it count.
+
+A worker writes a part before it commits, under a name that no other claim of the chunk has. The part belongs to
+the job only once the chunk's fenced commit has recorded it; all others are removed by the sweep (output.py).
+"""
+
+import io
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.collections.generation_tables import find_ranges
+from vectormill.collections.row_kinds import take_objects
+from vectormill.domain.encoding import FLOAT16, INT8
+from vectormill.domain.task import RECORD
+from vectormill.jobs.chunk import ChunkOutcome, Claim
+from vectormill.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, Items
+from vectormill.objects.store import write_object
+from vectormill.ragged import Ragged
+from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_rows
+
+PREFIX: Final = "part-"
+SUFFIX: Final = ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPart:
+    """A part of a job's output. `name` is relative to the output's folder, and sorts by `first_item`."""
+
+    name: str
+    first_item: int
+    num_rows: int
+    num_bytes: int
+
+
+def name_part(claim: Claim) -> str:
+    """Return the name of the part that this claim of a chunk writes."""
+    return f"{PREFIX}{claim.first_item:012d}-{claim.chunk_id}-{claim.fence}{SUFFIX}"
+
+
+def write_part(
+    engine: Engine,
+    claim: Claim,
+    items: Items,
+    encoded: npt.NDArray[np.int64],
+    results: Ragged,
+    outcome: ChunkOutcome,
+) -> tuple[OutputPart | None, ChunkOutcome]:
+    """Write the results of the items at positions `encoded` [m] that did not fail; no part if all of them did.
+
+    Return the part, and the outcome with a failure for each vector that the requested type cannot hold. Raise
+    StorageUnavailable.
+    """
+    assert claim.output_url is not None, "a job without an output has no parts"
+    failed = np.fromiter(outcome.failures, dtype=np.int64, count=len(outcome.failures))
+    rows = np.flatnonzero(~np.isin(encoded, failed))
+    spec = claim.spec
+    kept: npt.NDArray[Any]
+    if spec.result == RECORD:
+        kept = take_objects([results.row(row).tobytes() for row in rows.tolist()])
+    else:
+        vectors = results.take(rows).matrix.reshape(-1, spec.dimensions)
+        kind = choose_vector_type(spec, in_collection=False)
+        if kind.name == FLOAT16 and len(rows):
+            too_large = np.abs(vectors).max(axis=1) > MAX_HALF
+            failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+            more = dict.fromkeys(encoded[rows[too_large]].tolist(), failure)
+            outcome = replace(outcome, failures={**outcome.failures, **more})
+            rows, vectors = rows[~too_large], vectors[~too_large]
+        ranges = None
+        if kind.name == INT8:
+            with engine.connect() as connection:
+                ranges = find_ranges(connection, spec)
+        kept = make_rows(vectors, kind, ranges)
+    if not len(rows):
+        return None, outcome
+    content = encode_part(items.take(encoded[rows].tolist()), kept, claim)
+    name = name_part(claim)
+    write_object(f"{claim.output_url}/{name}", content)
+    return OutputPart(name, claim.first_item, len(rows), len(content)), outcome
+
+
+def encode_part(items: Items, results: npt.NDArray[Any], claim: Claim) -> memoryview:
+    """Return a Parquet file of key, content_hash, the result's columns, and metadata as JSON if an item has any."""
+    import pyarrow as pa  # imported here, because most jobs need no object storage
+
+    from vectormill.files.result_tables import RESULT_TABLES
+
+    table = RESULT_TABLES[claim.spec.result]
+    fields = [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("content_hash", pa.binary(16), nullable=False),
+    ]
+    arrays = [pa.array(items.keys, pa.string()), pa.array(items.content_hashes(), pa.binary(16))]
+    fields += table.fields(claim.spec)
+    arrays += table.arrays(results, claim.spec)
+    # The schema of all parts is the same, whether or not the items of this one have metadata.
+    fields.append(pa.field("metadata", pa.string()))
+    arrays.append(pa.array([metadata.decode() or None for metadata in items.metadata], pa.string()))
+    schema = pa.schema(fields)
+    sink = io.BytesIO()
+    with open_writer(sink, schema) as writer:
+        writer.write_table(pa.table(arrays, schema=schema))
+    return sink.getbuffer()
+
+
+def open_writer(sink: io.BytesIO, schema: Any) -> Any:
+    """Open a pyarrow.parquet.ParquetWriter for a part: zstd, but for vectors, which no compression makes smaller."""
+    import pyarrow.parquet as pq
+
+    compression = dict.fromkeys(schema.names, "zstd") | {"embedding.list.element": "none"}
+    return pq.ParquetWriter(
+        sink, schema, compression=compression, use_dictionary=False, write_statistics=["key"]
+    )
+
+
+RECORD_PART: Final = text("""
+    INSERT INTO vectormill.parts (job_id, name, first_item, num_rows, num_bytes)
+    VALUES (:job_id, :name, :first_item, :num_rows, :num_bytes)
+""")
+
+
+def record_part(connection: Connection, claim: Claim, part: OutputPart) -> None:
+    """Make a part count, in the transaction that ends its chunk."""
+    values = {
+        "job_id": claim.job_id,
+        "name": part.name,
+        "first_item": part.first_item,
+        "num_rows": part.num_rows,
+        "num_bytes": part.num_bytes,
+    }
+    connection.execute(RECORD_PART, values)

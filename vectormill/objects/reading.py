@@ -1,0 +1,55 @@
+"""Read the output of a job from object storage by its manifest, without Vectormill's API or Postgres."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vectormill.domain.errors import NotFound, ObjectChanged
+from vectormill.objects.output import MANIFEST, Manifest
+from vectormill.objects.reference import open_parquet
+from vectormill.objects.store import describe_object, normalize, read_range
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def read_manifest(url: str) -> Manifest:
+    """Return the manifest of a job's output.
+
+    `url` is the folder that the job was given. Raise NotFound while there is no manifest, because the job has not
+    ended or never wrote there, and StorageUnavailable.
+    """
+    folder = normalize(url)
+    try:
+        found = describe_object(f"{folder}/{MANIFEST}")
+    except ObjectChanged as error:
+        raise NotFound(f"{folder} has no {MANIFEST}: it is written when the job has ended.") from error
+    content = read_range(found.url, found.tag, 0, found.num_bytes)
+    return msgspec.json.decode(content, type=Manifest)
+
+
+def read_batches(url: str, columns: Sequence[str] | None = None) -> "Iterator[pyarrow.RecordBatch]":
+    """Yield the rows of a job's output in the order of its items, a row group at a time.
+
+    Only parts that count are read, whatever else lies in the folder. Raise NotFound, ObjectChanged and
+    StorageUnavailable.
+    """
+    folder = normalize(url)
+    for part in read_manifest(folder).parts:
+        with open_parquet(describe_object(f"{folder}/{part.name}")) as file:
+            yield from file.iter_batches(columns=None if columns is None else list(columns))
+
+
+def read_table(url: str, columns: Sequence[str] | None = None) -> "pyarrow.Table":
+    """Return the output of a job as one Arrow table in memory.
+
+    Its columns are key, content_hash, the result (embedding; or score, label, probabilities; or output) and
+    metadata. For more than fits in memory take `read_batches`. Raise the errors of read_batches.
+    """
+    import pyarrow
+
+    batches = list(read_batches(url, columns))
+    if not batches:
+        raise NotFound(f"{url} has no rows: every item of its job failed.")
+    return pyarrow.Table.from_batches(batches)

@@ -1,0 +1,252 @@
+"""Store: the objects of S3, Google Cloud Storage, Azure Blob Storage or a local folder, by URL.
+
+Credentials, regions and endpoints come from the environment of each process, by the variables that obstore
+reads (https://developmentseed.org/obstore/latest/authentication/): AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so
+on. They are never sent to the API and never stored.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from vectormill.domain.errors import InvalidOption, ObjectChanged, StorageUnavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SCHEMES: Final = ("s3", "gs", "az", "file")
+DESCRIBED: Final = "s3://bucket/…, gs://bucket/…, az://container/… or file:///folder/…"
+# The characters that begin a pattern in a URL.
+WILD: Final = "*?["
+LISTED_AT_ONCE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object at one moment. Its entity tag changes whenever its content does."""
+
+    url: str
+    num_bytes: int
+    tag: str
+    modified_at: float  # seconds since the epoch
+
+
+def normalize(url: str) -> str:
+    """Return the URL of an object, a folder or a pattern, without a slash at the end; an absolute path gets file://.
+
+    Raise InvalidOption for any other scheme, and for a relative path, which would mean another file in each process.
+    """
+    scheme, mark, path = url.partition("://")
+    if not mark:
+        if not url.startswith("/"):
+            raise InvalidOption(
+                f"{url!r} is not the URL of an object; write {DESCRIBED}, or an absolute path."
+            )
+        scheme, path = "file", url
+    if scheme not in SCHEMES:
+        raise InvalidOption(f"Unknown store {scheme!r} in {url!r}; write {DESCRIBED}.")
+    parts = path.split("/")
+    if scheme == "file" and parts[0]:
+        raise InvalidOption(f"{url!r} needs an absolute path: file:///folder/….")
+    if scheme != "file" and not parts[0]:
+        raise InvalidOption(f"{url!r} names no bucket; write {DESCRIBED}.")
+    if any(part in (".", "..") for part in parts) or "\0" in path:
+        raise InvalidOption(f"{url!r} has a part '.' or '..', which names of objects must not have.")
+    return f"{scheme}://{path.rstrip('/')}"
+
+
+def refuse_outside(url: str, root: Path | None, setting: str, *, must_be_set: bool = False) -> None:
+    """Raise InvalidOption if the URL is of a local file that is not below `root`, links resolved.
+
+    Without a root every local file is allowed, unless `must_be_set`.
+    """
+    if not url.startswith("file://") or (root is None and not must_be_set):
+        return
+    path = Path(url.removeprefix("file://"))
+    if root is None:
+        raise InvalidOption(
+            f"{path} is a local folder: set {setting} to the folder below which jobs may write."
+        )
+    start = root.expanduser().resolve()
+    if not path.resolve().is_relative_to(start):
+        raise InvalidOption(f"{path} is not below {start} ({setting}).")
+
+
+# Options of every store besides the environment's; by default obstore repeats a failed request for three minutes.
+STORE_OPTIONS: Mapping[str, Any] = {}
+
+
+@lru_cache(maxsize=64)
+def open_store(scheme: str, bucket: str) -> Any:
+    """Return obstore's store of a bucket, kept for the life of the process with its connections."""
+    from obstore.store import LocalStore, from_url  # imported here, because most jobs need no object storage
+
+    if scheme == "file":
+        return LocalStore("/")
+    return from_url(f"{scheme}://{bucket}", **STORE_OPTIONS)
+
+
+def _locate(url: str) -> tuple[Any, str]:
+    """Return the store of a URL made by `normalize`, and the path of the object in it."""
+    scheme, _, path = url.partition("://")
+    if scheme == "file":
+        return open_store(scheme, ""), path.lstrip("/")
+    bucket, _, name = path.partition("/")
+    try:
+        return open_store(scheme, bucket), name
+    except Exception as error:
+        raise _translate(url, error) from error
+
+
+def _translate(url: str, error: Exception) -> Exception:
+    """Return our error for one of obstore's."""
+    from obstore.exceptions import PreconditionError
+
+    if isinstance(error, FileNotFoundError):
+        return ObjectChanged(f"{url} does not exist (any more).")
+    if isinstance(error, PreconditionError):
+        return ObjectChanged(f"{url} has been changed since the job was submitted.")
+    reason = str(error).partition("\n\nDebug source")[0].strip()
+    return StorageUnavailable(f"{url}: {reason}")
+
+
+def find_objects(pattern: str) -> Iterator[StoredObject]:
+    """Yield the objects that a URL with wildcards matches, in order of name: `*` and `?` within a folder, `**` across.
+
+    A URL without wildcards is that of one object. Raise ObjectChanged if that one does not exist.
+    """
+    first = min((pattern.find(mark) for mark in WILD if mark in pattern), default=-1)
+    if first < 0:
+        yield describe_object(pattern)
+        return
+    from fsspec.utils import glob_translate
+
+    fits = re.compile(glob_translate(pattern.partition("://")[2]))
+    folder = pattern[: pattern.rindex("/", 0, first)]
+    found = [each for each in list_folder(folder) if fits.match(each.url.partition("://")[2])]
+    yield from sorted(found, key=lambda each: each.url)
+
+
+def list_folder(folder: str) -> Iterator[StoredObject]:
+    """Yield all objects below a folder, in any order. A folder that does not exist has none."""
+    import obstore
+
+    store, path = _locate(folder)
+    start = folder.partition("://")[0] + "://" + ("/" if folder.startswith("file://") else "")
+    bucket = "" if folder.startswith("file://") else folder.partition("://")[2].partition("/")[0] + "/"
+    try:
+        pages: Iterable[Any] = obstore.list(store, path or None, chunk_size=LISTED_AT_ONCE)
+        for page in pages:
+            for each in page:
+                yield _describe(start + bucket + each["path"], each)
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        raise _translate(folder, error) from error
+
+
+def describe_object(url: str) -> StoredObject:
+    """Return the present state of an object. Raise ObjectChanged if it does not exist."""
+    import obstore
+
+    store, path = _locate(url)
+    try:
+        return _describe(url, obstore.head(store, path))
+    except Exception as error:
+        raise _translate(url, error) from error
+
+
+def _describe(url: str, meta: Any) -> StoredObject:
+    modified = meta["last_modified"].timestamp()
+    return StoredObject(url, meta["size"], meta["e_tag"] or f"{modified}-{meta['size']}", modified)
+
+
+def read_range(url: str, tag: str, start: int, end: int) -> bytes:
+    """Return the bytes of an object from `start` up to `end`. Raise ObjectChanged if its tag is another one now."""
+    import obstore
+
+    if start >= end:
+        return b""
+    store, path = _locate(url)
+    try:
+        return bytes(obstore.get(store, path, options={"range": (start, end), "if_match": tag}).bytes())
+    except Exception as error:
+        raise _translate(url, error) from error
+
+
+def read_stream(url: str, tag: str, part_bytes: int) -> Iterator[bytes]:
+    """Yield the content of an object in parts of about `part_bytes`. Raise ObjectChanged if its tag is another one."""
+    import obstore
+
+    store, path = _locate(url)
+    try:
+        for part in obstore.get(store, path, options={"if_match": tag}).stream(min_chunk_size=part_bytes):
+            yield bytes(part)
+    except Exception as error:
+        raise _translate(url, error) from error
+
+
+class ObjectFile(io.RawIOBase):
+    """An object as a read-only file for pyarrow; each read asks for its range under the object's tag."""
+
+    def __init__(self, found: StoredObject) -> None:
+        super().__init__()
+        self._found = found
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._found.num_bytes}
+        self._position = max(0, starts[whence] + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = self._found.num_bytes
+        if size is not None and size >= 0:
+            end = min(end, self._position + size)
+        content = read_range(self._found.url, self._found.tag, self._position, end)
+        self._position += len(content)
+        return content
+
+    def readall(self) -> bytes:
+        return self.read()
+
+
+def write_object(url: str, content: "Buffer", *, only_new: bool = False) -> bool:
+    """Write an object at once. With `only_new` return False if it exists already, and leave that as it is."""
+    import obstore
+    from obstore.exceptions import AlreadyExistsError
+
+    store, path = _locate(url)
+    try:
+        obstore.put(store, path, content, mode="create" if only_new else "overwrite")
+    except AlreadyExistsError:
+        return False
+    except Exception as error:
+        raise _translate(url, error) from error
+    return True
+
+
+def delete_object(url: str) -> None:
+    """Delete an object; do nothing if it does not exist."""
+    import obstore
+
+    store, path = _locate(url)
+    try:
+        obstore.delete(store, path)
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        raise _translate(url, error) from error

@@ -1,0 +1,39 @@
+"""The tables of jobs' outputs in object storage and of their parts."""
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text, Uuid, text
+
+from vectormill.db.schema import BUSY, count, metadata, moment, one_of
+from vectormill.jobs.table import jobs
+from vectormill.objects.output import OUTPUT_STATES, UNFINISHED_OUTPUT_STATES
+
+outputs = Table(
+    "outputs",
+    metadata,
+    Column("id", Uuid, ForeignKey(jobs.c.id, ondelete="CASCADE"), primary_key=True),  # of the job
+    Column("url", Text, nullable=False, unique=True),
+    Column("state", Text, CheckConstraint(one_of("state", OUTPUT_STATES), name="state"), nullable=False),
+    count("fence"),
+    count("attempt"),
+    moment("available_at", is_now=True),
+    Column("lease_owner", Text),
+    moment("lease_until"),
+    Column("last_error", Text),
+    moment("closed_at"),
+    count("num_swept"),
+    Index(
+        "ix_outputs_unfinished",
+        "available_at",
+        postgresql_where=text(one_of("state", UNFINISHED_OUTPUT_STATES)),
+    ),
+    postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
+)
+
+parts = Table(
+    "parts",
+    metadata,
+    Column("job_id", Uuid, ForeignKey(outputs.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("name", Text, primary_key=True),  # in the order of items
+    Column("first_item", BigInteger, nullable=False),
+    Column("num_rows", BigInteger, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+)
