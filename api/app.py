@@ -134,7 +134,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.resources = resources
-    app.state.lookout = lookout = health.Lookout(resources)
+    app.state.lookout = lookout = health.ReadinessCheck(resources)
     app.state.stop_request = stop_request
     for routes in (
         embeddings,  # routers are tried in this order, so the most frequent requests come first

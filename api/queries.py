@@ -31,8 +31,8 @@ from vectormill.broker.queries import (
     EncodedTexts,
     NotEncoded,
     Query,
+    QueryAccepted,
     QueryProducer,
-    Taken,
     UnreadableMessage,
     name_space,
     write_message,
@@ -346,7 +346,7 @@ class QueryExchange:
                 self._take(message, answer)
 
     def _take(self, message: Message, answer: Answer) -> None:
-        if isinstance(answer, Taken):
+        if isinstance(answer, QueryAccepted):
             now = asyncio.get_running_loop().time()
             message.taker, message.is_missed = answer.worker, False
             message.next_look = now + FIRST_LOOK_SECONDS

@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from vectormill.coalescer import Coalescer, NotBegun
+from vectormill.coalescer import CallNotStarted, Coalescer
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
 from vectormill.domain.errors import SearchTimeout
@@ -62,7 +62,7 @@ class SearchPool:
             return await self._coalescer.ask(
                 (generation.id, alone if company is None else company), (generation, searches)
             )
-        except NotBegun:
+        except CallNotStarted:
             raise SearchTimeout(
                 f"The search was not started within {self._timeout_seconds:g} s because of earlier "
                 f"searches: {SEARCH_CONNECTIONS} run at once. An index makes searches faster; more API "

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from vectormill.jobs.bodies import JobBody
 from vectormill.jobs.jobs import find_job
-from vectormill.jobs.waiting import tell_job
+from vectormill.jobs.waiting import make_job_body
 
 POLL_SECONDS: Final = 0.5
 
@@ -62,4 +62,4 @@ class Watch:
     def load(self, job_id: UUID) -> JobBody:
         """Return the job as it is now. Raise JobNotFound."""
         with self._engine.connect() as connection:
-            return tell_job(connection, find_job(connection, job_id))
+            return make_job_body(connection, find_job(connection, job_id))

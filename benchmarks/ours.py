@@ -21,7 +21,7 @@ from benchmarks.children.serving import WARM_UP_SHARE, ChildOrder, Pass
 from benchmarks.harness import HOME, ROOT, BenchmarkFailed
 from benchmarks.peers import Peer, find_obstacle, prepare_environment, runs_in_ours
 from benchmarks.processes import CELERY_WORKER, MODEL_PROCESS, find_named, list_tree
-from benchmarks.turns import Child, Missing, Processes, System
+from benchmarks.turns import Child, MissingRows, Processes, System
 from vectormill.cli.stack import COMMAND, Stack, stop
 from vectormill.client import Client
 from vectormill.db.migrations import upgrade
@@ -332,7 +332,7 @@ class LineUp:
         """Return a peer in its environment, or a Missing with the reason why the peer cannot run."""
         obstacle = find_obstacle(peer, self._device)
         if obstacle is not None:
-            return Missing(peer.title, obstacle)
+            return MissingRows(peer.title, obstacle)
         own = self._environment | QUIET
         if runs_in_ours(peer):
             return Child(
@@ -345,7 +345,7 @@ class LineUp:
         try:
             python = prepare_environment(peer.environment)
         except BenchmarkFailed as error:
-            return Missing(peer.title, str(error))
+            return MissingRows(peer.title, str(error))
         # Converted models are kept in the peer's environment, so that they are removed when its pins change.
         order = self._order(peer.name, HOME / peer.environment / "models", peer.options)
         # The environment has other versions of our packages, so the child may import nothing of this checkout

@@ -25,8 +25,8 @@ from worker.encoder.encoder import EncoderOrder, EncoderReport
 from worker.encoder.switches import NONE
 from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import Replica
-from worker.placement.replicas import Needs, ReplicaBuilder
-from worker.placement.room import GIB, Room
+from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
+from worker.placement.room import GIB, DeviceCapacity
 from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
 from worker.runner.runner import RunnerLost
 from worker.runner.starter import RunnerStarter, Sharing
@@ -44,8 +44,8 @@ def plan_replica(
 
     Raise BenchmarkFailed when the planner refuses.
     """
-    rooms = [Room(device.name, device.kind, 1024 * GIB, 1e12) for device in devices]
-    needs = Needs(precision, precision, "padded (sdpa)", length, tokens)
+    rooms = [DeviceCapacity(device.name, device.kind, 1024 * GIB, 1e12) for device in devices]
+    needs = MinimumNeeds(precision, precision, "padded (sdpa)", length, tokens)
     built = ReplicaBuilder(read_model_shape(card), needs).build(strategy, rooms, "pcie")
     if not isinstance(built, Replica):
         raise BenchmarkFailed(built.reason)

@@ -206,7 +206,7 @@ def _read(system: System, record: Record) -> None:
     record.vectors, record.report = system.vectors(), system.report()
 
 
-class Missing:
+class MissingRows:
     """A stand-in for a system that cannot run here; its record carries the reason."""
 
     def __init__(self, name: str, reason: str) -> None:

@@ -16,7 +16,7 @@ from indexer.context import RunContext
 from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.coverage import (
-    Missing,
+    MissingRows,
     count_failures,
     count_open_jobs,
     find_missing_of_source,
@@ -262,7 +262,7 @@ def look_at_coverage(context: RunContext, building: Generation, live: Generation
         if run.counts.num_seen and not has_rows(connection, seen):
             reasons.append("Postgres was restarted and lost what the run had read; start the run again.")
             return
-        missing = Missing(0, [])
+        missing = MissingRows(0, [])
         if run.counts.num_seen:
             missing = find_missing_of_source(connection, building, seen, seq, writers)
         puts = find_missing_puts(connection, building, live, seq, writers)

@@ -23,7 +23,7 @@ from vectormill.collections.index_plan import IndexPlan, find_operator_class
 from vectormill.collections.indexes import (
     BuildProgress,
     FoundIndex,
-    Outlook,
+    PlannedIndex,
     analyze_table,
     count_recently_used,
     count_rows,
@@ -168,7 +168,7 @@ def build_vector_index(progress: PhaseProgress, generation: Generation, options:
 
 
 def find_reason(
-    serving: list[FoundIndex], outlook: Outlook, options: Mapping[str, Any], most_worn: float
+    serving: list[FoundIndex], outlook: PlannedIndex, options: Mapping[str, Any], most_worn: float
 ) -> str | None:
     """Return why the vector index must be built now; None if an existing one will do."""
     if not serving:

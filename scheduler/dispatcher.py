@@ -18,11 +18,18 @@ from celery import Celery
 from redis.exceptions import RedisError, ResponseError
 from sqlalchemy import Engine
 
-from vectormill.broker.queues import BROKER_ERRORS, QueueReader, Sentinel, list_of, publish, task_id_of
+from vectormill.broker.queues import (
+    BROKER_ERRORS,
+    QueueReader,
+    RedisLossDetector,
+    list_of,
+    publish,
+    task_id_of,
+)
 from vectormill.jobs.chunk import Dispatch
 from vectormill.jobs.dispatch import (
     Demand,
-    WorkerRoom,
+    WorkerCapacity,
     list_aged_jobs,
     list_demands,
     list_queued,
@@ -51,7 +58,7 @@ class Dispatcher:
         self,
         engine: Engine,
         app: Celery,
-        sentinel: Sentinel,
+        sentinel: RedisLossDetector,
         queues: QueueReader,
         ageing_seconds: float,
         clock: Callable[[], float] = time.monotonic,
@@ -212,7 +219,10 @@ def effective_priority(demand: Demand, ageing_seconds: float) -> int:
 
 
 def plan_shares(
-    demands: Sequence[Demand], rooms: Sequence[WorkerRoom], served: Mapping[UUID, int], ageing_seconds: float
+    demands: Sequence[Demand],
+    rooms: Sequence[WorkerCapacity],
+    served: Mapping[UUID, int],
+    ageing_seconds: float,
 ) -> list[Share]:
     """Divide the free capacity of each model's workers among the jobs that have chunks to dispatch.
 

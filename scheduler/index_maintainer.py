@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 
 from vectormill.collections.collection import AUTO
 from vectormill.collections.index_plan import find_operator_class
-from vectormill.collections.indexes import TendedCollection, list_tended, share_removed
+from vectormill.collections.indexes import MaintainedCollection, list_tended, share_removed
 from vectormill.domain.errors import CollectionNotFound
 from vectormill.domain.task import VECTOR
 from vectormill.runs.run import INDEX
@@ -54,7 +54,7 @@ class IndexMaintainer:
         return num_runs
 
 
-def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:
+def find_need(tended: MaintainedCollection, settings: Settings) -> dict[str, Any] | None:
     """Return the options of the run that the collection needs now; None if it needs none."""
     if tended.spec.result != VECTOR:
         return None
@@ -80,7 +80,7 @@ def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | 
     return None
 
 
-def _find_need_of_load(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:
+def _find_need_of_load(tended: MaintainedCollection, settings: Settings) -> dict[str, Any] | None:
     is_large = tended.num_waiting > max(
         settings.index_bulk_share * tended.num_rows, settings.index_rows, LARGEST_TRICKLE
     )

@@ -22,8 +22,8 @@ from scheduler.reaper import Reaper
 from scheduler.schedules import fire_due_schedules
 from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
-from vectormill.broker.doorbell import DoorbellSubscriber
-from vectormill.broker.queues import QueueReader, Sentinel
+from vectormill.broker.doorbell import WakeUpSubscriber
+from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.db.locks import win_election
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
@@ -73,11 +73,11 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
     engine = make_engine(
         database_url, application_name="vectormill scheduler", pool_size=POOL_SIZE, max_overflow=0
     )
-    sentinel = Sentinel(redis_url)
+    sentinel = RedisLossDetector(redis_url)
     queues = QueueReader(redis_url)
     pruning = make_engine(database_url, application_name="vectormill pruner", pool_size=1, max_overflow=0)
     posting = make_engine(database_url, application_name="vectormill webhooks", pool_size=1, max_overflow=0)
-    subscriber = DoorbellSubscriber(redis_url)
+    subscriber = WakeUpSubscriber(redis_url)
     dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
 
     @contextmanager
@@ -109,7 +109,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
 def _serve_term(
     engine: Engine,
     dispatcher: Dispatcher,
-    subscriber: DoorbellSubscriber,
+    subscriber: WakeUpSubscriber,
     duties_beside: Callable[[], AbstractContextManager[None]],
     settings: Settings,
     stop: threading.Event,
@@ -152,7 +152,7 @@ def _serve_term(
 
 
 def pause(
-    driver: psycopg.Connection[Any], subscriber: DoorbellSubscriber, seconds: float, stop: threading.Event
+    driver: psycopg.Connection[Any], subscriber: WakeUpSubscriber, seconds: float, stop: threading.Event
 ) -> None:
     """Wait until a job arrives, a worker wakes the dispatcher, or the time is over."""
     subscriber.listen()

@@ -31,7 +31,7 @@ NO_ROOM: Final = (
 )
 
 
-class NotBegun(TimeoutError):
+class CallNotStarted(TimeoutError):
     """The call for the question did not begin before the longest waiting time had passed."""
 
 
@@ -138,7 +138,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
 
     def _give_up(self, key: KeyT, number: int) -> None:
         if (waiting := self._remove(key, number)) is not None:
-            waiting.refuse(NotBegun())
+            waiting.refuse(CallNotStarted())
 
     def _remove(self, key: KeyT, number: int) -> Caller[Question, Answer] | None:
         """Remove a question from its queue and return it. Return None if its call has begun."""

@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from vectormill.moments import tell_moment
+from vectormill.moments import format_moment
 
 Answer = TypeVar("Answer")
 
@@ -87,12 +87,12 @@ def describe(kind: type[Answer], thing: object, /, **others: Any) -> Answer:
     An attribute is used for the field of the same name.
     """
     names = kind.__annotations__
-    told = {name: others[name] if name in others else tell_value(getattr(thing, name)) for name in names}
+    told = {name: others[name] if name in others else to_json_value(getattr(thing, name)) for name in names}
     return cast(Answer, told)
 
 
-def tell_value(value: object) -> object:
+def to_json_value(value: object) -> object:
     """Convert a value to one of JSON: times to RFC 3339 and UUIDs to strings."""
     if isinstance(value, datetime):
-        return tell_moment(value)
+        return format_moment(value)
     return str(value) if isinstance(value, UUID) else value

@@ -22,7 +22,7 @@ from celery.worker.consumer import Consumer
 from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
-from vectormill.broker.doorbell import Doorbell
+from vectormill.broker.doorbell import WakeUpSender
 from vectormill.broker.queries import QueryConsumer, name_space
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
@@ -160,7 +160,7 @@ def run_replica(
         heartbeat_seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
-    doorbell = Doorbell(settings.redis_url)
+    doorbell = WakeUpSender(settings.redis_url)
 
     def ask_for_more() -> None:
         if is_low(keeper.num_held_tokens, engine.max_tokens_in_flight):

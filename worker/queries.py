@@ -19,8 +19,8 @@ from vectormill.broker.queries import (
     EncodedTexts,
     NotEncoded,
     Query,
+    QueryAccepted,
     QueryConsumer,
-    Taken,
     UnreadableMessage,
     read_spec,
 )
@@ -122,7 +122,7 @@ class QueryListener:
         with self._lock:
             self._in_hand.add(query.id)
         try:
-            self._consumer.answer(query, Taken(query.id, self._worker))
+            self._consumer.answer(query, QueryAccepted(query.id, self._worker))
             with trace_query(query) as note:
                 answer = self._encode(query)
                 if isinstance(answer, NotEncoded):

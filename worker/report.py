@@ -27,7 +27,7 @@ LATE_SECONDS = 60.0
 GAP_SECONDS: Final = 120.0
 
 
-class Recent:
+class RecentSamples:
     """Samples of the last ten minutes. Not thread-safe.
 
     `note` is called for every report, which is more often than samples are taken.
@@ -89,7 +89,7 @@ class WorkerReport:
         self._placement = placement
         self._clock = clock
         self._started_at = clock()
-        self._recent = Recent(clock)
+        self._recent = RecentSamples(clock)
 
     def compose(self) -> dict[str, Any]:
         """Return the report as a JSON object for the workers table."""

@@ -21,8 +21,8 @@ from vectormill.collections.collection import VECTORS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
     CollectionRow,
+    CollectionSummary,
     OpenRun,
-    Standing,
     describe_collection,
     find_index_progress,
     list_collection_rows,
@@ -54,7 +54,7 @@ class CollectionLine:
     """A collection in a list. `lag_seconds` is the age of the oldest change that is not yet encoded."""
 
     row: CollectionRow
-    standing: Standing
+    standing: CollectionSummary
 
     @property
     def index(self) -> str:

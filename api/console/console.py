@@ -38,7 +38,7 @@ FILTERS: Final = {
     "rate": words.tell_rate,
     "share": words.tell_share,
     "duration": words.tell_duration,
-    "moment": words.tell_moment,
+    "moment": words.format_moment,
     "ago": words.tell_ago,
     "state": words.tell_state,
     "sentence": words.tell_sentence,

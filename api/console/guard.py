@@ -26,7 +26,7 @@ from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
 from vectormill.domain.errors import DatabaseUnavailable
 from vectormill.keys.api_key import ADMIN, READ, WRITE, includes
-from vectormill.keys.api_keys import KeptKey
+from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import Keyring
 
 ROOT: Final = "/console"
@@ -124,7 +124,7 @@ class ConsoleGuard:
         return open_session(keys, cookie, time.time()) is not None if keys else self._is_local
 
     def _find_refusal(
-        self, scope: Scope, headers: Headers, key: KeptKey | None, token: str
+        self, scope: Scope, headers: Headers, key: CachedKey | None, token: str
     ) -> Response | None:
         """Return the error response to an unsafe method without CSRF token or write scope, else None."""
         method, path = scope["method"], scope["path"]

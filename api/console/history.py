@@ -31,7 +31,7 @@ class JobSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Interval:
     """The time of a job between two samples.
 
     `shares` are the stages' shares of the busy time and add up to one. `bound_by` is the bottleneck: a stage,
@@ -46,7 +46,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class StageStretch:
+class StageInterval:
     """Adjacent stretches with the same bottleneck; `width` is their share of the whole time."""
 
     stage: str
@@ -72,7 +72,7 @@ class Histories:
                 self._samples.popitem(last=False)
             add_sample(samples, take_sample(job))
 
-    def find(self, job_id: UUID) -> list[Stretch]:
+    def find(self, job_id: UUID) -> list[Interval]:
         with self._lock:
             samples = list(self._samples.get(job_id, ()))
         return find_stretches(samples)
@@ -99,11 +99,11 @@ def add_sample(samples: list[JobSample], sample: JobSample) -> None:
         samples[1:-1] = samples[1:-1:2]
 
 
-def find_stretches(samples: Sequence[JobSample]) -> list[Stretch]:
+def find_stretches(samples: Sequence[JobSample]) -> list[Interval]:
     return [measure(before, after) for before, after in pairwise(samples)]
 
 
-def measure(before: JobSample, after: JobSample) -> Stretch:
+def measure(before: JobSample, after: JobSample) -> Interval:
     seconds = after.at - before.at
     spent = {
         name: max(total - before.stage_seconds.get(name, 0.0), 0.0)
@@ -111,7 +111,7 @@ def measure(before: JobSample, after: JobSample) -> Stretch:
     }
     busy = sum(spent.get(stage, 0.0) for stage in BUSY_STAGES)
     bottleneck = find_bottleneck(spent, seconds)
-    return Stretch(
+    return Interval(
         before.at,
         after.at,
         max(after.num_ended - before.num_ended, 0) / seconds,  # a retry lowers the number of ended items
@@ -124,7 +124,7 @@ def share_of(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def find_runs(stretches: Sequence[Stretch]) -> list[StageStretch]:
+def find_runs(stretches: Sequence[Interval]) -> list[StageInterval]:
     """Return the stage that limited a job over time, with consecutive stretches of one stage merged.
 
     A stretch without measurements counts as the one before.
@@ -138,11 +138,11 @@ def find_runs(stretches: Sequence[Stretch]) -> list[StageStretch]:
     runs = []
     for stage, group in groupby(zip(stages, stretches, strict=True), key=lambda pair: pair[0]):
         seconds = sum(stretch.end - stretch.begin for _, stretch in group)
-        runs.append(StageStretch(stage, seconds, share_of(seconds, whole)))
+        runs.append(StageInterval(stage, seconds, share_of(seconds, whole)))
     return runs
 
 
-def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
+def chart_rate(stretches: Sequence[Interval]) -> dict[str, Any] | None:
     """Return the chart of texts per second, or None when there are fewer than two stretches."""
     if len(stretches) < 2:
         return None
@@ -153,7 +153,7 @@ def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
     return {"x": x, "series": [{"label": "texts/s", "values": values, "colour": "--pico-primary"}]}
 
 
-def chart_stages(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
+def chart_stages(stretches: Sequence[Interval]) -> dict[str, Any] | None:
     """Return the stacked chart of the stages' shares of the busy time in percent; None with few data."""
     measured = [stretch for stretch in stretches if any(stretch.shares.values())]
     if len(measured) < 2:

@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 from api.console.console import Console
 from api.console.history import (
     BUSY_STAGES,
-    StageStretch,
-    Stretch,
+    Interval,
+    StageInterval,
     chart_rate,
     chart_stages,
     find_runs,
@@ -24,7 +24,7 @@ from api.console.pages import Page, cut_page
 from api.cursors import decode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import Problem
-from api.routes.jobs import WISHES, wish_for
+from api.routes.jobs import JOB_CHANGES, change_job
 from api.routes.results import get_results, get_vectors
 from api.streams.vector_streams import ResultResponse
 from vectormill.domain.task import RESULT_ROUTES, VECTOR
@@ -115,7 +115,7 @@ class JobView:
     waiting_because: str | None
     errors: Sequence[ItemError] = ()
     has_more_errors: bool = False
-    stretches: Sequence[Stretch] = ()
+    stretches: Sequence[Interval] = ()
 
     @property
     def done_share(self) -> float:
@@ -145,7 +145,7 @@ class JobView:
         ]
 
     @property
-    def runs(self) -> list[StageStretch]:
+    def runs(self) -> list[StageInterval]:
         return find_runs(self.stretches)
 
     @property
@@ -309,7 +309,7 @@ def list_reasons(connection: Connection) -> list[Reason]:
 
 
 def carry_out(wish: str, resources: Resources, job_id: UUID) -> None:
-    wish_for(resources, WISHES[wish], job_id)
+    change_job(resources, JOB_CHANGES[wish], job_id)
 
 
 PAGES: Final = (
@@ -319,7 +319,7 @@ PAGES: Final = (
         title="Job {job_id!s:.8}",
         template="job.html",
         read=read_job,
-        actions={wish: partial(carry_out, wish) for wish in WISHES},
+        actions={wish: partial(carry_out, wish) for wish in JOB_CHANGES},
         is_last=lambda view: view.job.is_terminal,
     ),
     Page(

@@ -43,7 +43,7 @@ RUN_ACTIONS: Final[dict[str, Callable[[Connection, Any], object]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ScheduleProblem:
     """A problem of a schedule. `is_bad` marks one that needs somebody's action."""
 
     text: str
@@ -57,7 +57,7 @@ class ListedSchedule:
     schedule: Schedule
     standing: str
     next_due: str | None
-    troubles: list[Trouble]
+    troubles: list[ScheduleProblem]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +173,12 @@ def describe_schedule(schedule: Schedule, signs: Collection[str]) -> ListedSched
     return ListedSchedule(schedule, standing, tell_next(schedule), troubles)
 
 
-def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
+def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[ScheduleProblem]:
     """List why a schedule is late or its collection out of step.
 
     `signs` has the duties, such as scheduler and indexer, with a recent heartbeat.
     """
-    found: list[Trouble] = []
+    found: list[ScheduleProblem] = []
     has_indexer = INDEXER in signs
     if schedule.lag_seconds > OVERDUE_SECONDS:
         why = (
@@ -187,7 +187,9 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
             else "no scheduler is running; start `vectormill scheduler`"
         )
         found.append(
-            Trouble(f"Due since {tell_minute(schedule.next_due_at)}, but no run was started: {why}.", True)
+            ScheduleProblem(
+                f"Due since {tell_minute(schedule.next_due_at)}, but no run was started: {why}.", True
+            )
         )
     if schedule.last_state == QUEUED:
         why = (
@@ -196,31 +198,37 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[Trouble]:
             else "no indexer is running; start `vectormill indexer`"
         )
         found.append(
-            Trouble(f"Its run of {tell_minute(schedule.last_run_at)} is waiting: {why}.", not has_indexer)
+            ScheduleProblem(
+                f"Its run of {tell_minute(schedule.last_run_at)} is waiting: {why}.", not has_indexer
+            )
         )
     if schedule.last_state == HELD:
         found.append(
-            Trouble(
+            ScheduleProblem(
                 f"Its run of {tell_minute(schedule.last_run_at)} is held because it would change more "
                 "than is allowed without confirmation; confirm or cancel it.",
                 True,
             )
         )
     if schedule.last_state == RUNNING and not has_indexer:
-        found.append(Trouble("Its run is in progress, but no indexer is running.", True))
+        found.append(ScheduleProblem("Its run is in progress, but no indexer is running.", True))
     if schedule.num_failures:
         times = "once" if schedule.num_failures == 1 else f"{schedule.num_failures:,} times"
         found.append(
-            Trouble(f"Failed {times} since its last success.{tell_error(schedule.last_error)}", True)
+            ScheduleProblem(f"Failed {times} since its last success.{tell_error(schedule.last_error)}", True)
         )
     elif schedule.num_skipped:
         times = "one due time" if schedule.num_skipped == 1 else f"{schedule.num_skipped:,} due times"
         found.append(
-            Trouble(f"Skipped {times} since its last success.{tell_error(schedule.last_error)}", False)
+            ScheduleProblem(
+                f"Skipped {times} since its last success.{tell_error(schedule.last_error)}", False
+            )
         )
     if schedule.paused_at is not None:
         found.append(
-            Trouble(f"Paused since {tell_minute(schedule.paused_at)}: due times pass without a run.", False)
+            ScheduleProblem(
+                f"Paused since {tell_minute(schedule.paused_at)}: due times pass without a run.", False
+            )
         )
     return found
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from vectormill.keys.api_key import hash_secret
-from vectormill.keys.api_keys import KeptKey
+from vectormill.keys.api_keys import CachedKey
 
 SESSION_COOKIE: Final = "vectormill_console"
 # The key has to be entered again this long after a login.
@@ -28,13 +28,13 @@ HEAD: Final = struct.Struct(f">QQ{NONCE_BYTES}s")
 MAX_LETTERS: Final = 400
 
 
-def seal_session(key: KeptKey, secret: str, now: float) -> str:
+def seal_session(key: CachedKey, secret: str, now: float) -> str:
     """Return the session cookie. `secret` is the secret of `key`; `now` is in seconds since 1970."""
     head = HEAD.pack(key.id, int(now) + SESSION_SECONDS, secrets.token_bytes(NONCE_BYTES))
     return urlsafe_b64encode(head + _mask(secret.encode(), key.hash, head)).decode()
 
 
-def open_session(keys: Sequence[KeptKey], cookie: str, now: float) -> KeptKey | None:
+def open_session(keys: Sequence[CachedKey], cookie: str, now: float) -> CachedKey | None:
     """Return the key with which the session began; None when it has expired, is invalid, or its key is gone."""
     if len(cookie) > MAX_LETTERS:
         return None

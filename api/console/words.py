@@ -70,7 +70,7 @@ def tell_duration(seconds: float | None) -> str:
     return f"{whole // DAY} d {whole % DAY // HOUR} h"
 
 
-def tell_moment(moment: datetime | None) -> str:
+def format_moment(moment: datetime | None) -> str:
     """Format a moment, such as 2026-11-23 07:15:02 UTC."""
     return NOTHING if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 

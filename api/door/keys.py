@@ -17,7 +17,7 @@ from api.limits.gates import Gate
 from api.problems import Problem, describe_error, is_database_away
 from vectormill.domain.errors import DatabaseUnavailable
 from vectormill.keys.api_key import includes
-from vectormill.keys.api_keys import KeptKey
+from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import Keyring, find_key
 from vectormill.settings import Settings
 
@@ -66,7 +66,7 @@ class KeyGuard:
             if not gate.inside:
                 self._gates.pop(key.id, None)
 
-    async def _find_key(self, scope: Scope) -> KeptKey | None:
+    async def _find_key(self, scope: Scope) -> CachedKey | None:
         """Return the key of the request; None if it needs none.
 
         Raise Problem if the key is missing, unknown or lacks the needed scope.
@@ -166,18 +166,18 @@ KEY_UNKNOWN = Problem(
 
 def find_key_id(request: Request) -> int | None:
     """Return the id of the request's API key; None if no key was needed."""
-    key: KeptKey | None = request.scope.get(KEY)
+    key: CachedKey | None = request.scope.get(KEY)
     return None if key is None else key.id
 
 
 def check_scope(request: Request, needed: str) -> None:
     """Raise Problem if a body asks for what its API key does not include. Without any key everything is allowed."""
-    key: KeptKey | None = request.scope.get(KEY)
+    key: CachedKey | None = request.scope.get(KEY)
     if key is not None and not includes(key.scope, needed):
         raise scope_missing(key, needed)
 
 
-def scope_missing(key: KeptKey, needed: str) -> Problem:
+def scope_missing(key: CachedKey, needed: str) -> Problem:
     return Problem(
         403,
         "scope-missing",

@@ -40,7 +40,7 @@ from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, S
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.submission import JobWriter
-from vectormill.jobs.waiting import tell_job
+from vectormill.jobs.waiting import make_job_body
 from vectormill.keys.api_key import SOURCES
 from vectormill.models.registry import make_spec
 from vectormill.objects.store import normalize, refuse_outside
@@ -146,7 +146,7 @@ def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
 def finish(writer: JobWriter, resources: Resources) -> JobBody:
     """Commit the job, and return its body as of the same transaction, with the reason why it waits."""
     bodies: list[JobBody] = []
-    job = writer.finish(lambda connection, job: bodies.append(tell_job(connection, job)))
+    job = writer.finish(lambda connection, job: bodies.append(make_job_body(connection, job)))
     if writer.existing is None:
         resources.metrics.submitted_jobs.inc()
         resources.metrics.submitted_items.inc(job.num_items)
@@ -157,7 +157,7 @@ def describe_new_job(engine: Engine, job: Job) -> JobBody:
     """Return the body of a job that is committed already, even if it cannot be read from the database now."""
     try:
         with engine.connect() as connection:
-            return tell_job(connection, job)
+            return make_job_body(connection, job)
     except SQLAlchemyError:
         return describe_job(job)
 

@@ -44,7 +44,7 @@ from vectormill.collections.bodies import (
 )
 from vectormill.collections.collection import (
     HNSW,
-    CollectionWishes,
+    CollectionOptions,
     Generation,
     check_collection_name,
     find_kind,
@@ -60,7 +60,7 @@ from vectormill.collections.descriptions import (
 from vectormill.collections.exports import Inclusion, find_exported, read_pages
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.index_plan import IndexWishes
+from vectormill.collections.index_plan import IndexSettings
 from vectormill.collections.indexes import find_indexes, find_progress, find_wishes, plan_for, set_wishes
 from vectormill.collections.removals import remove_collection, stop_work
 from vectormill.collections.swaps import count_newer_rows, discard_generation, roll_back
@@ -164,8 +164,8 @@ def post_collection(resources: ResourcesDependency, body: CollectionRequest) -> 
     check_collection_name(body.name)
     spec = make_wanted_spec(body.model, body.options, resources)
     index_options = msgspec.to_builtins(body.index_options)
-    IndexWishes.from_options(body.index_policy, index_options)
-    wishes = CollectionWishes(body.keep_text, body.language, body.index_policy, index_options)
+    IndexSettings.from_options(body.index_policy, index_options)
+    wishes = CollectionOptions(body.keep_text, body.language, body.index_policy, index_options)
     with resources.engine.begin() as connection:
         create_collection(connection, body.name, spec, wishes, resources.settings.max_collections)
     return load_detail(resources, body.name)
@@ -289,7 +289,7 @@ def put_index(resources: ResourcesDependency, name: CollectionName, body: IndexR
             require_vectors(name, generation.kind, "An HNSW index needs")
         kept = find_wishes(connection, generation.id)
         options = {**kept.options, **body.shape()}
-        IndexWishes.from_options(policy or kept.policy, options)
+        IndexSettings.from_options(policy or kept.policy, options)
         set_wishes(connection, name, policy=policy, options=options, filters=fields)
         run = create_run(connection, name, INDEX, options={"rebuild": True} if body.rebuild else {})
     assert run is not None, "only a due time of a schedule can have a run already"

@@ -38,7 +38,7 @@ async def get_livez() -> Liveness:
     return Liveness(status="ok")
 
 
-class Lookout:
+class ReadinessCheck:
     """A readiness check that runs at most once a second, however many requests come, on a separate thread.
 
     Requests for it need no key, so they must not slow down those that have one.

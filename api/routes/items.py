@@ -36,7 +36,7 @@ from vectormill.domain.task import TASKS
 from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item, ItemFailure, find_side_failure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
-from vectormill.moments import tell_moment
+from vectormill.moments import format_moment
 
 router = APIRouter(tags=["items"])
 
@@ -134,7 +134,7 @@ async def put_item(
         headers |= {"Location": f"/v1/jobs/{job}", "Retry-After": "1"}
         return respond(operations.PUT_ITEM, answer, status=202, headers=headers)
     refuse_failure(key, end)
-    answer = PutAnswer(key=key, job=job, is_searchable=True, searchable_at=tell_moment(end.finished_at))
+    answer = PutAnswer(key=key, job=job, is_searchable=True, searchable_at=format_moment(end.finished_at))
     return respond(operations.PUT_ITEM, answer, headers=headers)
 
 

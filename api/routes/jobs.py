@@ -37,8 +37,8 @@ from vectormill.jobs.jobs import (
     retry_job,
 )
 from vectormill.jobs.truncations import list_truncated_items
-from vectormill.jobs.twins import Wish, wish_for_twins
-from vectormill.jobs.waiting import tell_job, tell_jobs
+from vectormill.jobs.twins import JobChange, change_twins
+from vectormill.jobs.waiting import make_job_bodies, make_job_body
 from vectormill.operation import describe
 
 router = APIRouter(tags=["jobs"])
@@ -69,7 +69,7 @@ def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
     with resources.engine.connect() as connection:
         jobs = list_jobs(connection, state=query.state, before_seq=before_seq, limit=query.limit + 1)
         page, cursor = cut_page(jobs, query.limit, lambda job: job.seq)
-        bodies = tell_jobs(connection, page)
+        bodies = make_job_bodies(connection, page)
     return JobPage(data=bodies, next=cursor)
 
 
@@ -77,33 +77,33 @@ def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
 def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Return the current state of the job."""
     with resources.engine.connect() as connection:
-        return tell_job(connection, find_job(connection, job_id))
+        return make_job_body(connection, find_job(connection, job_id))
 
 
-def wish_for(resources: Resources, wish: Wish, job_id: UUID) -> JobBody:
+def change_job(resources: Resources, wish: JobChange, job_id: UUID) -> JobBody:
     """Apply a change that a client requests to the job and its twins, and return the changed job."""
     with resources.engine.begin() as connection:
-        body = tell_job(connection, wish(connection, job_id))
-    wish_for_twins(resources.engine, wish, job_id)
+        body = make_job_body(connection, wish(connection, job_id))
+    change_twins(resources.engine, wish, job_id)
     return body
 
 
 @serve(router, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Cancel the job; vectors already committed are kept. Repeating this changes nothing."""
-    return wish_for(resources, cancel_job, job_id)
+    return change_job(resources, cancel_job, job_id)
 
 
 @serve(router, operations.PAUSE)
 def post_pause(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Pause the job; chunks that a worker has are still finished. Repeating this changes nothing."""
-    return wish_for(resources, pause_job, job_id)
+    return change_job(resources, pause_job, job_id)
 
 
 @serve(router, operations.RESUME)
 def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Resume a paused job. Repeating this changes nothing."""
-    return wish_for(resources, resume_job, job_id)
+    return change_job(resources, resume_job, job_id)
 
 
 def retry_unless_answered(connection: Connection, job_id: UUID) -> Job:
@@ -114,7 +114,7 @@ def retry_unless_answered(connection: Connection, job_id: UUID) -> Job:
 
 
 # The actions on a job that the API and the console share, by name.
-WISHES: Final[dict[str, Wish]] = {
+JOB_CHANGES: Final[dict[str, JobChange]] = {
     "pause": pause_job,
     "resume": resume_job,
     "cancel": cancel_job,
@@ -125,7 +125,7 @@ WISHES: Final[dict[str, Wish]] = {
 @serve(router, operations.RETRY)
 def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Retry the failed items of an ended or paused job, and no others. A paused job stays paused."""
-    return wish_for(resources, retry_unless_answered, job_id)
+    return change_job(resources, retry_unless_answered, job_id)
 
 
 @serve(router, operations.DELETE)

@@ -33,7 +33,7 @@ class Selectable(Protocol):
     def fileno(self) -> int: ...
 
 
-class Doorbell:
+class WakeUpSender:
     """The sending end of the wake-up channel. Thread-safe. Errors of Redis are ignored."""
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class Doorbell:
         self._redis.close()
 
 
-class DoorbellSubscriber:
+class WakeUpSubscriber:
     """The receiving end of the wake-up channel.
 
     Not thread-safe. While Redis is away, only time-outs end a wait.

@@ -46,7 +46,7 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
     traceparents: list[str] = []
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+class QueryAccepted(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """The answer of a worker that has taken the query; its heartbeats name the query until it is answered."""
 
     id: bytes
@@ -78,7 +78,7 @@ class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"
     reason: str
 
 
-Answer = Taken | EncodedTexts | NotEncoded
+Answer = QueryAccepted | EncodedTexts | NotEncoded
 
 
 T = TypeVar("T")

@@ -112,7 +112,7 @@ def _send(app: Celery, dispatch: Dispatch, producer: Producer) -> None:
 SENTINEL_KEY = "vectormill:sentinel"
 
 
-class Sentinel:
+class RedisLossDetector:
     """A detector of data loss in Redis: remembers a random key there and the server's run_id.
 
     If either differs from its last value, messages were lost.

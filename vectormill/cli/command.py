@@ -28,7 +28,7 @@ ENTRY: Final = re.compile(r"(\w+)(?: \(([^)]*)\))?:(?: (.*?))?(?:\s*\[default: (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ParameterHelp:
     """The documentation of a parameter: its help, placeholder, flags, bounds and default."""
 
     help: str | None = None
@@ -39,13 +39,13 @@ class Told:
     default: str | None = None
 
 
-def read_docstring(docstring: str) -> tuple[str, dict[str, Told]]:
+def read_docstring(docstring: str) -> tuple[str, dict[str, ParameterHelp]]:
     """Split a docstring into the help of a command and the documentation of its parameters."""
     text, _, entries = inspect.cleandoc(docstring).partition("\n\nArgs:\n")
     return text, dict(read_entries(entries))
 
 
-def read_entries(text: str) -> Iterator[tuple[str, Told]]:
+def read_entries(text: str) -> Iterator[tuple[str, ParameterHelp]]:
     """Yield the name and documentation of each parameter; indented lines continue the entry above."""
     for entry in re.split(r"\n(?=\S)", textwrap.dedent(text).strip("\n")):
         if matched := ENTRY.fullmatch(" ".join(entry.split())):
@@ -53,7 +53,7 @@ def read_entries(text: str) -> Iterator[tuple[str, Told]]:
             yield name, read_value(value, help and help.replace("{rows}", ROWS_HELP), default)
 
 
-def read_value(value: str | None, help: str | None, default: str | None) -> Told:
+def read_value(value: str | None, help: str | None, default: str | None) -> ParameterHelp:
     flags, metavar, least, most = [], None, None, None
     for part in filter(None, (value or "").split(", ")):
         if part.startswith("-"):
@@ -64,7 +64,7 @@ def read_value(value: str | None, help: str | None, default: str | None) -> Told
             least, most = map(int, part.split(" to "))
         else:
             metavar = part
-    return Told(help, metavar, tuple(flags), least, most, default)
+    return ParameterHelp(help, metavar, tuple(flags), least, most, default)
 
 
 # The documentation of parameters that a command's docstring does not explain.
@@ -161,11 +161,13 @@ DATA_DIR: Final = _optional("data_dir", Path | None, None)
 JSON: Final = _optional("json", bool, False)
 
 
-def make_parameter(parameter: inspect.Parameter, explained: dict[str, Told]) -> inspect.Parameter:
+def make_parameter(parameter: inspect.Parameter, explained: dict[str, ParameterHelp]) -> inspect.Parameter:
     """Convert a parameter to one that Typer expects: an argument, or an option named like the parameter."""
     is_argument = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     told = (
-        explained.get(parameter.name) or (ARGUMENTS if is_argument else OPTIONS).get(parameter.name) or Told()
+        explained.get(parameter.name)
+        or (ARGUMENTS if is_argument else OPTIONS).get(parameter.name)
+        or ParameterHelp()
     )
     shown: Any = told.default or True
     if is_argument:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vectormill.client.views import Look
+    from vectormill.client.views import ProgressView
 
 REPORT_WIDTH: Final = 120
 
@@ -130,7 +130,9 @@ def _plain(cell: Any) -> str:
     return " ".join(text.split()) if any(character in text for character in "\t\n\r") else text
 
 
-def follow(wait: Callable[..., Any], identifier: str, look_at: "Callable[[Mapping[str, Any]], Look]") -> Any:
+def follow(
+    wait: Callable[..., Any], identifier: str, look_at: "Callable[[Mapping[str, Any]], ProgressView]"
+) -> Any:
     """Show the progress of a job or run until it ends, and return the ended job or run."""
     from vectormill.client.progress import Progress
 

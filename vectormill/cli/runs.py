@@ -15,7 +15,7 @@ from vectormill.jobs.job import RUNNING
 
 if TYPE_CHECKING:
     from vectormill.client import Client
-    from vectormill.client.views import Look
+    from vectormill.client.views import ProgressView
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -135,15 +135,15 @@ def confirm(client: "Client", run_id: str) -> Run:
     return client.confirm_run(run_id)
 
 
-def look_at_run(run: Run) -> "Look":
+def look_at_run(run: Run) -> "ProgressView":
     """Return the progress of a run: its phase, and the progress of its job or else the rows read."""
-    from vectormill.client.views import Look, count_ended, describe_counts
+    from vectormill.client.views import ProgressView, count_ended, describe_counts
 
     encoding = run.get("encoding")
     if encoding is None:
-        return Look(describe_stage(run), describe_run_counts(run))
+        return ProgressView(describe_stage(run), describe_run_counts(run))
     share = count_ended(encoding) / encoding["num_items"] if encoding["num_items"] else None
-    return Look(describe_stage(run), describe_counts(encoding | {"state": RUNNING}), share)
+    return ProgressView(describe_stage(run), describe_counts(encoding | {"state": RUNNING}), share)
 
 
 def describe_stage(run: Run) -> str:
@@ -193,12 +193,12 @@ def _describe_one(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def look_at_indexing(run: Run) -> "Look":
+def look_at_indexing(run: Run) -> "ProgressView":
     """Return the progress of an index run: the current build, its phase and its share done."""
-    from vectormill.client.views import Look
+    from vectormill.client.views import ProgressView
 
     share = find_share(run)
-    return Look(describe_build_stage(run), "" if share is None else f"{share:.0%}", share)
+    return ProgressView(describe_build_stage(run), "" if share is None else f"{share:.0%}", share)
 
 
 def find_share(run: Run) -> float | None:

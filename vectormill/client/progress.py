@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from vectormill.client.views import Look
+from vectormill.client.views import ProgressView
 
 PLAIN_PAUSE_SECONDS: Final = 5.0
 
@@ -25,7 +25,9 @@ class Progress:
     `look_at` returns what to show of an answer.
     """
 
-    def __init__(self, look_at: Callable[[Mapping[str, Any]], Look], console: Console | None = None) -> None:
+    def __init__(
+        self, look_at: Callable[[Mapping[str, Any]], ProgressView], console: Console | None = None
+    ) -> None:
         self._look_at = look_at
         self._bar = Bar(
             TextColumn("{task.description}"),
@@ -63,7 +65,7 @@ class Progress:
             sys.stderr.flush()
         self._stage = look.stage
 
-    def _draw(self, look: Look, news: str | None) -> None:
+    def _draw(self, look: ProgressView, news: str | None) -> None:
         if news:
             # Text, because Rich would read brackets in a quoted error as markup.
             self._bar.console.print(Text(news))

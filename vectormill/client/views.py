@@ -11,7 +11,7 @@ from vectormill.jobs.job import PAUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProgressView:
     """The progress of a job or run, as it is displayed.
 
     `share` is the part of `stage` that is done, from 0 to 1; None if unknown. `reason` says why the job
@@ -28,11 +28,11 @@ class Look:
         return f"{self.stage}: {self.counts}" if self.counts else self.stage
 
 
-def look_at_job(job: Mapping[str, Any]) -> Look:
+def look_at_job(job: Mapping[str, Any]) -> ProgressView:
     """Return a job's state, its counts and the reason why it waits."""
     num_items = job["num_items"]
     share = count_ended(job) / num_items if num_items else None
-    return Look(job["state"], describe_counts(job), share, job.get("waiting_because"))
+    return ProgressView(job["state"], describe_counts(job), share, job.get("waiting_because"))
 
 
 def count_ended(job: Mapping[str, Any]) -> int:
@@ -114,7 +114,7 @@ class NotebookBar:
         self._handle = display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
-def describe_look(look: Look) -> dict[str, str]:
+def describe_look(look: ProgressView) -> dict[str, str]:
     """Return the progress by media type: a bar in HTML, and a line of plain text."""
     reason = f"<br><small>{html.escape(look.reason)}</small>" if look.reason else ""
     share = "" if look.share is None else f' value="{look.share:.4f}"'

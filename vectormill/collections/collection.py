@@ -70,7 +70,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectionWishes:
+class CollectionOptions:
     """The options with which a collection is created. `language` is a text search configuration of Postgres."""
 
     keep_text: bool = False

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.collections.collection import (
     HNSW,
     LIVE,
-    CollectionWishes,
+    CollectionOptions,
     Generation,
     check_kind,
     check_new_name,
@@ -150,7 +150,7 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
         try:
             generation = find_generation(connection, name)
         except CollectionNotFound:
-            return _create_collection(connection, name, spec, CollectionWishes())
+            return _create_collection(connection, name, spec, CollectionOptions())
     check_spec_fits(generation, spec)
     return generation
 
@@ -171,7 +171,7 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
 
 
 def create_collection(
-    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes, max_collections: int
+    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionOptions, max_collections: int
 ) -> Generation:
     """Create an empty collection before its first job.
 
@@ -268,7 +268,7 @@ INSERT_COLLECTION = text("""
 
 
 def _create_collection(
-    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes
+    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionOptions
 ) -> Generation:
     refuse_taken_name(connection, name)
     values = {

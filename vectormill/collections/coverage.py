@@ -75,7 +75,7 @@ HAS_BEEN_PUT: Final = f"""
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingRows:
     """The number of rows that a generation lacks; `keys` are the first of them."""
 
     number: int
@@ -114,7 +114,7 @@ def count_open_jobs(connection: Connection, generation_id: int) -> int:
 
 def find_missing_of_source(
     connection: Connection, building: Generation, seen_table: str, seq: int, job_ids: Sequence[UUID]
-) -> Missing:
+) -> MissingRows:
     """Return the source's rows that the generation lacks.
 
     `seen_table` has the keys that the run with sequence number `seq` read; `job_ids` are jobs whose item errors excuse
@@ -125,7 +125,7 @@ def find_missing_of_source(
 
 def find_missing_puts(
     connection: Connection, building: Generation, live: Generation, seq: int, job_ids: Sequence[UUID]
-) -> Missing:
+) -> MissingRows:
     """Return the rows that clients wrote to the live generation since the run began and that the new one lacks.
 
     `seq` is the run's sequence number. Rows whose twin job has not finished are not counted.
@@ -140,7 +140,7 @@ def _find_missing(
     condition: str,
     seq: int,
     job_ids: Sequence[UUID],
-) -> Missing:
+) -> MissingRows:
     names = {"wanted": wanted, "condition": condition, "table": table_name(building.id)}
     values: dict[str, Any] = {
         "collection_id": building.collection_id,
@@ -150,9 +150,9 @@ def _find_missing(
     }
     number = connection.execute(text(COUNT_MISSING.format(**names)), values).scalar_one()
     if not number:
-        return Missing(0, [])
+        return MissingRows(0, [])
     values["limit"] = MOST_NAMED_KEYS
-    return Missing(number, list(connection.execute(text(LIST_MISSING.format(**names)), values).scalars()))
+    return MissingRows(number, list(connection.execute(text(LIST_MISSING.format(**names)), values).scalars()))
 
 
 HAS_TABLE = text("SELECT to_regclass('vectormill.' || quote_ident(:name)) IS NOT NULL")

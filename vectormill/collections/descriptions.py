@@ -326,7 +326,7 @@ MOST_OPEN_RUNS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CollectionSummary:
     """The state of a collection that a list shows alongside its spec and size.
 
     `num_seen` and `num_failed` are counts of the last completed re-index; the open run is the newest one.
@@ -388,10 +388,10 @@ LIST_STANDINGS = text(f"""
 """)
 
 
-def list_standings(connection: Connection, ids: Sequence[int]) -> dict[int, Standing]:
+def list_standings(connection: Connection, ids: Sequence[int]) -> dict[int, CollectionSummary]:
     """Return the state of these collections by id, without those that have been deleted meanwhile."""
     rows = connection.execute(LIST_STANDINGS, {"ids": list(ids)})
-    return {row.id: Standing(**row._mapping) for row in rows}
+    return {row.id: CollectionSummary(**row._mapping) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)

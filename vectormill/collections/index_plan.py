@@ -57,7 +57,7 @@ OPERATOR_CLASSES: Final[Mapping[str, OperatorClass]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class IndexWishes:
+class IndexSettings:
     """The index settings that a collection's owner has chosen; for None the plan chooses."""
 
     policy: str = AUTO
@@ -87,7 +87,7 @@ def check_between(name: str, value: int | None, least: int, most: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRoom:
+class ServerCapacity:
     """The capacity of the Postgres server for a build.
 
     `free_bytes` is free memory, and `source` says how it was found; `num_cores` is None if unknown. `maintenance_bytes`
@@ -159,8 +159,8 @@ def plan_index(
     num_rows: int,
     dimensions: int,
     vector_type: str,
-    wishes: IndexWishes,
-    room: ServerRoom,
+    wishes: IndexSettings,
+    room: ServerCapacity,
     *,
     kind: str = VECTORS,
     is_live: bool,
@@ -198,7 +198,7 @@ def _no_index(reason: str) -> IndexPlan:
     return IndexPlan(None, 0, 0, 0, 0, 0, (reason,))
 
 
-def _choose_shape(num_rows: int, wishes: IndexWishes, reasons: list[str]) -> tuple[int, int]:
+def _choose_shape(num_rows: int, wishes: IndexSettings, reasons: list[str]) -> tuple[int, int]:
     least, m, ef_construction = max(shape for shape in SHAPES if shape[0] <= num_rows)
     m = wishes.m or m
     ef_construction = wishes.ef_construction or max(ef_construction, 2 * m)
@@ -212,7 +212,7 @@ def _choose_shape(num_rows: int, wishes: IndexWishes, reasons: list[str]) -> tup
 
 
 def _choose_memory(
-    graph_bytes: int, wishes: IndexWishes, room: ServerRoom, share: float, reasons: list[str]
+    graph_bytes: int, wishes: IndexSettings, room: ServerCapacity, share: float, reasons: list[str]
 ) -> int:
     wanted = int(graph_bytes * (1 + SPARE_SHARE)) + SPARE_BYTES
     if wishes.memory_bytes is not None:
@@ -230,7 +230,7 @@ def _choose_memory(
 
 
 def _choose_workers(
-    memory_bytes: int, wishes: IndexWishes, room: ServerRoom, is_live: bool, reasons: list[str]
+    memory_bytes: int, wishes: IndexSettings, room: ServerCapacity, is_live: bool, reasons: list[str]
 ) -> int:
     if wishes.num_workers is not None:
         num, because = wishes.num_workers, "as requested"

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
-from vectormill.collections.index_plan import IndexPlan, IndexWishes, ServerRoom, plan_index
+from vectormill.collections.index_plan import IndexPlan, IndexSettings, ServerCapacity, plan_index
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import VECTOR
@@ -109,7 +109,7 @@ def name_next_hnsw(generation_id: int, found: list[FoundIndex]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptWishes:
+class StoredIndexSettings:
     """The index settings of a collection, as they are stored: policy, HNSW options and filtered fields."""
 
     policy: str
@@ -126,9 +126,9 @@ FIND_WISHES: Final = text("""
 """)
 
 
-def find_wishes(connection: Connection, generation_id: int) -> KeptWishes:
+def find_wishes(connection: Connection, generation_id: int) -> StoredIndexSettings:
     row = connection.execute(FIND_WISHES, {"generation_id": generation_id}).one()
-    return KeptWishes(row.index_policy, row.index_options, tuple(row.filters), row.keep_text)
+    return StoredIndexSettings(row.index_policy, row.index_options, tuple(row.filters), row.keep_text)
 
 
 SET_WISHES: Final = text("""
@@ -408,11 +408,11 @@ SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PlannedIndex:
     """An index plan with its inputs. `worn` is the share of rows deleted or replaced since the last build, 0 to 1."""
 
-    kept: KeptWishes
-    wishes: IndexWishes
+    kept: StoredIndexSettings
+    wishes: IndexSettings
     plan: IndexPlan
     vector_type: str
     num_rows: int
@@ -423,14 +423,14 @@ class Outlook:
 
 def plan_for(
     connection: Connection, generation: Generation, settings: Settings, options: Mapping[str, Any]
-) -> Outlook:
+) -> PlannedIndex:
     """Return the index plan of a generation with its inputs. `options` may hold any of SHAPE_OPTIONS.
 
     Raise InvalidOption for values that pgvector refuses.
     """
     kept = find_wishes(connection, generation.id)
     asked = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
-    wishes = IndexWishes.from_options(kept.policy, {**kept.options, **asked})
+    wishes = IndexSettings.from_options(kept.policy, {**kept.options, **asked})
     vector_type = choose_vector_type(generation.spec, in_collection=True).name
     num_rows = count_rows(connection, generation.table_name)
     num_removed = count_removed(connection, generation.table_name)
@@ -447,7 +447,7 @@ def plan_for(
         memory_share=settings.index_memory_share,
     )
     worn = share_removed(record, num_removed)
-    return Outlook(kept, wishes, plan, vector_type, num_rows, num_removed, worn, record)
+    return PlannedIndex(kept, wishes, plan, vector_type, num_rows, num_removed, worn, record)
 
 
 READ_SETTINGS: Final = text("""
@@ -471,7 +471,7 @@ READ_MACHINE: Final = text("""
 """)
 
 
-def read_server_room(connection: Connection) -> ServerRoom:
+def read_server_room(connection: Connection) -> ServerCapacity:
     """Return the free memory and cores of the Postgres server.
 
     They come from the files of its operating system if the role may read them, else from the settings of Postgres.
@@ -487,7 +487,7 @@ def read_server_room(connection: Connection) -> ServerRoom:
         )
         if found is not None:
             free_bytes, source = found, "free on the server"
-    return ServerRoom(
+    return ServerCapacity(
         free_bytes,
         source,
         num_cores,
@@ -521,7 +521,7 @@ def count_cores(stat: str, quota: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TendedCollection:
+class MaintainedCollection:
     """A live generation whose index the index maintainer looks after: no run is open, and no build failed recently.
 
     `num_waiting` counts items of open jobs that will be written to it. `num_removed` counts rows that were deleted or
@@ -589,7 +589,9 @@ LIST_TENDED: Final = text(f"""
 """)
 
 
-def list_tended(connection: Connection, *, least_rows: int, in_use_seconds: float) -> list[TendedCollection]:
+def list_tended(
+    connection: Connection, *, least_rows: int, in_use_seconds: float
+) -> list[MaintainedCollection]:
     """Return the collections of vectors that should have an HNSW index: policy `hnsw`, or `auto` with `least_rows`.
 
     Collections with an open run, or with a failed build in the last hour, are left out. An index counts as in use if a
@@ -601,5 +603,5 @@ def list_tended(connection: Connection, *, least_rows: int, in_use_seconds: floa
         "held_back_seconds": HELD_BACK_SECONDS,
     }
     rows = connection.execute(LIST_TENDED, values).mappings()
-    found = [TendedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
+    found = [MaintainedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
     return [each for each in found if each.spec.result == VECTOR]

@@ -220,7 +220,7 @@ MOST_NAMED_KEYS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Strays:
+class Inconsistencies:
     """Inconsistencies of a collection: attributes without a row, rows of deleted keys, missing and orphaned tables.
 
     The lists of keys hold at most MOST_NAMED_KEYS. `view_reads` names the tables that the collection's view reads.
@@ -270,14 +270,14 @@ LIST_TABLES_OF_VIEW: Final = text("""
 """)
 
 
-def find_strays(connection: Connection, generation: Generation) -> Strays:
+def find_strays(connection: Connection, generation: Generation) -> Inconsistencies:
     names = {"table": generation.table_name, "attributes": attributes_name(generation.id)}
     limit = {"limit": MOST_NAMED_KEYS}
     of_it = {"collection_id": generation.collection_id}
     bare = connection.execute(text(FIND_BARE_ATTRIBUTES.format(**names)), limit).one()
     deleted = connection.execute(text(FIND_DELETED_KEYS.format(**names)), limit | of_it).one()
     read = connection.execute(LIST_TABLES_OF_VIEW, {"view": f"public.{generation.collection}"}).scalars()
-    return Strays(
+    return Inconsistencies(
         bare.number,
         bare.keys or [],
         deleted.number,

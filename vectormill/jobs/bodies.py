@@ -16,7 +16,7 @@ from vectormill.jobs.job import (
     PAUSED,
     Job,
 )
-from vectormill.moments import Moment, tell_moment
+from vectormill.moments import Moment, format_moment
 from vectormill.objects.bodies import InputBody, OutputBody, OutputUrl
 from vectormill.operation import Identifier, NextCursor, PageQuery, describe, one_of
 
@@ -277,7 +277,7 @@ def describe_job(job: Job, waiting_because: str | None = None) -> JobBody:
         waiting_because=waiting_because,
         model=job.spec.model,
         truncated_items=job.num_truncated,
-        paused_at=tell_moment(job.paused_at) if job.state == PAUSED else None,
+        paused_at=format_moment(job.paused_at) if job.state == PAUSED else None,
         stages={
             stage: StageBody(seconds=job.stage_seconds[stage], share=share)
             for stage, share in job.stage_shares.items()

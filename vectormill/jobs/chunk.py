@@ -319,4 +319,6 @@ def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None
 
 
 def _gone(chunk_id: int) -> PayloadGone:
-    return PayloadGone(f"The texts of chunk {chunk_id} no longer exist, because its job's retention has ended.")
+    return PayloadGone(
+        f"The texts of chunk {chunk_id} no longer exist, because its job's retention has ended."
+    )

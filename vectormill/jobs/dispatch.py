@@ -30,7 +30,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRoom:
+class WorkerCapacity:
     """The capacity of a model's live workers, and how much of it queued and leased chunks occupy.
 
     Chunks are limited by slots, and estimated tokens by what the workers ask for. Chunks of interactive jobs
@@ -151,7 +151,7 @@ LIST_ROOMS = text("""
 """)
 
 
-def list_rooms(connection: Connection, alive_seconds: float) -> list[WorkerRoom]:
+def list_rooms(connection: Connection, alive_seconds: float) -> list[WorkerCapacity]:
     """Return capacity and load of each model that has a live worker.
 
     A worker that sets no token limit gets as many chunks as it has slots, whatever their size.
@@ -160,7 +160,7 @@ def list_rooms(connection: Connection, alive_seconds: float) -> list[WorkerRoom]
         "alive_seconds": alive_seconds,
         "slot_tokens": LARGEST_CHUNK_TOKENS,
     }
-    return [WorkerRoom(*row) for row in connection.execute(LIST_ROOMS, values)]
+    return [WorkerCapacity(*row) for row in connection.execute(LIST_ROOMS, values)]
 
 
 START_JOBS = text("""

@@ -134,7 +134,7 @@ def mark_alone(connection: Connection, claim: Claim) -> None:
 # If one chunk was encoded alone, it is to blame, and others that waited for it are not. If several were
 # encoded together, any of them may be: they become suspects, and are encoded alone next time. The lease of a
 # locked row expires by itself.
-RELEASE_BEREAVED = text("""
+RELEASE_ORPHANED = text("""
     WITH held AS (
         SELECT id, is_alone, bool_or(is_alone) OVER () AS is_known
           FROM (SELECT id, is_alone FROM vectormill.chunks
@@ -168,7 +168,7 @@ def release_orphaned_chunks(engine: Engine, incarnation: UUID, reason: str, *, i
     """
     values = {"tag": incarnation.hex[:8], "reason": reason, "is_evidence": is_evidence}
     with engine.begin() as connection:
-        released = connection.execute(RELEASE_BEREAVED, values).all()
+        released = connection.execute(RELEASE_ORPHANED, values).all()
     for job_id, num_chunks in released:
         with engine.begin() as connection:
             connection.execute(COUNT_RETRIED, {"job_id": job_id, "num_chunks": num_chunks})

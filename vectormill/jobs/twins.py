@@ -120,10 +120,10 @@ def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_
 
 LIST_TWINS = text("SELECT id FROM vectormill.jobs WHERE twin_of = :job_id ORDER BY seq")
 
-Wish = Callable[[Connection, UUID], Job]
+JobChange = Callable[[Connection, UUID], Job]
 
 
-def wish_for_twins(engine: Engine, wish: Wish, job_id: UUID) -> None:
+def change_twins(engine: Engine, wish: JobChange, job_id: UUID) -> None:
     """Apply an action that a client requested for a job, such as a pause, to its twins.
 
     Each twin has its own transaction, after that of the job, because no transaction locks two jobs. A

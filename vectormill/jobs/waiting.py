@@ -52,7 +52,7 @@ class ServingWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
+class DispatchedChunks:
     """The dispatched chunks of a job, both queued and leased. Expired leases are left out."""
 
     job_id: UUID
@@ -65,21 +65,21 @@ class InHand:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ClusterState:
     """The state of workers, queues and scheduler that can explain why jobs wait.
 
     `setbacks` maps a job to its last error if all of its pending chunks are in a retry backoff.
     """
 
     workers: Sequence[ServingWorker]
-    in_hand: Sequence[InHand]
+    in_hand: Sequence[DispatchedChunks]
     is_scheduler_alive: bool
     is_redis_away: bool
     is_redis_full: bool
     setbacks: Mapping[UUID, str]
 
 
-def explain_wait(job: Job, around: Surroundings) -> str | None:
+def explain_wait(job: Job, around: ClusterState) -> str | None:
     """Explain what the job waits for; None if it makes progress, is about to, or is not supposed to.
 
     Permanent causes are checked first: chunks that no worker can encode are dispatched again and again, and
@@ -134,7 +134,7 @@ def explain_load_failure(spec: EncodingSpec, workers: Sequence[ServingWorker], s
     return _tell_not_ready(spec.model, fitting)
 
 
-def _tell_no_dispatch(around: Surroundings) -> str | None:
+def _tell_no_dispatch(around: ClusterState) -> str | None:
     if not around.is_scheduler_alive:
         return "There is no live scheduler, so nothing is dispatched; start one with `vectormill scheduler`."
     if around.is_redis_away:
@@ -175,7 +175,7 @@ def _tell_not_ready(model: str, workers: Sequence[ServingWorker]) -> str:
     return f"No worker for {model} is ready: {_enumerate(states)}."
 
 
-def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[InHand]) -> str | None:
+def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[DispatchedChunks]) -> str | None:
     model = job.spec.model
     others = [
         chunks for chunks in in_hand if chunks.model == model and chunks.priority != INTERACTIVE_PRIORITY
@@ -258,7 +258,7 @@ def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str
     return {job_id: reason for job_id, reason in reasons.items() if reason is not None}
 
 
-def tell_jobs(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:
+def make_job_bodies(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:
     """Return jobs as the API returns them, in the given order, each with the reason why it waits.
 
     Workers and queues are read only if one of the jobs is open.
@@ -267,7 +267,7 @@ def tell_jobs(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:
     return [describe_job(job, reasons.get(job.id)) for job in jobs]
 
 
-def tell_job(connection: Connection, job: Job) -> JobBody:
+def make_job_body(connection: Connection, job: Job) -> JobBody:
     """Return a job as the API returns it, with the reason why it waits, if it does."""
     return describe_job(job, explain_waits(connection, [job]).get(job.id))
 
@@ -286,13 +286,13 @@ def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None
     return None
 
 
-def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundings:
+def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> ClusterState:
     """Load the facts that explain why these queued or running jobs wait.
 
     Nothing is read if there are no jobs, and little for jobs that make progress, because clients poll these
     often.
     """
-    nothing = Surroundings(
+    nothing = ClusterState(
         [], [], is_scheduler_alive=True, is_redis_away=False, is_redis_full=False, setbacks={}
     )
     if not jobs:
@@ -300,7 +300,7 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundin
     models = {"models": sorted({job.spec.model for job in jobs})}
     values = models | {"alive_seconds": ALIVE_SECONDS}
     workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
-    in_hand = [InHand(*row) for row in connection.execute(LIST_IN_HAND, models)]
+    in_hand = [DispatchedChunks(*row) for row in connection.execute(LIST_IN_HAND, models)]
     seen = replace(nothing, workers=workers, in_hand=in_hand)
     if {job.id for job in jobs} <= {chunks.job_id for chunks in in_hand if chunks.num_leased}:
         return seen

@@ -78,7 +78,7 @@ def revoke_key(connection: Connection, name: str) -> ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptKey:
+class CachedKey:
     """A key as an API process caches it; `is_use_due` is True if no use was recorded within the last hour."""
 
     id: int
@@ -96,13 +96,13 @@ LOAD_KEYS = text("""
 """)
 
 
-def load_keys(connection: Connection) -> Sequence[KeptKey]:
+def load_keys(connection: Connection) -> Sequence[CachedKey]:
     """Return every key that is not revoked.
 
     Expired keys are included, so that an API whose keys have all expired is closed, not open.
     """
     return [
-        KeptKey(row.id, row.name, bytes(row.hash), row.scope, row.is_expired, row.is_use_due)
+        CachedKey(row.id, row.name, bytes(row.hash), row.scope, row.is_expired, row.is_use_due)
         for row in connection.execute(LOAD_KEYS)
     ]
 

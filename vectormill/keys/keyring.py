@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.coalescer import Coalescer
 from vectormill.keys.api_key import hash_secret
-from vectormill.keys.api_keys import KeptKey, load_keys, note_use
+from vectormill.keys.api_keys import CachedKey, load_keys, note_use
 
 # A revocation takes effect within this time in every API process.
 FRESH_SECONDS: Final = 3.0
@@ -29,22 +29,22 @@ class Keyring:
     def __init__(self, engine: Engine, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
-        self._reads: Coalescer[None, None, Sequence[KeptKey]] = Coalescer(
+        self._reads: Coalescer[None, None, Sequence[CachedKey]] = Coalescer(
             self._read, max_waiting=max_waiting, max_running_of=lambda _: 1
         )
         self._read_at = float("-inf")
         self._failed_at = float("-inf")
         self._failure: SQLAlchemyError | None = None
         self._noted: set[int] = set()
-        self.last_known: Sequence[KeptKey] = ()
+        self.last_known: Sequence[CachedKey] = ()
 
-    async def keys(self) -> Sequence[KeptKey]:
+    async def keys(self) -> Sequence[CachedKey]:
         """Return all keys that are not revoked, including expired ones. Raise SQLAlchemyError."""
         if self._clock() < self._read_at + FRESH_SECONDS:
             return self.last_known
         return await self._reads.ask(None, None)  # one read serves all requests that come meanwhile
 
-    async def _read(self, _: None, askers: Sequence[None]) -> list[Sequence[KeptKey]]:
+    async def _read(self, _: None, askers: Sequence[None]) -> list[Sequence[CachedKey]]:
         if self._failure is not None and self._clock() < self._failed_at + PATIENCE_SECONDS:
             raise self._failure.with_traceback(None)  # the traceback would grow with every request
         began = self._clock()
@@ -58,17 +58,17 @@ class Keyring:
             self._noted.clear()
         return [self.last_known] * len(askers)
 
-    def _load(self) -> Sequence[KeptKey]:
+    def _load(self) -> Sequence[CachedKey]:
         with self._engine.connect() as connection:
             return load_keys(connection)
 
-    async def note_use(self, key: KeptKey) -> None:
+    async def note_use(self, key: CachedKey) -> None:
         """Record that a key is used now, at most once an hour in each process."""
         if key.is_use_due and key.id not in self._noted:
             self._noted.add(key.id)
             await anyio.to_thread.run_sync(self._note_use, key)
 
-    def _note_use(self, key: KeptKey) -> None:
+    def _note_use(self, key: CachedKey) -> None:
         try:
             with self._engine.begin() as connection:
                 note_use(connection, key.id)
@@ -76,7 +76,7 @@ class Keyring:
             logger.warning("Could not record the last use of key %s: %s", key.name, error)
 
 
-def find_key(keys: Sequence[KeptKey], secret: str) -> KeptKey | None:
+def find_key(keys: Sequence[CachedKey], secret: str) -> CachedKey | None:
     """Return the valid key with this secret, or None.
 
     All keys are compared in constant time, against timing attacks.

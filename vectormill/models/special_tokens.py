@@ -16,14 +16,16 @@ from vectormill.domain.errors import UnsupportedModel
 # The classes that rewrite the template according to the two settings (transformers 4, `update_post_processor`
 # in models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with the
 # result. transformers 5 ignores both settings if there is a tokenizer.json.
-HEEDING: Final = frozenset(
+APPENDS_FINAL_TOKEN: Final = frozenset(
     f"{name}Tokenizer{ending}"
     for name in ("CodeLlama", "Cohere", "Gemma", "GPTNeoX", "Llama")
     for ending in ("", "Fast")
 )
 # Tokenizers with custom code that do only the same: gte-Qwen2, as vLLM treats it
 # (https://github.com/vllm-project/vllm, `_maybe_fix_gte_tokenizer`).
-HEEDING_CODE: Final = frozenset({"tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"})
+FINAL_TOKEN_CODE: Final = frozenset(
+    {"tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
     """
     config = _read(directory / "tokenizer_config.json")
     code = _find_code(config)
-    foreign = [each for each in code if each not in HEEDING_CODE]
+    foreign = [each for each in code if each not in FINAL_TOKEN_CODE]
     if foreign:
         raise UnsupportedModel(
             f"The tokenizer of model {name!r} has custom code ({foreign[0]}), which is never run, so the tokens that "
@@ -60,7 +62,7 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
     lacking += [eos] if "add_eos_token" in wanted and eos and eos not in suffix else []
     if not lacking:
         return SpecialTokens(prefix, suffix)
-    if not code and str(config.get("tokenizer_class")) not in HEEDING:
+    if not code and str(config.get("tokenizer_class")) not in APPENDS_FINAL_TOKEN:
         raise UnsupportedModel(
             f"The files of model {name!r} contradict each other: tokenizer_config.json requires {', '.join(lacking)} "
             f"({', '.join(wanted)}), but the post_processor of tokenizer.json does not add it. Add it there or remove "

@@ -7,7 +7,7 @@ from typing import Annotated, TypedDict
 from msgspec import Meta, Struct
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.moments import Moment, tell_moment
+from vectormill.moments import Moment, format_moment
 from vectormill.operation import Identifier, NextCursor, describe, one_of
 from vectormill.runs.run import RUN_PHASES, RUN_STATES, Run
 from vectormill.schedules.schedule import (
@@ -121,7 +121,7 @@ def describe_schedule(schedule: Schedule) -> ScheduleBody:
     return describe(
         ScheduleBody,
         schedule,
-        next_due_at=tell_moment(due_at),
+        next_due_at=format_moment(due_at),
         next_due_local=in_zone(due_at, schedule.timezone),
         consecutive_failures=schedule.num_failures,
         skipped_since_success=schedule.num_skipped,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta, Struct
 
-from vectormill.moments import Moment, tell_moment
+from vectormill.moments import Moment, format_moment
 from vectormill.operation import NextCursor, PageQuery, describe, one_of
 from vectormill.webhooks.webhook import (
     DELIVERY_STATES,
@@ -148,6 +148,6 @@ def describe_delivery(delivery: Delivery) -> DeliveryBody:
         delivery,
         message_id=name_message(delivery.event_id),
         type=delivery.event_type,
-        next_attempt_at=tell_moment(delivery.due_at),
+        next_attempt_at=format_moment(delivery.due_at),
         payload=json.loads(delivery.payload),
     )

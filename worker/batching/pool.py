@@ -170,7 +170,7 @@ class WaitingSequences:
             del self._lines[length], self._lengths[bisect_left(self._lengths, length)]
 
 
-class Pace:
+class IdleForecast:
     """A forecast of when the runner will be out of work.
 
     A wrong forecast may cost time, but never correctness.
@@ -235,7 +235,7 @@ class SequencePool:
         self._num_interactive_in_row = 0
         self._bulk_cost = 0.0  # of all waiting bulk sequences
         self._saved_padding = float(limits.max_saved_tokens)
-        self._pace = Pace()
+        self._pace = IdleForecast()
         self._held_since: float | None = None
 
     def __len__(self) -> int:
@@ -249,7 +249,7 @@ class SequencePool:
         """
         waiting = self.drain()
         self.cost = cost
-        self._pace = Pace()
+        self._pace = IdleForecast()
         return waiting
 
     def can_fill_batch(self, max_bulk_cost: float = math.inf) -> bool:

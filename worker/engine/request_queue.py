@@ -150,7 +150,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class Tally:
+class BatchCounts:
     """Counts of batches, sequences, tokens and seconds since the start."""
 
     num_batches: int = 0
@@ -182,7 +182,7 @@ class RequestQueue:
         self._tickets: dict[int, Ticket] = {}
         self._next_number = 0
         self._closed_because: str | None = None
-        self.tally = Tally()
+        self.tally = BatchCounts()
 
     def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> bool:
         """Rebuild the waiting batches for the cost model of a loaded encoder.

@@ -269,7 +269,7 @@ ComputeProbes = Callable[[], list[Tensor]]
 Undo = Callable[[], object] | None
 
 
-class NotUndone(Exception):
+class SwitchNotReverted(Exception):
     """A switch failed and could not be undone: the network must be loaded again without that switch."""
 
     def __init__(self, choice: SwitchChoice) -> None:
@@ -361,7 +361,7 @@ def apply_switches(
             settled[name] = settled[name].refuse(flaw)
             logger.warning(settled[name].note)
             if steps[name].is_final:
-                raise NotUndone(settled[name])
+                raise SwitchNotReverted(settled[name])
     return tuple(settled.values())
 
 

@@ -48,7 +48,7 @@ from worker.model.packed import (
     compute_probes,
     pack_network,
 )
-from worker.model.switching import NotUndone, apply_switches
+from worker.model.switching import SwitchNotReverted, apply_switches
 from worker.model.weights import apply_quantization
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class TorchEncoder(Encoder):
             attention, packed = self._load_attention(network, order, precision)
             try:
                 return network, attention, packed, self._switch(order, attention, packed, refused)
-            except NotUndone as error:
+            except SwitchNotReverted as error:
                 refused[error.choice.name] = error.choice
                 del network, packed  # frees their memory before the next load
 

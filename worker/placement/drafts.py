@@ -12,17 +12,17 @@ from typing import Final
 
 from worker.devices.device import BYTES_PER_SECOND, LINK_KINDS, Links
 from worker.placement.placement import AUTO, Replica
-from worker.placement.replicas import ReplicaBuilder, TooTight
-from worker.placement.room import Room
+from worker.placement.replicas import DoesNotFit, ReplicaBuilder
+from worker.placement.room import DeviceCapacity
 from worker.placement.strategies import HYBRID, REPLICATE, SHARED
 
 # The largest number of subsets of devices that are tried: eight devices of four classes have 81.
 MOST_FLEETS = 128
 
-Group = tuple[Room, ...]
+Group = tuple[DeviceCapacity, ...]
 
 
-def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
+def group_rooms(rooms: Sequence[DeviceCapacity], size: int, links: Links) -> list[Group]:
     """Group devices of one kind by `size`, first within islands of the fastest links. Some may be left over.
 
     Parts of one GPU are spread over different groups, because they cannot share a replica.
@@ -33,7 +33,7 @@ def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
         rooms, key=lambda room: (room.kind, -room.capacity_bytes, places.get(room.name, 0), room.name)
     )
     for kind in sorted(LINK_KINDS, key=BYTES_PER_SECOND.__getitem__, reverse=True):
-        remaining: list[Room] = []
+        remaining: list[DeviceCapacity] = []
         for island in find_islands(left, links, BYTES_PER_SECOND[kind]):
             whole = len(island) - len(island) % size
             groups += [tuple(island[start : start + size]) for start in range(0, whole, size)]
@@ -42,7 +42,7 @@ def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
     return groups
 
 
-def find_places(rooms: Sequence[Room]) -> dict[str, int]:
+def find_places(rooms: Sequence[DeviceCapacity]) -> dict[str, int]:
     """Return the number of each GPU partition within its GPU, by device name; whole GPUs are left out."""
     places: dict[str, int] = {}
     counts: Counter[str] = Counter()
@@ -53,12 +53,14 @@ def find_places(rooms: Sequence[Room]) -> dict[str, int]:
     return places
 
 
-def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -> list[list[Room]]:
+def find_islands(
+    rooms: Sequence[DeviceCapacity], links: Links, bytes_per_second: float
+) -> list[list[DeviceCapacity]]:
     """Return the groups of devices of one kind that are connected by links of at least this speed.
 
     Devices keep the given order.
     """
-    islands: list[list[Room]] = []
+    islands: list[list[DeviceCapacity]] = []
     for room in rooms:
         reached = [
             island
@@ -74,13 +76,13 @@ def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -
     return islands
 
 
-def sub_fleets(rooms: Sequence[Room], links: Links) -> Iterator[list[Room]]:
+def sub_fleets(rooms: Sequence[DeviceCapacity], links: Links) -> Iterator[list[DeviceCapacity]]:
     """Yield the distinct subsets of the devices, the full set first: leaving a device idle may be fastest.
 
     Devices of equal memory, speed and island are interchangeable, so subsets differ only in the number taken
     of each class.
     """
-    classes: dict[object, list[Room]] = {}
+    classes: dict[object, list[DeviceCapacity]] = {}
     fastest = max(BYTES_PER_SECOND[kind] for kind in LINK_KINDS)
     islands = find_islands(rooms, links, fastest)
     for number, island in enumerate(islands):
@@ -104,7 +106,7 @@ class Draft:
     group_size: int
     replicas: tuple[Replica, ...]
     idle: Mapping[str, str]
-    refusals: tuple[TooTight, ...] = ()
+    refusals: tuple[DoesNotFit, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -119,7 +121,7 @@ class Draft:
 
 
 def draft_plans(
-    rooms: Sequence[Room], links: Links, builder: ReplicaBuilder, strategy: str
+    rooms: Sequence[DeviceCapacity], links: Links, builder: ReplicaBuilder, strategy: str
 ) -> Iterator[Draft]:
     """Yield a draft for every allowed strategy, number of devices per replica, and subset of the devices."""
     is_free = strategy in (AUTO, HYBRID)
@@ -133,10 +135,10 @@ def draft_plans(
                     yield _draft_hybrid(fleet, size, shared, links, builder)
 
 
-def draft_replicas(rooms: Sequence[Room], builder: ReplicaBuilder) -> Draft:
+def draft_replicas(rooms: Sequence[DeviceCapacity], builder: ReplicaBuilder) -> Draft:
     """Draft a replica on every device that can hold one alone."""
     built = {room.name: builder.build(REPLICATE, [room], "") for room in rooms}
-    refused = {name: each for name, each in built.items() if isinstance(each, TooTight)}
+    refused = {name: each for name, each in built.items() if isinstance(each, DoesNotFit)}
     return Draft(
         REPLICATE,
         1,
@@ -147,11 +149,11 @@ def draft_replicas(rooms: Sequence[Room], builder: ReplicaBuilder) -> Draft:
 
 
 def _draft_groups(
-    rooms: Sequence[Room], size: int, strategy: str, links: Links, builder: ReplicaBuilder
+    rooms: Sequence[DeviceCapacity], size: int, strategy: str, links: Links, builder: ReplicaBuilder
 ) -> Draft:
     """Draft a shared replica on every group of `size` devices."""
     replicas: list[Replica] = []
-    refusals: list[TooTight] = []
+    refusals: list[DoesNotFit] = []
     idle: dict[str, str] = {}
     groups = group_rooms(rooms, size, links)
     for group in groups:
@@ -169,7 +171,7 @@ def _draft_groups(
 
 
 def _draft_hybrid(
-    rooms: Sequence[Room], size: int, strategy: str, links: Links, builder: ReplicaBuilder
+    rooms: Sequence[DeviceCapacity], size: int, strategy: str, links: Links, builder: ReplicaBuilder
 ) -> Draft:
     """Draft a replica on every device that can hold one alone, and shared replicas on the others."""
     alone = draft_replicas(rooms, builder)
@@ -185,7 +187,7 @@ SHORTEST_USEFUL_TOKENS: Final = 512
 
 
 def find_longest_text(
-    rooms: Sequence[Room],
+    rooms: Sequence[DeviceCapacity],
     links: Links,
     make_builder: Callable[[int], ReplicaBuilder],
     strategy: str,

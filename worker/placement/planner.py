@@ -18,7 +18,7 @@ from worker.placement.drafts import Draft, draft_plans, find_longest_text
 from worker.placement.model_shape import ModelShape
 from worker.placement.placement import AUTO, Placement, PlanSettings
 from worker.placement.reasons import (
-    Asked,
+    PlanRequest,
     explain_failure,
     explain_idle,
     explain_limit,
@@ -26,8 +26,8 @@ from worker.placement.reasons import (
     explain_rejections,
     propose_precision,
 )
-from worker.placement.replicas import Needs, ReplicaBuilder
-from worker.placement.room import Room, measure_room
+from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
+from worker.placement.room import DeviceCapacity, measure_room
 from worker.placement.strategies import STRATEGIES
 
 # The number of tokens at once beyond which a device gets no faster (docs/LOG.md for CPUs).
@@ -59,7 +59,7 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         asked = replace(settings, precision=precision, max_tokens=max_tokens)
         return ReplicaBuilder(shape, make_needs(rooms, asked))
 
-    asked = Asked(rooms, links, make_builder, settings)
+    asked = PlanRequest(rooms, links, make_builder, settings)
     longest = find_longest_text(
         rooms, links, partial(make_builder, settings.precision), settings.strategy, settings.max_tokens
     )
@@ -81,10 +81,10 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     )
 
 
-def make_needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
+def make_needs(rooms: Sequence[DeviceCapacity], settings: PlanSettings) -> MinimumNeeds:
     kind = rooms[0].kind
     is_whole = settings.precision in ("fp32", "bf16", "fp16")
-    return Needs(
+    return MinimumNeeds(
         precision=settings.precision,
         arithmetic=settings.precision if is_whole else ARITHMETIC[kind],
         attention=settings.attention or ATTENTION[kind],

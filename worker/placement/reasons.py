@@ -17,8 +17,8 @@ from worker.placement.drafts import (
     find_longest_text,
 )
 from worker.placement.placement import AUTO, PRECISIONS, PlanSettings, Rejection, Replica
-from worker.placement.replicas import ReplicaBuilder, TooTight
-from worker.placement.room import GIB, Room, memory_for
+from worker.placement.replicas import DoesNotFit, ReplicaBuilder
+from worker.placement.room import GIB, DeviceCapacity, memory_for
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES
 
 # Makes a builder for another precision, whose replicas have to hold a text of this many tokens.
@@ -37,16 +37,16 @@ LINK_WORDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanRequest:
     """The request for a plan: its settings and the devices."""
 
-    rooms: Sequence[Room]
+    rooms: Sequence[DeviceCapacity]
     links: Links
     make_builder: MakeBuilder
     settings: PlanSettings
 
 
-def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
+def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
     """Return one sentence per decision: what has to be held, and how the replicas hold it."""
     offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in asked.rooms}))
     used = ", ".join(
@@ -84,7 +84,7 @@ def _describe_sharing(replica: Replica, link: str) -> str:
     return f"{how}, over {link}. A forward pass has room for {replica.max_batch_tokens:,} tokens"
 
 
-def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) -> dict[str, str]:
+def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[DeviceCapacity]) -> dict[str, str]:
     """Return a reason for each unused device: the obstacle to using all devices, or the draft's own."""
     busy = {device for replica in chosen.replicas for device in replica.devices}
     over_all = [
@@ -124,7 +124,7 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
     return tuple(rejected)
 
 
-def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
+def explain_limit(longest: int, asked: PlanRequest) -> tuple[str, ...]:
     """Return a sentence on texts that do not fit, and what would help; empty if all texts fit."""
     if longest == asked.settings.max_tokens:
         return ()
@@ -135,7 +135,7 @@ def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
     )
 
 
-def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
+def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
     """Return the first smaller precision with which every device holds a whole replica; empty if none."""
     if chosen.strategy == REPLICATE and not chosen.idle:
         return ()
@@ -159,13 +159,13 @@ def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Aske
     return ()
 
 
-def explain_failure(asked: Asked) -> str:
+def explain_failure(asked: PlanRequest) -> str:
     """Return by how much the nearest plan misses, and which changes would help."""
     shortest = min(SHORTEST_USEFUL_TOKENS, asked.settings.max_tokens)
     builder = asked.make_builder(asked.settings.precision, shortest)
     drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy))
     refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
-        (asked.settings.strategy, TooTight("there is only one device"))
+        (asked.settings.strategy, DoesNotFit("there is only one device"))
     ]
     short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
     name, nearest = min(short or refusals, key=lambda each: each[1].missing_bytes)
@@ -188,7 +188,7 @@ def _numbered(ways: Iterator[str]) -> str:
     return "".join(f"\n  ({number}) {way}" for number, way in enumerate(ways, start=1))
 
 
-def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
+def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
     """Yield changes that make texts longer than `longest` fit, cheapest first, each verified by planning."""
     rooms = asked.rooms
     builder = asked.make_builder(asked.settings.precision, asked.settings.max_tokens)
@@ -206,14 +206,14 @@ def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
             yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in total"
             break
     alone = builder.build(REPLICATE, [largest], "")
-    if isinstance(alone, TooTight):
+    if isinstance(alone, DoesNotFit):
         needed = memory_for(
             largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.settings.memory_share
         )
         yield f"one device with at least {ceil(needed / GIB)} GiB of memory"
 
 
-def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
+def _fit(asked: PlanRequest, precision: str, strategy: str, longest: int) -> str:
     """Return in words the best plan that holds texts longer than `longest`; empty if there is none."""
     tokens = find_longest_text(
         asked.rooms, asked.links, partial(asked.make_builder, precision), strategy, asked.settings.max_tokens
@@ -226,7 +226,7 @@ def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
     return f"{best.name} fits{limit}"
 
 
-def smaller_precisions(asked: Asked) -> tuple[str, ...]:
+def smaller_precisions(asked: PlanRequest) -> tuple[str, ...]:
     known = "bf16" if asked.settings.precision == "fp16" else asked.settings.precision
     smaller = PRECISIONS[PRECISIONS.index(known) + 1 :]
     return tuple(each for each in smaller if each in asked.settings.precisions)

@@ -18,7 +18,7 @@ from worker.devices.device import BYTES_PER_SECOND, LATENCY_SECONDS
 from worker.placement.footprint import COMPRESSED, VALUE_BYTES, make_footprint
 from worker.placement.model_shape import ModelShape
 from worker.placement.placement import Replica, Shard, Stage
-from worker.placement.room import Room
+from worker.placement.room import DeviceCapacity
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 
 # The number of tokens at once at which a device reaches half of its rate. Measured on two CPU cores: 256
@@ -111,7 +111,7 @@ WAITING_MICRO_BATCHES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class TooTight:
+class DoesNotFit:
     """The reason why no replica fits.
 
     `missing_bytes` is the total over all of its devices; 0 if memory is not the reason.
@@ -122,7 +122,7 @@ class TooTight:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MinimumNeeds:
     """The minimum for every replica: memory for one text of `max_tokens`.
 
     Memory beyond a batch of `full_batch_tokens` brings nothing; with less, a replica is slower and is rated
@@ -138,7 +138,7 @@ class Needs:
     tensor_obstacle: str = ""
 
 
-def find_parts_of_one_card(rooms: Sequence[Room]) -> list[str]:
+def find_parts_of_one_card(rooms: Sequence[DeviceCapacity]) -> list[str]:
     """Return the names of devices that are parts of one GPU; empty if no two of them are."""
     cards: dict[str, list[str]] = {}
     for room in rooms:
@@ -150,12 +150,12 @@ def find_parts_of_one_card(rooms: Sequence[Room]) -> list[str]:
 class ReplicaBuilder:
     """A builder of replicas of one model on given devices, which caches what it has built."""
 
-    def __init__(self, shape: ModelShape, needs: Needs) -> None:
+    def __init__(self, shape: ModelShape, needs: MinimumNeeds) -> None:
         arithmetic = needs.arithmetic
         footprint = make_footprint(shape, needs.precision, needs.attention, arithmetic=arithmetic)
         self._shape = shape
         self._needs = needs
-        self._built: dict[tuple[str, tuple[Room, ...], str], Replica | TooTight] = {}
+        self._built: dict[tuple[str, tuple[DeviceCapacity, ...], str], Replica | DoesNotFit] = {}
         self._first_bytes = footprint.embedding_bytes
         self._layer_bytes = max(footprint.layer_bytes)
         self._last_bytes = footprint.other_bytes
@@ -179,7 +179,7 @@ class ReplicaBuilder:
             layer_weight_bytes=self._layer_bytes,
         )
 
-    def build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+    def build(self, strategy: str, rooms: Sequence[DeviceCapacity], link: str) -> Replica | DoesNotFit:
         """Return a replica over all rooms by this strategy. `link` is the kind of their slowest link."""
         # The same group occurs in many of the compared plans.
         asked = (strategy, tuple(rooms), link)
@@ -187,13 +187,13 @@ class ReplicaBuilder:
             self._built[asked] = self._build(strategy, rooms, link)
         return self._built[asked]
 
-    def _build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+    def _build(self, strategy: str, rooms: Sequence[DeviceCapacity], link: str) -> Replica | DoesNotFit:
         if strategy == REPLICATE:
             return self._build_alone(rooms[0])
         if self._needs.sharing_obstacle:
-            return TooTight(self._needs.sharing_obstacle)
+            return DoesNotFit(self._needs.sharing_obstacle)
         if parts := find_parts_of_one_card(rooms):
-            return TooTight(f"{' and '.join(parts)} are parts of one GPU (MIG), which NCCL cannot connect")
+            return DoesNotFit(f"{' and '.join(parts)} are parts of one GPU (MIG), which NCCL cannot connect")
         builders = {
             PIPELINE: self._build_stages,
             TENSOR: self._build_tensor,
@@ -203,11 +203,11 @@ class ReplicaBuilder:
             raise ValueError(f"Unknown strategy for sharing a replica: {strategy!r}.")
         return builders[strategy](rooms, link)
 
-    def full_rate(self, room: Room) -> float:
+    def full_rate(self, room: DeviceCapacity) -> float:
         """Return the device's tokens per second if the weights and a full batch fit."""
         return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.cost)
 
-    def _build_alone(self, room: Room) -> Replica | TooTight:
+    def _build_alone(self, room: DeviceCapacity) -> Replica | DoesNotFit:
         tokens = self._tokens_in(room.capacity_bytes - self.weight_bytes, self._token_bytes)
         if tight := self._refuse(room, self.weight_bytes, tokens, self._token_bytes):
             return tight
@@ -215,10 +215,10 @@ class ReplicaBuilder:
         stage = Stage(0, self._shape.num_layers, (shard,))
         return Replica(REPLICATE, (stage,), 1, tokens, device_rate(room.flops, room.kind, tokens, self.cost))
 
-    def _build_stages(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+    def _build_stages(self, rooms: Sequence[DeviceCapacity], link: str) -> Replica | DoesNotFit:
         per_token = self._token_bytes + WAITING_MICRO_BATCHES * self._hidden_bytes
         counts = self._split_layers(rooms, self._bias_bytes + self._needs.max_tokens * per_token)
-        if isinstance(counts, TooTight):
+        if isinstance(counts, DoesNotFit):
             return counts
         weights = self._stage_weights(counts)
         tokens = min(
@@ -238,14 +238,14 @@ class ReplicaBuilder:
         rate = pipeline_rate(rates, micro_batches, tokens, link, self.cost)
         return Replica(PIPELINE, tuple(stages), micro_batches, micro_batches * tokens, rate)
 
-    def _build_tensor(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+    def _build_tensor(self, rooms: Sequence[DeviceCapacity], link: str) -> Replica | DoesNotFit:
         ranks = len(rooms)
         if self._needs.tensor_obstacle:
-            return TooTight(self._needs.tensor_obstacle)
+            return DoesNotFit(self._needs.tensor_obstacle)
         divisors = tensor_parallel_sizes(self._shape)
         if ranks not in divisors:
             there = ", ".join(str(divisor) for divisor in divisors)
-            return TooTight(
+            return DoesNotFit(
                 f"{self._shape.num_key_value_heads} key heads are not divisible by {ranks}, only by {there}"
             )
         if tight := self._refuse_cut_groups(ranks):
@@ -256,31 +256,31 @@ class ReplicaBuilder:
         residual = min(self._token_bytes, 4 * self._hidden_bytes)
         per_token = residual + -(-(self._token_bytes - residual) // ranks)
         ranks_held = self._hold_ranks(rooms, held, per_token)
-        if isinstance(ranks_held, TooTight):
+        if isinstance(ranks_held, DoesNotFit):
             return ranks_held
         stage, tokens = ranks_held
         rate = tensor_rate([room.flops for room in rooms], rooms[0].kind, tokens, link, self.cost)
         return Replica(TENSOR, (stage,), 1, tokens, rate)
 
-    def _refuse_cut_groups(self, ranks: int) -> TooTight | None:
+    def _refuse_cut_groups(self, ranks: int) -> DoesNotFit | None:
         """Refuse cuts through quantization groups of compressed matrices: they would change values."""
         precision, shape = self._needs.precision, self._shape
         if precision not in COMPRESSED:
             return None
         for inputs in (shape.num_heads * shape.head_size, shape.intermediate_size):
             if size := find_cut_group(inputs, ranks):
-                return TooTight(
+                return DoesNotFit(
                     f"splitting {inputs:,} inputs of a matrix among {ranks} devices breaks groups of {size} "
                     f"{precision} weights that share a scale"
                 )
         return None
 
-    def _build_fully_sharded(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+    def _build_fully_sharded(self, rooms: Sequence[DeviceCapacity], link: str) -> Replica | DoesNotFit:
         gathered = GATHERED_UNITS * max(self._layer_bytes, self._first_bytes)
         cut = self.weight_bytes - self._made_bytes
         held = -(-cut // len(rooms)) + self._made_bytes + gathered
         ranks_held = self._hold_ranks(rooms, held, self._token_bytes)
-        if isinstance(ranks_held, TooTight):
+        if isinstance(ranks_held, DoesNotFit):
             return ranks_held
         stage, tokens = ranks_held
         batch_tokens = tokens * len(rooms)  # each rank encodes different texts
@@ -289,7 +289,9 @@ class ReplicaBuilder:
         )
         return Replica(FULLY_SHARDED, (stage,), 1, batch_tokens, rate)
 
-    def _hold_ranks(self, rooms: Sequence[Room], held: int, per_token: int) -> tuple[Stage, int] | TooTight:
+    def _hold_ranks(
+        self, rooms: Sequence[DeviceCapacity], held: int, per_token: int
+    ) -> tuple[Stage, int] | DoesNotFit:
         """Return one stage over all devices and its tokens.
 
         Each holds the same; the smallest sets the tokens.
@@ -301,7 +303,7 @@ class ReplicaBuilder:
         shards = tuple(self._make_shard(room, held, tokens * per_token) for room in rooms)
         return Stage(0, self._shape.num_layers, shards), tokens
 
-    def _split_layers(self, rooms: Sequence[Room], batch_bytes: int) -> list[int] | TooTight:
+    def _split_layers(self, rooms: Sequence[DeviceCapacity], batch_bytes: int) -> list[int] | DoesNotFit:
         """Return the number of consecutive layers for each device.
 
         Each next layer goes to the device with memory left that would finish its share first; if two tie, to
@@ -310,7 +312,7 @@ class ReplicaBuilder:
         """
         num_layers = self._shape.num_layers
         if len(rooms) > num_layers:
-            return TooTight(f"{num_layers} layers cannot be split into {len(rooms)} stages")
+            return DoesNotFit(f"{num_layers} layers cannot be split into {len(rooms)} stages")
         left = [room.capacity_bytes - batch_bytes for room in rooms]
         left[0] -= self._first_bytes
         left[-1] -= self._last_bytes
@@ -323,7 +325,7 @@ class ReplicaBuilder:
                 fits = [place for place in fits if counts[place] == 0]
             if not fits:
                 missing = (num_layers - layer) * self._layer_bytes + sum(-room for room in left if room < 0)
-                return TooTight(
+                return DoesNotFit(
                     f"{len(rooms)} stages lack {format_gib(missing)} for the weights and a text of "
                     f"{self._needs.max_tokens:,} tokens",
                     missing,
@@ -339,15 +341,15 @@ class ReplicaBuilder:
         weights[-1] += self._last_bytes
         return weights
 
-    def _make_shard(self, room: Room, held: int, token_bytes: int) -> Shard:
+    def _make_shard(self, room: DeviceCapacity, held: int, token_bytes: int) -> Shard:
         return Shard(room.name, room.capacity_bytes, held, self._bias_bytes + token_bytes)
 
     def _tokens_in(self, free_bytes: int, per_token: int) -> int:
         return max(0, min(self._needs.full_batch_tokens, (free_bytes - self._bias_bytes) // per_token))
 
     def _refuse(
-        self, room: Room, held: int, tokens: int, per_token: int, num_rooms: int = 1
-    ) -> TooTight | None:
+        self, room: DeviceCapacity, held: int, tokens: int, per_token: int, num_rooms: int = 1
+    ) -> DoesNotFit | None:
         wanted = held + self._bias_bytes + self._needs.max_tokens * per_token
         if tokens >= self._needs.max_tokens:
             return None
@@ -360,7 +362,7 @@ class ReplicaBuilder:
             share = held / room.capacity_bytes
             what = f"{weights} take {share:.0%} of {room.name} and leave room for {tokens:,} tokens"
         each = " on each device" if num_rooms > 1 else ""
-        return TooTight(
+        return DoesNotFit(
             f"{what}; a text of {self._needs.max_tokens:,} tokens needs {format_gib(missing)} more{each}",
             missing * num_rooms,
         )

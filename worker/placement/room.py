@@ -42,7 +42,7 @@ MPS_SHARE: Final = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DeviceCapacity:
     """What the placement planner knows about a device: its usable memory and estimated speed."""
 
     name: str
@@ -53,12 +53,12 @@ class Room:
     card: str = ""  # for a part of a GPU: the whole GPU
 
 
-def measure_room(device: Device, memory_share: float) -> Room:
+def measure_room(device: Device, memory_share: float) -> DeviceCapacity:
     """Return the room on a device, of whose memory others and the plan together may fill `memory_share`."""
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
     used = count_used_bytes(device)
     capacity = int(device.memory_bytes * share) - used - OVERHEAD_BYTES[device.kind]
-    return Room(device.name, device.kind, max(0, capacity), guess_flops(device), used, device.card)
+    return DeviceCapacity(device.name, device.kind, max(0, capacity), guess_flops(device), used, device.card)
 
 
 def count_used_bytes(device: Device) -> int:

@@ -75,7 +75,7 @@ class TokenizedTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Surrounding:
+class Affixes:
     """The tokens around a text's own: special tokens and the prompt before, special tokens after."""
 
     prefix: Ids

@@ -22,7 +22,7 @@ from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
 from worker.tokens.reference import Reference
 from worker.tokens.splitting import find_cuts, find_splitting
-from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, Surrounding, TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, Affixes, TokenizedTexts
 from worker.tokens.word_cache import WordCache, WordTally
 
 logger = logging.getLogger(__name__)
@@ -92,11 +92,11 @@ class Tokenizer:
         unread = {index: ids for index, ids in enumerate(read) if isinstance(ids, ItemFailure)}
         return TokenizedTexts(fitted.inputs, fitted.truncated, {**fitted.failures, **unread})
 
-    def _surround(self, prompt: str) -> Surrounding:
+    def _surround(self, prompt: str) -> Affixes:
         prefix, suffix = (np.array(ids, np.int32) for ids in (self._reference.prefix, self._reference.suffix))
         whole = np.array(self._reference.encode_one(prompt) if prompt else [*prefix, *suffix], np.int32)
         own = whole[len(prefix) : len(whole) - len(suffix)]
-        return Surrounding(prefix, own, suffix, self._reference.rust.get_vocab_size())
+        return Affixes(prefix, own, suffix, self._reference.rust.get_vocab_size())
 
     def _fit(self, rows: Ragged, max_tokens: int, truncate: bool) -> TokenizedTexts:
         """Return the rows as texts. A row of more than `max_tokens` is truncated, or fails."""

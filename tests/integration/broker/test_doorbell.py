@@ -15,7 +15,7 @@ from scheduler.main import pause
 from tests.clusters import connect
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
-from vectormill.broker.doorbell import DOORBELL, Doorbell, DoorbellSubscriber
+from vectormill.broker.doorbell import DOORBELL, WakeUpSender, WakeUpSubscriber
 from vectormill.jobs.dispatch import listen_for_jobs
 
 Driver = psycopg.Connection[Any]
@@ -40,9 +40,9 @@ def driver(database_url: str) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def subscriber(redis_url: str) -> Iterator[DoorbellSubscriber]:
+def subscriber(redis_url: str) -> Iterator[WakeUpSubscriber]:
     """Has begun to hear; that Redis confirmed it counts as a ring."""
-    with closing(DoorbellSubscriber(redis_url)) as subscriber:
+    with closing(WakeUpSubscriber(redis_url)) as subscriber:
         subscriber.listen()
         with Redis.from_url(redis_url) as redis:
             wait_for(lambda: redis.pubsub_numsub(DOORBELL)[0][1] == 1)
@@ -50,16 +50,16 @@ def subscriber(redis_url: str) -> Iterator[DoorbellSubscriber]:
 
 
 @pytest.fixture
-def silent_subscriber(subscriber: DoorbellSubscriber, driver: Driver) -> DoorbellSubscriber:
+def silent_subscriber(subscriber: WakeUpSubscriber, driver: Driver) -> WakeUpSubscriber:
     while subscriber.wait(0.5, driver):
         pass
     return subscriber
 
 
 def test_rings_wake_who_waits_and_are_answered_together(
-    redis_url: str, silent_subscriber: DoorbellSubscriber, driver: Driver
+    redis_url: str, silent_subscriber: WakeUpSubscriber, driver: Driver
 ) -> None:
-    with closing(Doorbell(redis_url)) as doorbell:
+    with closing(WakeUpSender(redis_url)) as doorbell:
         for _ in range(3):
             doorbell.ring()
         assert silent_subscriber.wait(LONG_SECONDS, driver)
@@ -69,14 +69,14 @@ def test_rings_wake_who_waits_and_are_answered_together(
         assert silent_subscriber.wait(LONG_SECONDS, driver)
 
 
-def test_a_ring_that_is_lost_costs_one_pause(silent_subscriber: DoorbellSubscriber, driver: Driver) -> None:
+def test_a_ring_that_is_lost_costs_one_pause(silent_subscriber: WakeUpSubscriber, driver: Driver) -> None:
     asked_at = time.monotonic()
     pause(driver, silent_subscriber, 0.2, threading.Event())
     assert 0.2 <= time.monotonic() - asked_at < LONG_SECONDS
 
 
 def test_a_submission_wakes_the_same_pause(
-    engine: Engine, silent_subscriber: DoorbellSubscriber, driver: Driver
+    engine: Engine, silent_subscriber: WakeUpSubscriber, driver: Driver
 ) -> None:
     asked_at = time.monotonic()
     submit(engine, make_items(1))
@@ -90,8 +90,8 @@ def test_a_submission_wakes_the_same_pause(
 def test_a_connection_that_broke_is_made_anew(redis_url: str, driver: Driver) -> None:
     clock = Clock()
     with (
-        closing(DoorbellSubscriber(redis_url, clock)) as subscriber,
-        closing(Doorbell(redis_url)) as doorbell,
+        closing(WakeUpSubscriber(redis_url, clock)) as subscriber,
+        closing(WakeUpSender(redis_url)) as doorbell,
     ):
         subscriber.listen()
         while subscriber.wait(0.5, driver):
@@ -108,8 +108,8 @@ def test_a_connection_that_broke_is_made_anew(redis_url: str, driver: Driver) ->
 def test_without_redis_nobody_waits_for_the_other(driver: Driver) -> None:
     clock = Clock()
     with (
-        closing(DoorbellSubscriber(NOWHERE, clock)) as subscriber,
-        closing(Doorbell(NOWHERE, clock)) as doorbell,
+        closing(WakeUpSubscriber(NOWHERE, clock)) as subscriber,
+        closing(WakeUpSender(NOWHERE, clock)) as doorbell,
     ):
         subscriber.listen()
         asked_at = time.monotonic()

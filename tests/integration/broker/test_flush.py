@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import Dispatcher
 from tests.protocol import SPEC, make_items, register_worker, submit
 from vectormill.broker.app import make_app
-from vectormill.broker.queues import QueueReader, Sentinel, list_of
+from vectormill.broker.queues import QueueReader, RedisLossDetector, list_of
 from vectormill.jobs.job import DEFAULT_PRIORITY
 
 DISPATCH_SEQ = text("SELECT dispatch_seq FROM vectormill.chunks")
@@ -18,7 +18,7 @@ def test_after_a_flush_the_first_look_dispatches_again(engine: Engine, redis_url
     register_worker(engine)
     with (
         closing(Redis.from_url(redis_url)) as redis,
-        closing(Sentinel(redis_url)) as sentinel,
+        closing(RedisLossDetector(redis_url)) as sentinel,
         closing(QueueReader(redis_url)) as queues,
     ):
         redis.flushall()

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import Dispatcher
 from tests.protocol import SPEC, claim, dispatch_all, make_items, register_worker, submit
 from vectormill.broker.app import make_app
-from vectormill.broker.queues import BROKER_ERRORS, QueueReader, Sentinel, list_of, publish
+from vectormill.broker.queues import BROKER_ERRORS, QueueReader, RedisLossDetector, list_of, publish
 from vectormill.jobs.chunks import claim_chunk
 
 BULK = list_of(SPEC.model, priority=5)
@@ -37,7 +37,7 @@ def dispatcher(engine: Engine, redis: Redis, redis_url: str) -> Dispatcher:
 
 def make_dispatcher(engine: Engine, redis_url: str) -> Dispatcher:
     return Dispatcher(
-        engine, make_app(redis_url), Sentinel(redis_url), QueueReader(redis_url), ageing_seconds=600
+        engine, make_app(redis_url), RedisLossDetector(redis_url), QueueReader(redis_url), ageing_seconds=600
     )
 
 

@@ -11,10 +11,10 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import MAX_DEMANDS, Dispatcher
 from tests.clusters import connect
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
-from vectormill.broker.queues import QueueReader, Sentinel, task_id_of
+from vectormill.broker.queues import QueueReader, RedisLossDetector, task_id_of
 from vectormill.jobs.backlog import count_backlog
 from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS, Dispatch
-from vectormill.jobs.dispatch import WorkerRoom, list_demands, list_rooms, mark_queued
+from vectormill.jobs.dispatch import WorkerCapacity, list_demands, list_rooms, mark_queued
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import retry_job
@@ -103,7 +103,7 @@ def test_no_number_of_urgent_jobs_hides_one_that_has_waited_for_long(
         connection.execute(text("UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'"))
         connection.execute(FLOOD, {"num_jobs": MAX_DEMANDS + 1, "like_job": waited.id})
     register_worker(engine)
-    queues, sentinel = cast(QueueReader, FakeQueues()), cast(Sentinel, QuietSentinel())
+    queues, sentinel = cast(QueueReader, FakeQueues()), cast(RedisLossDetector, QuietSentinel())
     monkeypatch.setattr("scheduler.dispatcher.publish", lambda app, dispatches: None)
     assert Dispatcher(engine, Celery(), sentinel, queues, ageing_seconds=600).dispatch() == 4
     assert chunk_states(engine)[0] == "queued"
@@ -115,13 +115,13 @@ def test_a_dead_worker_takes_its_leases_out_of_the_room_together_with_its_slots(
     held = [claim_next(engine, owner=owner) for owner in (dead, dead, survivor)]
     with engine.begin() as connection:
         assert list_rooms(connection, ALIVE_SECONDS) == [
-            WorkerRoom(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
+            WorkerCapacity(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
         ]
         connection.execute(
             text("UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'")
         )
         assert list_rooms(connection, ALIVE_SECONDS) == [
-            WorkerRoom(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
+            WorkerCapacity(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
         ]
         assert rescue_expired_chunks(connection) == 0  # nobody takes them before their time
     for each in held:
@@ -136,7 +136,7 @@ def test_a_worker_that_was_started_again_has_all_its_room(engine: Engine) -> Non
     register_worker(engine, 2, "w", uuid4(), launcher)
     with engine.connect() as connection:
         assert list_rooms(connection, ALIVE_SECONDS) == [
-            WorkerRoom(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
+            WorkerCapacity(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
         ]
 
 
@@ -150,7 +150,7 @@ def ask_for(engine: Engine, num_tokens: int) -> None:
 def dispatch_rounds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many chunks each of two rounds dispatches."""
     monkeypatch.setattr("scheduler.dispatcher.publish", lambda app, dispatches: None)
-    queues, sentinel = cast(QueueReader, FakeQueues()), cast(Sentinel, QuietSentinel())
+    queues, sentinel = cast(QueueReader, FakeQueues()), cast(RedisLossDetector, QuietSentinel())
     dispatcher = Dispatcher(engine, Celery(), sentinel, queues, ageing_seconds=600)
     return [dispatcher.dispatch(), dispatcher.dispatch()]
 
@@ -204,7 +204,9 @@ def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
 
 def test_a_scheduler_without_redis_says_so_beside_its_sign_of_life(engine: Engine) -> None:
     nowhere = "redis://127.0.0.1:1/0"
-    dispatcher = Dispatcher(engine, Celery(), Sentinel(nowhere), QueueReader(nowhere), ageing_seconds=600)
+    dispatcher = Dispatcher(
+        engine, Celery(), RedisLossDetector(nowhere), QueueReader(nowhere), ageing_seconds=600
+    )
     assert not dispatcher.recall_lost_messages()
     signs = []
     for is_away in (dispatcher.is_redis_away, False):
@@ -229,7 +231,11 @@ def test_a_bell_that_could_not_be_rung_is_rung_at_the_next_look_at_redis(
     queues = FakeQueues()
     monkeypatch.setattr("scheduler.dispatcher.publish", publish)
     dispatcher = Dispatcher(
-        engine, Celery(), cast(Sentinel, QuietSentinel()), cast(QueueReader, queues), ageing_seconds=600
+        engine,
+        Celery(),
+        cast(RedisLossDetector, QuietSentinel()),
+        cast(QueueReader, queues),
+        ageing_seconds=600,
     )
     register_worker(engine)
     submit(engine, make_items(4))

@@ -73,7 +73,7 @@ STEPS: dict[str, Step] = {
     "reap paused": lambda connection, scene: recall_paused_chunks(connection),
     "end cancelled": lambda connection, scene: end_cancelled_jobs(connection),
 }
-WISHES: dict[str, Step] = {
+JOB_CHANGES: dict[str, Step] = {
     "pause": lambda connection, scene: pause_job(connection, scene.job.id),
     "cancel": lambda connection, scene: cancel_job(connection, scene.job.id),
     "retry": lambda connection, scene: retry_job(connection, scene.job.id),
@@ -119,10 +119,10 @@ def overlap(engine: Engine, scene: Scene, first: Step, second: Step) -> bool:
     return is_blocked
 
 
-@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("wish", JOB_CHANGES)
 def test_a_wish_and_any_step_end_whichever_is_first(engine: Engine, wish: str) -> None:
     for name, step in STEPS.items():
-        for first, second in ((WISHES[wish], step), (step, WISHES[wish])):
+        for first, second in ((JOB_CHANGES[wish], step), (step, JOB_CHANGES[wish])):
             scene = Scene(engine)
             if wish == "retry":
                 with engine.begin() as connection:
@@ -137,7 +137,7 @@ def test_a_wish_and_any_step_end_whichever_is_first(engine: Engine, wish: str) -
 @pytest.mark.parametrize("wish", ["pause", "cancel"])
 @pytest.mark.parametrize("step", ["claim", "recall"])
 def test_a_wish_never_waits_for_a_chunk(engine: Engine, wish: str, step: str) -> None:
-    assert not overlap(engine, Scene(engine), STEPS[step], WISHES[wish])
+    assert not overlap(engine, Scene(engine), STEPS[step], JOB_CHANGES[wish])
 
 
 REMOVALS: dict[str, Callable[[Connection, Job], object]] = {
@@ -179,7 +179,7 @@ def test_a_chunk_that_was_being_claimed_when_its_job_was_cancelled_hears_of_it(e
         engine,
         scene,
         lambda connection, scene: claimed.append(claim_chunk(connection, scene.queued, "w", SPEC.model, 30)),
-        WISHES["cancel"],
+        JOB_CHANGES["cancel"],
     )
     claims = [each.claim for each in claimed]
     with engine.begin() as connection:

@@ -36,7 +36,7 @@ from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
-from vectormill.jobs.twins import cancel_unwanted_jobs, wish_for_twins
+from vectormill.jobs.twins import cancel_unwanted_jobs, change_twins
 
 DAY = 86_400.0
 
@@ -192,10 +192,10 @@ def test_cancelling_a_job_cancels_its_twin(engine: Engine) -> None:
     build(engine)
     job = put(engine, "a")
     assert ask(engine, cancel_job, job.id).state == "cancelled"
-    wish_for_twins(engine, cancel_job, job.id)
+    change_twins(engine, cancel_job, job.id)
     (twin,) = twins_of(engine, job)
     assert twin.state == "cancelled"
-    wish_for_twins(engine, cancel_job, job.id)
+    change_twins(engine, cancel_job, job.id)
 
 
 def test_what_an_api_that_died_did_not_cancel_is_cancelled_by_the_scheduler(engine: Engine) -> None:

@@ -12,7 +12,7 @@ from tests.building import ask, build, encode_all, swap
 from tests.kinds import LABELS, RECORDS, SCORES, grouped_of, numbers_of, records_of
 from tests.protocol import SPEC, claim_next, make_items, stack, submit
 from vectormill.collections import generation_tables
-from vectormill.collections.collection import HNSW, CollectionWishes
+from vectormill.collections.collection import HNSW, CollectionOptions
 from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.exports import Inclusion, compose_statement
 from vectormill.collections.items import find_item
@@ -28,10 +28,10 @@ from vectormill.ragged import Ragged
 from vectormill.search.matches import walk_plan
 
 PAIR = Item("pair", join_pair("einsätze".encode(), b"second"), b'{"page": 7}')
-KEEPING = CollectionWishes(keep_text=True)
+KEEPING = CollectionOptions(keep_text=True)
 
 
-def make(engine: Engine, spec: EncodingSpec, wishes: CollectionWishes = KEEPING) -> None:
+def make(engine: Engine, spec: EncodingSpec, wishes: CollectionOptions = KEEPING) -> None:
     with engine.begin() as connection:
         create_collection(connection, "docs", spec, wishes, 100)
 
@@ -118,8 +118,8 @@ def test_a_collection_never_changes_its_kind(engine: Engine, spec: EncodingSpec)
 
 def test_no_index_of_vectors_is_wished_for_what_has_none(engine: Engine) -> None:
     with pytest.raises(WrongKind, match="An HNSW index needs vectors, but collection 'docs' contains scores"):
-        make(engine, SCORES, CollectionWishes(index_policy=HNSW))
-    make(engine, SPEC, CollectionWishes(index_policy=HNSW))
+        make(engine, SCORES, CollectionOptions(index_policy=HNSW))
+    make(engine, SPEC, CollectionOptions(index_policy=HNSW))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.promises import Witness, check_items
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, register_worker, submit
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app
-from vectormill.broker.queues import QueueReader, Sentinel, list_of, publish
+from vectormill.broker.queues import QueueReader, RedisLossDetector, list_of, publish
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import DEFAULT_PRIORITY, Job
 from vectormill.jobs.jobs import find_job
@@ -129,7 +129,7 @@ def test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one(
         job, reached = dispatch(last + 1, last)
         assert reached[-1] == points[last]
         with (
-            closing(Sentinel(servers.redis_url)) as sentinel,
+            closing(RedisLossDetector(servers.redis_url)) as sentinel,
             closing(QueueReader(servers.redis_url)) as queues,
         ):
             second = Dispatcher(engine, make_app(servers.redis_url), sentinel, queues, ageing_seconds=60)

@@ -26,7 +26,7 @@ from tests.obedient_engine import ObedientEngine, encoding_chunks
 from tests.protocol import SPEC
 from tests.statements import watch
 from vectormill.broker.app import make_app
-from vectormill.broker.queues import QueueReader, Sentinel
+from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.db.session import make_engine
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.settings import Settings
@@ -67,7 +67,10 @@ def serve_api(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
 
 def dispatch_once(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
     points.surround(Channel, "_put", "PUBLISH")
-    with closing(Sentinel(servers.redis_url)) as sentinel, closing(QueueReader(servers.redis_url)) as queues:
+    with (
+        closing(RedisLossDetector(servers.redis_url)) as sentinel,
+        closing(QueueReader(servers.redis_url)) as queues,
+    ):
         app = make_app(servers.redis_url)
         dispatcher = Dispatcher(watched_engine(servers, points), app, sentinel, queues, ageing_seconds=60)
         dispatcher.recall_lost_messages()

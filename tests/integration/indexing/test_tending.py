@@ -15,7 +15,7 @@ from tests.indexed import draw_vectors, execute, make_collection, start_run, wis
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
 from vectormill.collections.collection import AUTO, HNSW
-from vectormill.collections.indexes import LIST_TENDED, TendedCollection
+from vectormill.collections.indexes import LIST_TENDED, MaintainedCollection
 from vectormill.domain.encoding import INT8
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
@@ -23,7 +23,7 @@ from vectormill.search.matches import walk_plan
 from vectormill.settings import Settings
 
 SETTINGS = Settings(index_rows=100)
-TENDED = TendedCollection("docs", 1, AUTO, SPEC, {}, 1000, 0, 0, False, False, False)
+TENDED = MaintainedCollection("docs", 1, AUTO, SPEC, {}, 1000, 0, 0, False, False, False)
 INDEXED = replace(TENDED, has_index=True, has_own_index=True, record={"num_rows": 1000, "num_removed": 50})
 
 
@@ -47,7 +47,7 @@ INDEXED = replace(TENDED, has_index=True, has_own_index=True, record={"num_rows"
     ],
 )
 def test_what_a_collection_needs_is_decided_from_what_the_catalog_says(
-    tended: TendedCollection, said: str | None
+    tended: MaintainedCollection, said: str | None
 ) -> None:
     need = find_need(tended, SETTINGS)
     assert (need is None) == (said is None)

@@ -47,7 +47,7 @@ from vectormill.jobs.item import Item
 from vectormill.jobs.job import CANCELLING, NewJob
 from vectormill.jobs.jobs import cancel_job, draw_seq, find_job, pause_job, resume_job
 from vectormill.jobs.submission import JobWriter
-from vectormill.jobs.twins import wish_for_twins
+from vectormill.jobs.twins import change_twins
 from vectormill.models.registry import Registry
 from vectormill.ragged import Ragged
 from vectormill.runs.differences import Rows, RunTables, driver_of, make_stage, note_vanished, stage_rows
@@ -202,7 +202,7 @@ class CollectionWorld:
             self.notes.doubtful_places.add(self.notes.jobs[job_id])
         with suppress(Conflict, JobNotFound), outage():
             ask(self.engine, act, job_id)
-            wish_for_twins(self.engine, act, job_id)
+            change_twins(self.engine, act, job_id)
 
     def cancel(self) -> None:
         self._wish_any(cancel_job)

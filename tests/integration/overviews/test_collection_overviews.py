@@ -6,11 +6,11 @@ from sqlalchemy import Connection, Engine, text
 from tests.indexed import draw_vectors, execute, make_collection
 from tests.protocol import make_items, submit
 from tests.schedules import add_source
-from vectormill.collections.descriptions import Standing, list_open_runs, list_standings
+from vectormill.collections.descriptions import CollectionSummary, list_open_runs, list_standings
 from vectormill.runs.runs import create_run
 
 
-def standing_of(connection: Connection, collection_id: int) -> Standing:
+def standing_of(connection: Connection, collection_id: int) -> CollectionSummary:
     return list_standings(connection, [collection_id])[collection_id]
 
 
@@ -18,7 +18,7 @@ def test_a_collection_that_follows_nothing_has_neither_coverage_nor_run(engine: 
     generation = make_collection(engine, draw_vectors(20))
     with engine.connect() as connection:
         found = standing_of(connection, generation.collection_id)
-    assert found == Standing(
+    assert found == CollectionSummary(
         generation.collection_id, None, None, None, None, None, None, None, False, None, None
     )
     assert found.coverage is None

@@ -22,7 +22,14 @@ from tests.api_server import (
 from tests.queries import SPACE, listening, opening_consumer, take_one
 from tests.residue import find_residue
 from tests.waiting import wait_for
-from vectormill.broker.queries import Query, QueryConsumer, Taken, queue_key, write_message, write_spec
+from vectormill.broker.queries import (
+    Query,
+    QueryAccepted,
+    QueryConsumer,
+    queue_key,
+    write_message,
+    write_spec,
+)
 from vectormill.collections.collections import find_generation
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.processes.lifetimes import free_port
@@ -111,7 +118,7 @@ def test_another_worker_answers_for_one_that_died(client: httpx.Client, redis_ur
         consumer.beat(set())
         answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
         query = take_one(consumer)
-        consumer.answer(query, Taken(query.id, worker))
+        consumer.answer(query, QueryAccepted(query.id, worker))
         consumer.beat({query.id})  # the last sign of its life
         with listening(redis_url):
             assert answer.result().json()["data"][0]["key"] == "k4"
@@ -125,7 +132,7 @@ def test_a_query_whose_worker_died_is_refused_long_before_its_time_when_there_is
         consumer.beat(set())
         answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
         query = take_one(consumer)
-        consumer.answer(query, Taken(query.id, worker))
+        consumer.answer(query, QueryAccepted(query.id, worker))
         consumer.beat({query.id})
         problem = answer.result()
         assert_problem(problem, 503, "query-lost", "again")
@@ -138,7 +145,7 @@ def test_a_query_that_two_workers_lost_is_refused(client: httpx.Client, redis_ur
         answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
         for _ in range(2):
             query = take_one(consumer)
-            consumer.answer(query, Taken(query.id, worker))
+            consumer.answer(query, QueryAccepted(query.id, worker))
             with beating(consumer):  # it lives and does not have it, as one that was started again
                 wait_for(lambda: answer.done() or redis.llen(queue_key(SPACE)), because="it is missed")
         assert_problem(answer.result(), 503, "query-lost", "in two attempts")

@@ -24,7 +24,7 @@ from tests.indexers import (
 )
 from tests.kinds import RECORDS, SCORES, grouped_of, numbers_of
 from vectormill.cli.collections import print_check
-from vectormill.collections.collection import CollectionWishes
+from vectormill.collections.collection import CollectionOptions
 from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.items import find_item
 from vectormill.domain.encoding import EncodingSpec
@@ -40,7 +40,7 @@ OTHERS = pytest.mark.parametrize("spec", [SCORES, RECORDS], ids=lambda spec: spe
 
 def make(engine: Engine, spec: EncodingSpec, *, keep_text: bool = True) -> None:
     with engine.begin() as connection:
-        create_collection(connection, "docs", spec, CollectionWishes(keep_text=keep_text), 100)
+        create_collection(connection, "docs", spec, CollectionOptions(keep_text=keep_text), 100)
 
 
 def of_kind(spec: EncodingSpec, items: Iterable[Item]) -> list[Item]:

@@ -26,7 +26,7 @@ from tests.trace_collector import Collector, Span, collecting
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app
 from vectormill.broker.queries import queue_key
-from vectormill.broker.queues import QueueReader, Sentinel
+from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.processes.logs import _known
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
@@ -272,7 +272,7 @@ def test_a_round_of_dispatches_is_traced_and_one_without_any_is_not(
     engine: Engine, redis_url: str, redis: Redis, traced: Collector
 ) -> None:
     register_worker(engine)
-    with closing(Sentinel(redis_url)) as sentinel, closing(QueueReader(redis_url)) as queues:
+    with closing(RedisLossDetector(redis_url)) as sentinel, closing(QueueReader(redis_url)) as queues:
         dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, ageing_seconds=600)
         assert dispatcher.dispatch() == 0
         submit_items(engine, make_items(2))

@@ -14,7 +14,7 @@ from worker.chunk.watchdog import Watchdog
 
 
 @dataclass
-class Surroundings:
+class ClusterState:
     """What a worker's watchdog sees of engine, leases, Celery and Redis."""
 
     is_healthy: bool = True
@@ -43,7 +43,7 @@ class Surroundings:
 
 
 def test_a_worker_that_leaves_messages_in_redis_is_started_afresh_within_a_minute() -> None:
-    around = Surroundings(num_waiting=1)
+    around = ClusterState(num_waiting=1)
     watching, start = around.make_watchdog(), time.monotonic()
     assert not around.watch(watching, 40, start)
     assert around.watch(watching, 60, start)
@@ -52,18 +52,18 @@ def test_a_worker_that_leaves_messages_in_redis_is_started_afresh_within_a_minut
 @pytest.mark.parametrize(
     "around",
     [
-        Surroundings(),  # nothing to do; a message that Postgres waits for was lost, which is not this worker's fault
-        Surroundings(num_waiting=None),  # Redis is away
-        Surroundings(num_waiting=7, num_held=1),  # all it can have is at work
+        ClusterState(),  # nothing to do; a message that Postgres waits for was lost, which is not this worker's fault
+        ClusterState(num_waiting=None),  # Redis is away
+        ClusterState(num_waiting=7, num_held=1),  # all it can have is at work
     ],
     ids=["idle", "redis away", "at work"],
 )
-def test_a_worker_that_has_no_message_to_take_is_left_alone(around: Surroundings) -> None:
+def test_a_worker_that_has_no_message_to_take_is_left_alone(around: ClusterState) -> None:
     assert not around.watch(around.make_watchdog(), 3600, time.monotonic())
 
 
 def test_a_redis_that_was_away_for_50_seconds_restarts_no_worker() -> None:
-    around = Surroundings()
+    around = ClusterState()
     watching, start = around.make_watchdog(), time.monotonic()
     assert not around.watch(watching, 60, start)
     around.num_waiting = None
@@ -75,7 +75,7 @@ def test_a_redis_that_was_away_for_50_seconds_restarts_no_worker() -> None:
 
 
 def test_a_worker_whose_messages_are_all_duplicates_is_not_deaf() -> None:
-    around = Surroundings(num_waiting=3)
+    around = ClusterState(num_waiting=3)
     watching, now = around.make_watchdog(), time.monotonic()
     for _ in range(30):
         now += 10
@@ -90,7 +90,7 @@ def test_a_worker_whose_messages_are_all_duplicates_is_not_deaf() -> None:
 def test_a_worker_that_does_not_end_when_it_is_told_is_ended_hard(
     ends_when_told: bool, expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watching, done = Surroundings(is_healthy=False).make_watchdog(), []
+    watching, done = ClusterState(is_healthy=False).make_watchdog(), []
 
     def kill(pid: int, number: int) -> None:
         done.append(("kill", number))

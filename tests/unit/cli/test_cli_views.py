@@ -14,7 +14,7 @@ from vectormill.cli.service import REPORT_COLUMNS, describe_choice, describe_pla
 from vectormill.cli.sources import read_source
 from vectormill.cli.spans import mark_spans, show_texts
 from vectormill.client.progress import Progress
-from vectormill.client.views import Look, describe_counts, describe_seconds, look_at_job
+from vectormill.client.views import ProgressView, describe_counts, describe_seconds, look_at_job
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.placement.placement import part_json
@@ -108,20 +108,20 @@ BUILD = {"indexing": {"progress": {"index": "hnsw", "phase": "loading tuples", "
 
 def test_a_run_is_shown_by_its_phase_and_while_it_encodes_by_its_job() -> None:
     for run, look in [
-        (RUN, Look("reading", "1,200 read")),
-        (RUN | {"counts": {}}, Look("reading", "nothing read yet")),
-        (RUN | {"state": "completed"}, Look("completed", "1,200 read")),
+        (RUN, ProgressView("reading", "1,200 read")),
+        (RUN | {"counts": {}}, ProgressView("reading", "nothing read yet")),
+        (RUN | {"state": "completed"}, ProgressView("completed", "1,200 read")),
         (
             RUN | {"state": "completed", "counts": {}, "finished_at": "2026-01-01T00:00:00Z"},
-            Look("completed", "no rows read"),
+            ProgressView("completed", "no rows read"),
         ),
         (
             RUN | {"phase": "encoding", "encoding": {"num_items": 40, "num_done": 9, "num_failed": 1}},
-            Look("encoding", "10 of 40 items · 1 failed", 0.25),
+            ProgressView("encoding", "10 of 40 items · 1 failed", 0.25),
         ),
         (
             RUN | {"phase": "encoding", "encoding": {"num_items": 0, "num_done": 0, "num_failed": 0}},
-            Look("encoding", "0 of 0 items"),
+            ProgressView("encoding", "0 of 0 items"),
         ),
     ]:
         assert look_at_run(run) == look
@@ -150,9 +150,9 @@ def test_what_the_phases_of_a_run_found_is_told_in_words() -> None:
 
 def test_a_build_of_an_index_is_shown_by_its_phase_and_share() -> None:
     for run, look in [
-        ({"state": "running", "report": BUILD}, Look("hnsw: loading tuples", "25%", 0.25)),
-        ({"state": "running", "report": {"indexing": {"progress": None}}}, Look("running")),
-        ({"state": "queued", "report": {}}, Look("queued")),
+        ({"state": "running", "report": BUILD}, ProgressView("hnsw: loading tuples", "25%", 0.25)),
+        ({"state": "running", "report": {"indexing": {"progress": None}}}, ProgressView("running")),
+        ({"state": "queued", "report": {}}, ProgressView("queued")),
     ]:
         assert look_at_indexing(run) == look
 

@@ -1,21 +1,21 @@
 import pytest
 
 from vectormill.collections.collection import AUTO, HNSW, NO_INDEX
-from vectormill.collections.index_plan import MIB, IndexPlan, IndexWishes, ServerRoom, plan_index
+from vectormill.collections.index_plan import MIB, IndexPlan, IndexSettings, ServerCapacity, plan_index
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption
 
 GIB = 1024 * MIB
-BY_ITSELF = IndexWishes()
-ROOM = ServerRoom(16 * GIB, "its /proc/meminfo", 8, 64 * MIB, 2, 8)
+BY_ITSELF = IndexSettings()
+ROOM = ServerCapacity(16 * GIB, "its /proc/meminfo", 8, 64 * MIB, 2, 8)
 
 
 def plan(
     num_rows: int = 100_000,
     dimensions: int = 384,
     vector_type: str = FLOAT16,
-    wishes: IndexWishes = BY_ITSELF,
-    room: ServerRoom = ROOM,
+    wishes: IndexSettings = BY_ITSELF,
+    room: ServerCapacity = ROOM,
     *,
     is_live: bool = False,
 ) -> IndexPlan:
@@ -55,17 +55,17 @@ def test_the_policy_says_from_how_many_rows_on_there_is_an_index() -> None:
         (NO_INDEX, 10_000_000, False),
     ]
     for policy, num_rows, is_wanted in cases:
-        assert plan(num_rows, wishes=IndexWishes(policy)).is_wanted == is_wanted
+        assert plan(num_rows, wishes=IndexSettings(policy)).is_wanted == is_wanted
 
 
 def test_the_shape_comes_from_the_rows_unless_it_is_asked_for() -> None:
-    cases: list[tuple[int, IndexWishes, tuple[int, int]]] = [
-        (100_000, IndexWishes(), (16, 64)),
-        (1_000_000, IndexWishes(), (16, 128)),
-        (20_000_000, IndexWishes(), (24, 128)),
-        (100_000, IndexWishes(m=48), (48, 96)),  # pgvector refuses less than twice m
-        (100_000, IndexWishes(ef_construction=20), (10, 20)),
-        (100_000, IndexWishes(m=8, ef_construction=200), (8, 200)),
+    cases: list[tuple[int, IndexSettings, tuple[int, int]]] = [
+        (100_000, IndexSettings(), (16, 64)),
+        (1_000_000, IndexSettings(), (16, 128)),
+        (20_000_000, IndexSettings(), (24, 128)),
+        (100_000, IndexSettings(m=48), (48, 96)),  # pgvector refuses less than twice m
+        (100_000, IndexSettings(ef_construction=20), (10, 20)),
+        (100_000, IndexSettings(m=8, ef_construction=200), (8, 200)),
     ]
     for num_rows, wishes, shape in cases:
         made = plan(num_rows, wishes=wishes)
@@ -76,7 +76,7 @@ def test_a_graph_that_fits_gets_what_it_needs_and_no_more() -> None:
     made = plan()
     # Measured: pgvector 0.8.6 held 2,824 halfvecs of 384 dimensions in 4 MiB, and 2,105 with m = 32.
     assert made.graph_bytes / 100_000 == pytest.approx(4 * MIB / 2824, rel=0.03)
-    assert plan(wishes=IndexWishes(m=32)).graph_bytes / 100_000 == pytest.approx(4 * MIB / 2105, rel=0.03)
+    assert plan(wishes=IndexSettings(m=32)).graph_bytes / 100_000 == pytest.approx(4 * MIB / 2105, rel=0.03)
     assert made.graph_bytes < made.memory_bytes < 1.2 * made.graph_bytes + 10 * MIB
 
 
@@ -87,25 +87,25 @@ def test_a_graph_that_does_not_fit_gets_the_share_and_the_reason_says_what_it_co
         (128 * MIB, 3 * GIB, 3 * GIB),
     ]
     for free_bytes, asked, expected in cases:
-        room = ServerRoom(free_bytes, "a guess", 8, 64 * MIB, 2, 8)
-        made = plan(5_000_000, room=room, wishes=IndexWishes(memory_bytes=asked))
+        room = ServerCapacity(free_bytes, "a guess", 8, 64 * MIB, 2, 8)
+        made = plan(5_000_000, room=room, wishes=IndexSettings(memory_bytes=asked))
         assert made.memory_bytes == expected
         assert any("many times slower" in reason for reason in made.reasons)
 
 
 def test_the_build_takes_the_cores_that_searches_leave() -> None:
-    cases: list[tuple[int | None, bool, IndexWishes, int]] = [
-        (8, False, IndexWishes(), 7),  # beside the process that leads
-        (8, True, IndexWishes(), 5),
-        (2, True, IndexWishes(), 1),
-        (1, False, IndexWishes(), 0),
-        (64, False, IndexWishes(), 8),  # Postgres starts no more
-        (None, False, IndexWishes(), 2),
-        (8, False, IndexWishes(num_workers=3), 3),
-        (8, False, IndexWishes(memory_bytes=100 * MIB), 2),  # 32 MiB for each process
+    cases: list[tuple[int | None, bool, IndexSettings, int]] = [
+        (8, False, IndexSettings(), 7),  # beside the process that leads
+        (8, True, IndexSettings(), 5),
+        (2, True, IndexSettings(), 1),
+        (1, False, IndexSettings(), 0),
+        (64, False, IndexSettings(), 8),  # Postgres starts no more
+        (None, False, IndexSettings(), 2),
+        (8, False, IndexSettings(num_workers=3), 3),
+        (8, False, IndexSettings(memory_bytes=100 * MIB), 2),  # 32 MiB for each process
     ]
     for num_cores, is_live, wishes, expected in cases:
-        room = ServerRoom(64 * GIB, "a guess", num_cores, 64 * MIB, 2, 8)
+        room = ServerCapacity(64 * GIB, "a guess", num_cores, 64 * MIB, 2, 8)
         assert plan(1_000_000, wishes=wishes, room=room, is_live=is_live).num_workers == expected
 
 
@@ -120,4 +120,4 @@ def test_what_pgvector_would_refuse_is_refused_before_it() -> None:
     ]
     for options, said in cases:
         with pytest.raises(InvalidOption, match=said):
-            IndexWishes.from_options(AUTO, options)
+            IndexSettings.from_options(AUTO, options)

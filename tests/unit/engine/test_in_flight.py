@@ -23,7 +23,7 @@ CANARY = Canary(Batch.from_ids([np.arange(5, dtype=np.int32)]), find_turned)
 REPORT = EncoderReport(CHOICE, CHOICE, CHOICE, "none", 1, 0.0)
 
 
-class Surroundings:
+class ClusterState:
     """Both neighbours of the batches in flight; keeps what it is told."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Desk:
     """Batches in flight whose runner is the test."""
 
     def __init__(self, *sizes: int) -> None:
-        self.around = Surroundings()
+        self.around = ClusterState()
         self.around.works = [make_work(request, size) for request, size in enumerate(sizes)]
         self.in_flight = InFlight(cast(Any, self.around), cast(Any, self.around), CANARY, 4)
         self.load()

@@ -6,19 +6,19 @@ import pytest
 
 from tests.jobs import JOB
 from vectormill.jobs.job import JOB_STATES
-from vectormill.jobs.waiting import InHand, ServingWorker, Surroundings, explain_wait
+from vectormill.jobs.waiting import ClusterState, DispatchedChunks, ServingWorker, explain_wait
 
 WORKER = ServingWorker("m-cpu0@host", "m", 4, "1", "mean", "running")
 OLD_WORKER = ServingWorker("old@host", "m", 4)  # of a release that reports nothing that is asked here
-CALM = Surroundings(
+CALM = ClusterState(
     [WORKER], [], is_scheduler_alive=True, is_redis_away=False, is_redis_full=False, setbacks={}
 )
-MINE = InHand(JOB.id, "m", 5, num_queued=0, num_leased=1, oldest_queued_seconds=0.0)
+MINE = DispatchedChunks(JOB.id, "m", 5, num_queued=0, num_leased=1, oldest_queued_seconds=0.0)
 RECENT = replace(MINE, num_queued=1, num_leased=0, oldest_queued_seconds=0.2)
 
 
-def other(priority: int, num_chunks: int = 4, model: str = "m") -> InHand:
-    return InHand(
+def other(priority: int, num_chunks: int = 4, model: str = "m") -> DispatchedChunks:
+    return DispatchedChunks(
         uuid4(), model, priority, num_queued=1, num_leased=num_chunks - 1, oldest_queued_seconds=0.1
     )
 

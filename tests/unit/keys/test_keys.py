@@ -18,10 +18,10 @@ from vectormill.keys.api_key import (
     make_secret,
     parse_lifetime,
 )
-from vectormill.keys.api_keys import KeptKey
+from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import FRESH_SECONDS, PATIENCE_SECONDS, Keyring, find_key
 
-KEY = KeptKey(1, "me", hash_secret("vmk_secret"), "read", is_expired=False, is_use_due=False)
+KEY = CachedKey(1, "me", hash_secret("vmk_secret"), "read", is_expired=False, is_use_due=False)
 
 
 def test_a_secret_has_256_bits_and_its_sha_256_is_kept() -> None:
@@ -69,8 +69,8 @@ def test_what_a_person_writes_of_a_key_is_checked_in_sentences() -> None:
 
 
 def test_a_key_is_found_by_its_secret_until_it_expires() -> None:
-    other = KeptKey(2, "other", hash_secret("vmk_other"), "admin", is_expired=False, is_use_due=True)
-    expired = KeptKey(1, "me", KEY.hash, "read", is_expired=True, is_use_due=False)
+    other = CachedKey(2, "other", hash_secret("vmk_other"), "admin", is_expired=False, is_use_due=True)
+    expired = CachedKey(1, "me", KEY.hash, "read", is_expired=True, is_use_due=False)
     assert find_key([other, KEY], "vmk_secret") == KEY
     assert find_key([other, expired], "vmk_secret") is None
     assert find_key([other, KEY], "vmk_nobody") is None
@@ -86,7 +86,7 @@ class CountingKeyring(Keyring):
         engine: Any = None
         super().__init__(engine, 100, clock=lambda: self.now)
 
-    def _load(self) -> list[KeptKey]:
+    def _load(self) -> list[CachedKey]:
         self.num_reads += 1
         if self.is_away:
             raise OperationalError("SELECT", {}, Exception("away"))

@@ -18,9 +18,9 @@ from worker.model.switching import (
     SMALLEST_SIZE,
     ComputeProbes,
     FusedProjections,
-    NotUndone,
     ScaledLinear,
     Step,
+    SwitchNotReverted,
     Undo,
     apply_switches,
     fuse_projections,
@@ -374,7 +374,7 @@ def test_what_differs_too_much_has_to_be_loaded_again_because_it_cannot_be_undon
 
     measured = SwitchChoice("fp8", True, "measured", False)
     with pytest.raises(
-        NotUndone, match=r"^The switch fp8 is off because the network deviates with it"
+        SwitchNotReverted, match=r"^The switch fp8 is off because the network deviates with it"
     ) as error:
         apply_switches(network, [measured], probe)
     assert not error.value.choice.is_on

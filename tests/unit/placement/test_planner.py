@@ -13,8 +13,8 @@ from worker.devices.device import CPU, Inventory
 from worker.placement.model_shape import ModelShape, TensorSize
 from worker.placement.placement import Placement, PlanSettings, Replica, draw_placement
 from worker.placement.planner import plan_placement
-from worker.placement.replicas import Needs, ReplicaBuilder, TooTight
-from worker.placement.room import GIB, Room
+from worker.placement.replicas import DoesNotFit, MinimumNeeds, ReplicaBuilder
+from worker.placement.room import GIB, DeviceCapacity
 from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, TENSOR
 
 
@@ -264,13 +264,13 @@ def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
 def test_compressed_weights_are_cut_by_inputs_only_where_that_breaks_no_group_with_one_scale(
     precision: str, num_devices: int, refusal: str | None
 ) -> None:
-    needs = Needs(precision, "fp32", "sdpa", 256, 2048)
-    rooms = [Room(f"cpu:{number}", CPU, GIB, 1e12) for number in range(num_devices)]
+    needs = MinimumNeeds(precision, "fp32", "sdpa", 256, 2048)
+    rooms = [DeviceCapacity(f"cpu:{number}", CPU, GIB, 1e12) for number in range(num_devices)]
     built = ReplicaBuilder(MODELS["22M"].shape, needs).build(TENSOR, rooms, "memory")
     if refusal is None:
         assert isinstance(built, Replica)
     else:
-        assert isinstance(built, TooTight)
+        assert isinstance(built, DoesNotFit)
         assert refusal in built.reason
 
 

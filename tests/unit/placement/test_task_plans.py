@@ -17,7 +17,7 @@ from worker.placement.model_shape import ModelShape, read_model_shape
 from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.planner import make_needs, plan_placement
 from worker.placement.replicas import ReplicaBuilder
-from worker.placement.room import GIB, Room
+from worker.placement.room import GIB, DeviceCapacity
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 from worker.plan import find_shape, plan_worker
 from worker.settings import WorkerSettings
@@ -83,7 +83,7 @@ def test_ways_out_name_no_precision_that_an_extraction_has_not() -> None:
 
 
 def build(shape: ModelShape, strategy: str) -> Replica:
-    rooms = [Room(f"cuda:{number}", "cuda", 1024 * GIB, 1e12) for number in range(2)]
+    rooms = [DeviceCapacity(f"cuda:{number}", "cuda", 1024 * GIB, 1e12) for number in range(2)]
     needs = make_needs(rooms, PlanSettings("fp32", 512))
     built = ReplicaBuilder(shape, needs).build(strategy, rooms[: 1 if strategy == REPLICATE else 2], "pcie")
     assert isinstance(built, Replica)

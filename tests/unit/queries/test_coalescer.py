@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vectormill.coalescer import Coalescer, NotBegun
+from vectormill.coalescer import CallNotStarted, Coalescer
 from vectormill.domain.errors import LimitReached
 
 
@@ -192,7 +192,7 @@ def test_what_waits_too_long_is_not_begun_and_what_was_begun_is_waited_for() -> 
         (begun,) = kitchen.ask(1)
         await settle()
         (late,) = kitchen.ask(2)
-        with pytest.raises(NotBegun):
+        with pytest.raises(CallNotStarted):
             await late
         kitchen.gate.set()
         assert await begun == 2

@@ -23,7 +23,7 @@ from vectormill.broker.queries import (
     EncodedTexts,
     NotEncoded,
     Query,
-    Taken,
+    QueryAccepted,
     UnreadableMessage,
     name_space,
     read_answer,
@@ -51,7 +51,7 @@ def test_the_texts_come_after_the_first_128_bytes_which_redis_keeps_of_a_slow_co
 
 def test_an_answer_arrives_as_it_was_written() -> None:
     cases: list[Answer] = [
-        Taken(b"1", "worker"),
+        QueryAccepted(b"1", "worker"),
         EncodedTexts(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}, b"\0" * 8, [0]),
         NotEncoded(b"1", "stopped"),
     ]

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from scheduler.dispatcher import MAX_INTERACTIVE_CHUNKS, effective_priority, plan_shares
-from vectormill.jobs.dispatch import Demand, WorkerRoom
+from vectormill.jobs.dispatch import Demand, WorkerCapacity
 
 AGEING_SECONDS = 600.0
 
@@ -25,13 +25,13 @@ def demand(
 
 def room(
     slots: int, *, outstanding: int = 0, interactive: int = 0, model: str = "m", tokens: int = 1 << 30
-) -> WorkerRoom:
+) -> WorkerCapacity:
     """Of so many slots, and for so many tokens more."""
-    return WorkerRoom(model, slots, outstanding, interactive, 1 << 31, (1 << 31) - tokens)
+    return WorkerCapacity(model, slots, outstanding, interactive, 1 << 31, (1 << 31) - tokens)
 
 
 def share_out(
-    demands: list[Demand], *rooms: WorkerRoom, served: Mapping[UUID, int] | None = None
+    demands: list[Demand], *rooms: WorkerCapacity, served: Mapping[UUID, int] | None = None
 ) -> dict[int, int]:
     """Chunks by the number of the job."""
     shares = plan_shares(demands, rooms, served or {}, AGEING_SECONDS)

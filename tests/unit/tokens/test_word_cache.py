@@ -21,7 +21,7 @@ SPLITTING = Splitting(str.split, CONTROL_SPACE)
 TEXTS = [f"the {number}th of many texts about trees, rivers and mountains" for number in range(200)]
 
 
-class Asked:
+class PlanRequest:
     """The library, and what it was asked for."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Asked:
         return REFERENCE.encode(texts, add_special_tokens=add_special_tokens)
 
 
-def cached() -> tuple[WordCache, Asked]:
-    asked = Asked()
+def cached() -> tuple[WordCache, PlanRequest]:
+    asked = PlanRequest()
     return WordCache(asked, SPLITTING), asked  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import pytest
 from vectormill.workers.samples import MOST_SAMPLES, Sample, read_samples
 from worker.chunk.ledger import WATCHED, ChunkLedger, Timesheet
 from worker.devices.detect import DeviceUse
-from worker.report import GAP_SECONDS, Recent, WorkerReport
+from worker.report import GAP_SECONDS, RecentSamples, WorkerReport
 
 PLACEMENT = {"strategy": "replicate", "stages": []}
 
@@ -98,7 +98,7 @@ class Clock:
 
 def test_a_sample_is_taken_of_every_ten_seconds_however_often_reports_are_made() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = RecentSamples(clock)
     for number in range(1, 5):
         clock.now += 5
         recent.note(1000 * number, DeviceUse(2 * GIB, 8 * GIB, 0.2 * number))
@@ -111,7 +111,7 @@ def test_a_sample_is_taken_of_every_ten_seconds_however_often_reports_are_made()
 
 def test_what_a_device_does_not_say_is_unknown_and_the_rate_is_told_all_the_same() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = RecentSamples(clock)
     clock.now += 20
     recent.note(500, DeviceUse(None, 8 * GIB, None))
     assert read_samples({"recent": recent.write()}) == [Sample(0.0, 25, None, None)]
@@ -119,7 +119,7 @@ def test_what_a_device_does_not_say_is_unknown_and_the_rate_is_told_all_the_same
 
 def test_ten_minutes_are_kept_and_no_more() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = RecentSamples(clock)
     for number in range(3 * MOST_SAMPLES):
         clock.now += 10
         recent.note(1000 * number * number, DeviceUse(GIB, 8 * GIB, 0.5))
@@ -131,7 +131,7 @@ def test_ten_minutes_are_kept_and_no_more() -> None:
 
 def test_after_a_gap_the_samples_begin_anew() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = RecentSamples(clock)
     for seconds in (10, 10, GAP_SECONDS + 1):
         clock.now += seconds
         recent.note(0, DeviceUse(GIB, 8 * GIB, 0.5))

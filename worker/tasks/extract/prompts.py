@@ -175,7 +175,7 @@ MAX_STRING_COST: Final = 125
 Step = tuple[Any, ...]
 Prefix = tuple[Step, ...]
 # The types that are requested below each path.
-Asked = Mapping[Prefix, Schema]
+PlanRequest = Mapping[Prefix, Schema]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def write_prefix(prefix: Prefix) -> str:
     return ",".join(f"{step[0]}: {step[1]}" for step in prefix)
 
 
-def cut_hints(asked: Asked, costs: Mapping[str, int]) -> tuple[list[list[Piece]], int]:
+def cut_hints(asked: PlanRequest, costs: Mapping[str, int]) -> tuple[list[list[Piece]], int]:
     """Split what is asked into hints. Return the pieces of each hint and the number of types left out.
 
     Paths and types are sorted by code point. `costs` are the tokens of each path's string and of each type,
@@ -257,7 +257,7 @@ class HintWriter:
         self._pieces = self._tokenize([TYPE + name for name in names])
         self._roots: Hints | None = None
 
-    def write(self, levels: Sequence[Asked]) -> list[Hints]:
+    def write(self, levels: Sequence[PlanRequest]) -> list[Hints]:
         """Return the hints of each text's level.
 
         The first level is the same for all texts and is written once.
@@ -266,12 +266,12 @@ class HintWriter:
         written = iter(self._write(others))
         return [self._write_roots(asked) if list(asked) == [()] else next(written) for asked in levels]
 
-    def _write_roots(self, asked: Asked) -> Hints:
+    def _write_roots(self, asked: PlanRequest) -> Hints:
         if self._roots is None:
             self._roots = self._write([asked])[0]
         return self._roots
 
-    def _write(self, levels: Sequence[Asked]) -> list[Hints]:
+    def _write(self, levels: Sequence[PlanRequest]) -> list[Hints]:
         strings = sorted({write_prefix(prefix) for asked in levels for prefix in asked})
         costs = self._costs | self._count_costs(strings)
         cut = [cut_hints(asked, costs) for asked in levels]

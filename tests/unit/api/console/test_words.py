@@ -38,7 +38,7 @@ def test_numbers_and_times_are_told_with_as_many_digits_as_matter() -> None:
         assert words.tell_bytes(size) == told
     assert words.tell_count(12345) == "12,345"
     assert (words.tell_rate(0), words.tell_rate(0.254), words.tell_rate(1234.5)) == ("–", "0.25", "1,234")
-    assert words.tell_moment(NOW) == "2026-11-23 12:00:00 UTC"
+    assert words.format_moment(NOW) == "2026-11-23 12:00:00 UTC"
     assert words.tell_about(3721) == "4,000"
     assert words.tell_query({"state": "failed", "after": None}) == "state=failed"
     assert len(words.tell_excerpt("x" * 1000)) == words.MOST_SHOWN_CHARS

@@ -42,7 +42,7 @@ class RexEncoder(DirectEncoder):
     def __init__(self, order: EncoderOrder) -> None:
         """Load the network. Raises ModelError for a model or an option that is not supported."""
         start = time.perf_counter()
-        refuse_wishes(order)
+        refuse_unsupported(order)
         precision = choose_extraction_precision(order.precision, order.device)
         num_streams = 1
         if order.device.kind == CPU:
@@ -74,7 +74,7 @@ class RexEncoder(DirectEncoder):
         return self._report
 
 
-def refuse_wishes(order: EncoderOrder) -> None:
+def refuse_unsupported(order: EncoderOrder) -> None:
     """Raise ModelError if a backend, attention or switch was requested by name and does not exist here."""
     if order.backend not in (AUTO, BACKEND):
         raise ModelError(f"Extraction supports only {BACKEND}, not {order.backend}; use auto.")
