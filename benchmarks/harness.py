@@ -24,6 +24,7 @@ QUESTIONS: Final = {
     "export": "How fast are vectors exported over HTTP in each format, and how much memory does that take?",
     "main_job": "How fast is a whole job, compared with sentence-transformers and our engine alone?",
     "host": "What does a text cost the host if the device takes no time, now and in another checkout?",
+    "scale": "What does a text cost the host by reference, from Parquet to Parquet, compared with a collection?",
     "engine": "How fast are our service and engine on several mixes of texts, compared with all peers?",
     "queries": "How many searches of 1, 8 and 64 clients are answered, also during a bulk job?",
     "embeddings": "How many requests does /v1/embeddings answer, compared with infinity's server?",

@@ -10,11 +10,13 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from benchmarks.children.null_device import link_tree, python_environment
@@ -27,6 +29,7 @@ from benchmarks.texts import ExactTexts
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.files.ndjson import ItemJson
+from vectormill.jobs.bodies import JobBody
 from vectormill.jobs.bottleneck import STAGES
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
@@ -117,13 +120,20 @@ def run(harness: Harness) -> Report:
 class Bench:
     """One checkout on the null device: its stack, which keeps running, and an engine for each pass."""
 
-    def __init__(self, tree: Path, directory: Path, card: ModelCard) -> None:
+    def __init__(
+        self,
+        tree: Path,
+        directory: Path,
+        card: ModelCard,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Prepare the stack; `variables` are added to its environment."""
         directory.mkdir(mode=0o711)
         self._directory = directory
         self._card = card
         self._linked = link_tree(tree.resolve(), directory / "tree")
         variables = {
-            **python_environment(self._linked), **BATCH_TOKENS,
+            **variables, **python_environment(self._linked), **BATCH_TOKENS,
             "VECTORMILL_MODELS": json.dumps({MODEL: {"path": str(card.path)}}),
         }  # fmt: skip
         self._stack = OwnStack(directory / "data", variables, MODEL)
@@ -143,8 +153,16 @@ class Bench:
         """Run a job; return its seconds, and the processor seconds that each process spent on it."""
         items: list[ItemJson] = [{"key": f"text-{number}", "text": text} for number, text in enumerate(texts)]
         self._num_jobs += 1
+        return self.measure(
+            lambda client: client.submit(items, model=MODEL, collection=f"host_{self._num_jobs}")
+        )
+
+    def measure(self, submit: Callable[[Client], JobBody]) -> dict[str, Any]:
+        """Submit a job and wait for its end; return the seconds of both, and processor seconds by process."""
         before = count_cpu_seconds(self._stack.pid)
-        submitted = self._client.submit(items, model=MODEL, collection=f"host_{self._num_jobs}")
+        asked = time.perf_counter()
+        submitted = submit(self._client)
+        submission_seconds = time.perf_counter() - asked
         between = count_cpu_seconds(self._stack.pid)
         job = self._client.wait(submitted["id"], poll_seconds=0.25)
         after = count_cpu_seconds(self._stack.pid)
@@ -155,6 +173,7 @@ class Bench:
         )
         return {
             "seconds": (finished - started).total_seconds(),
+            "submission_seconds": submission_seconds,
             "cpu": subtract_readings(after, before),
             "busy": sum(subtract_readings(after, between).values()),
             "stages": job["stage_seconds"],
