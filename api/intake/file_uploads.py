@@ -210,7 +210,7 @@ class MultipartReader:
             return
         self._value += data[start:end]
         if len(self._value) > MAX_FIELD_BYTES:
-            raise invalid_form(f"the field {self._name[:50]!r} has more than {MAX_FIELD_BYTES} bytes")
+            raise invalid_form(f"field {self._name[:50]!r} exceeds the limit of {MAX_FIELD_BYTES} bytes")
 
     def _end_part(self) -> None:
         if self._is_file:

@@ -294,7 +294,7 @@ class CohereFirstAnswer(TypedDict):
 
 
 class CohereRankAnswer(TypedDict):
-    """The documents by relevance, best first."""
+    """The answer of Cohere's rerank endpoint: the documents, the most relevant one first."""
 
     id: str
     results: list[RankedDocument]

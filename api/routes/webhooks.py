@@ -88,9 +88,9 @@ def check_text(text: str) -> str:
 def post_webhook(
     body: WebhookRequest, resources: ResourcesDependency, idempotency_key: IdempotencyKey
 ) -> NewWebhookBody:
-    """Create a webhook, which receives signed messages about the ends of jobs and runs.
+    """Create a webhook that receives a signed message when a job or run ends.
 
-    The secret is shown only in this response, and when the request is repeated.
+    The secret is returned only here, and again if the request is repeated with the same Idempotency-Key.
     """
     url, events, description = check_target(resources, body.url), check_events(body.events), body.description
 

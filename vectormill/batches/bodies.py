@@ -31,7 +31,7 @@ FileId = Annotated[str, Meta(examples=[EXAMPLE_FILE])]
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """The lifetime of files."""
+    """The field `expires_after` of a request: how many seconds after its creation a file expires."""
 
     seconds: Annotated[int, Meta(ge=LEAST_LIFETIME_SECONDS, le=MOST_LIFETIME_SECONDS)]
     anchor: Literal["created_at"] = "created_at"

@@ -118,10 +118,10 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         long_texts = self.long_texts
         if self.truncation is not None:
             if long_texts is not None:
-                raise InvalidOption("truncation and long_texts mean the same; send only one of them.")
+                raise InvalidOption("truncation and long_texts are aliases; specify only one.")
             long_texts = TRUNCATE if self.truncation else FAIL
         if None not in (self.dimensions, self.output_dimension):
-            raise InvalidOption("dimensions and output_dimension mean the same; send only one of them.")
+            raise InvalidOption("dimensions and output_dimension are aliases; specify only one.")
         options = EncodingOptions(
             normalize=self.normalize,
             dimensions=self.dimensions or self.output_dimension,

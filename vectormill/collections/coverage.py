@@ -161,7 +161,7 @@ HAS_ROWS: Final = "SELECT EXISTS (SELECT 1 FROM vectormill.{table})"
 
 
 def has_rows(connection: Connection, name: str) -> bool:
-    """Return whether the table exists and is not empty. A crash of Postgres empties an unlogged table."""
+    """Return True if the table exists and has rows. A crash of Postgres empties an unlogged table."""
     if not connection.execute(HAS_TABLE, {"name": name}).scalar_one():
         return False
     return bool(connection.execute(text(HAS_ROWS.format(table=name))).scalar_one())

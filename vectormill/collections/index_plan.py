@@ -271,5 +271,8 @@ def check_fields(fields: Sequence[str]) -> list[str]:
                 f"with dots between the names of nested objects, at most {MOST_FIELD_PARTS} of them."
             )
         if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in field):
-            raise InvalidOption("The name of a field contains a character that Postgres cannot store.")
+            raise InvalidOption(
+                f"Invalid field {field[:60]!a}: it contains a NUL character or an unpaired surrogate, which "
+                "Postgres cannot store."
+            )
     return list(dict.fromkeys(fields))

@@ -199,8 +199,8 @@ def pair_with_each(query: bytes, texts: Sequence[bytes]) -> list[bytes]:
     num_bytes = (len(query) + len(PAIR_MARK)) * len(texts) + sum(map(len, texts))
     if num_bytes > MAX_PAIRS_BYTES:
         raise InvalidOption(
-            f"The query of {len(query):,} bytes and {len(texts):,} documents make pairs of {num_bytes:,} bytes in "
-            f"total; at most {MAX_PAIRS_BYTES:,} are allowed per request. Shorten the query or send fewer documents."
+            f"Pairing the query ({len(query):,} bytes) with {len(texts):,} documents takes {num_bytes:,} bytes, which "
+            f"exceeds the limit of {MAX_PAIRS_BYTES:,} bytes per request. Shorten the query or send fewer documents."
         )
     return [join_pair(query, text) for text in texts]
 

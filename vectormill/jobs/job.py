@@ -206,7 +206,7 @@ def state_after_pause(state: str) -> str:
     if state in STEERABLE_JOB_STATES:
         return PAUSED
     if state == UPLOADING:
-        raise WrongJobState("The job is still being received; pause it when its upload has finished.")
+        raise WrongJobState("The job is still uploading; pause it once the upload has finished.")
     raise WrongJobState(f"The job is {state}; only a job that is waiting or running can be paused.")
 
 

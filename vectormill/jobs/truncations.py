@@ -47,7 +47,7 @@ MOVE_TRUNCATIONS = text("""
 
 
 def move_truncations(connection: Connection, chunk_id: int) -> None:
-    """Move the truncations of a chunk that was split to its two halves."""
+    """Assign the records of truncated items of a split chunk to its two halves."""
     connection.execute(MOVE_TRUNCATIONS, {"chunk_id": chunk_id})
 
 

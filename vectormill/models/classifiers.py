@@ -74,7 +74,9 @@ def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int
     try:
         return {int(number): str(label) for number, label in labels.items()}
     except (TypeError, ValueError) as error:
-        raise ModelError(f"The labels of model {name!r} are not numbered: {place}: {error}.") from error
+        raise ModelError(
+            f"Model {name!r} has an invalid {place}: every key must be an integer ({error})."
+        ) from error
 
 
 def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:

@@ -254,8 +254,8 @@ def _require_inside(directory: Path, folder: str, name: str) -> None:
     outside = [path for path in files if not (path.is_relative_to(home) or path.is_relative_to(blobs))]
     if not place.is_relative_to(home) or outside:
         raise ModelError(
-            f"The modules.json of model {name!r} refers to a file outside its directory: {folder!r} is "
-            f"{outside[0] if outside else place}. Copy what it needs into {directory}."
+            f"modules.json of model {name!r} refers to a path outside the model directory: {folder!r} resolves to "
+            f"{outside[0] if outside else place}. Copy the missing files into {directory}."
         )
 
 

@@ -119,7 +119,7 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
     """
     if options.extract_schema is None:
         raise InvalidOption(
-            f'The task {EXTRACT} needs a schema, such as {{"person": null, "organization": {{"founder": null}}}}.'
+            f'The {EXTRACT} task requires a schema, for example {{"person": null, "company": {{"founder": null}}}}.'
         )
     schema = parse_schema(options.extract_schema)
     return EncodingSpec(

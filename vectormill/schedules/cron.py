@@ -51,7 +51,7 @@ def check_cron(cron: str) -> str:
     try:
         next(CronSim(expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - any local time will do
     except StopIteration:
-        raise InvalidOption(f"{said}it is never due within 50 years.") from None
+        raise InvalidOption(f"{said}it does not match any time in the next 50 years.") from None
     except (CronSimError, ValueError, AssertionError) as error:
         reason = str(error).replace("Bad ", "invalid ") or "it cannot be parsed"
         raise InvalidOption(
@@ -115,7 +115,7 @@ def _next_at_a_time(expression: str, zone: tzinfo, start: datetime) -> datetime:
         # Within the second pass of a repeated hour, cronsim goes on from the first pass.
         if due.astimezone(UTC) > start:
             return due.astimezone(UTC)
-    raise InvalidOption(f"The cron expression {expression!r} is never due within 50 years.")
+    raise InvalidOption(f"The cron expression {expression!r} does not match any time in the next 50 years.")
 
 
 def _next_by_the_clock(expression: str, zone: ZoneInfo, start: datetime) -> datetime:

@@ -64,7 +64,7 @@ def find_source(connection: Connection, collection: str) -> SavedSource:
 
 
 def find_source_of_run(connection: Connection, collection_id: int) -> Source | None:
-    """Return the source of a run's collection; None if the collection has none."""
+    """Return the source of the collection with this id; None if it has no source."""
     row = connection.execute(FIND_SOURCE_OF_RUN, {"collection_id": collection_id}).one()
     return None if row.kind is None else Source(row.kind, row.options, row.split)
 

@@ -47,7 +47,7 @@ class VectorType:
         return dimensions.to_bytes(4) if self.name == BINARY else dimensions.to_bytes(2) + bytes(2)
 
     def column_bytes(self, dimensions: int) -> int:
-        """Return the size in bytes of a column's binary form."""
+        """Return the size in bytes of one vector in the binary format of COPY, its header included."""
         return len(self.header(dimensions)) + self.width(dimensions) * np.dtype(self.wire).itemsize
 
     @property

@@ -190,7 +190,7 @@ class IdleForecast:
         return self._free_at
 
     def cost_within(self, seconds: float) -> float:
-        """Return the cost that is encoded in this time; infinite until the first batch has been encoded."""
+        """Estimate the cost of the batches that the runner completes in `seconds`; infinite before the first batch."""
         return seconds / self._seconds_of(1) if self._seconds else math.inf
 
     def note_sent(self, cost: float, now: float) -> None:

@@ -308,7 +308,10 @@ class ChunkEncoder:
         return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
 
     def _load_items(self, connection: Connection, claim: Claim) -> Sequence[Item]:
-        """Return the chunk's items without texts; if they cannot be read, without keys too."""
+        """Return the chunk's items with their keys and empty texts.
+
+        If the payload cannot be read, the keys are empty too.
+        """
         try:
             blob, _ = load_blob(connection, claim.chunk_id)
             return [Item(key, b"") for key in read_keys(blob)]

@@ -62,7 +62,7 @@ def measure_room(device: Device, memory_share: float) -> DeviceCapacity:
 
 
 def count_used_bytes(device: Device) -> int:
-    """Return the bytes of the device that others use; 0 if unknown."""
+    """Return the bytes of the device's memory that were in use when it was detected; 0 if unknown."""
     return 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
 
 

@@ -29,7 +29,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One model's placement and its devices as planned, with the cores and memory assigned to it."""
+    """The plan for one model: its placement, and its devices reduced to the cores and memory that it may use."""
 
     name: str
     placement: Placement

@@ -92,7 +92,7 @@ def test_a_schema_that_cannot_be_is_refused_with_its_place(client: httpx.Client)
     ):
         answer = submit(client, ITEMS, extract_schema=json.dumps(schema))
         assert_problem(answer, 422, "invalid-option", said)
-    assert_problem(submit(client, ITEMS), 422, "invalid-option", "needs a schema")
+    assert_problem(submit(client, ITEMS), 422, "invalid-option", "requires a schema")
 
 
 def test_records_are_kept_in_a_collection_by_type_and_told_by_sql_items_and_exports(

@@ -110,7 +110,7 @@ def test_an_engine_on_two_devices_has_the_records_of_the_reference(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (EncodingOptions(), "needs a schema"),
+        (EncodingOptions(), "requires a schema"),
         (EncodingOptions(extract_schema="{"), "schema: not valid JSON"),
         (EncodingOptions(extract_schema='{"a": {"[TYPE]b": null}}'), r"schema\.a\.\[TYPE\]b"),
         (EncodingOptions(extract_schema='{"a": null}', max_tokens=100), "max_tokens has no effect"),

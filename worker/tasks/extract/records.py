@@ -240,7 +240,7 @@ Record = list[dict[str, Any]]
 
 
 class LimitExceeded(Exception):
-    """More was found in a text than is stored for one text."""
+    """The extraction from one text exceeded one of the limits of `Limits`."""
 
 
 @dataclass(frozen=True, slots=True)
