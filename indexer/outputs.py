@@ -11,7 +11,7 @@ from vectormill.work.loop import Loop, handing_back
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_SECONDS: Final = 0.5
+_PAUSE_SECONDS: Final = 1.0
 
 
 class OutputKeeper(Loop):
@@ -28,9 +28,7 @@ class OutputKeeper(Loop):
     def step(self) -> bool:
         settings = self._settings
         with self._engine.begin() as connection:
-            claimed = claim_output(
-                connection, self._owner, settings.lease_seconds, settings.output_grace_seconds
-            )
+            claimed = claim_output(connection, self._owner, settings.lease_seconds)
         if claimed is None:
             return False
         lease, url = claimed
@@ -38,7 +36,7 @@ class OutputKeeper(Loop):
         with handing_back(self._engine, lease):
             if lease.state == CLOSING:
                 merge_parts(held)
-                write_manifest(held)
+                write_manifest(held, settings.output_grace_seconds)
                 logger.info("The output %s of job %s is closed.", url, lease.key)
             elif num_swept := sweep(held, settings.output_grace_seconds):
                 logger.info("Removed %d parts from %s that belong to no commit.", num_swept, url)

@@ -444,7 +444,7 @@ class Outputs:
         write_object(f"{self._url}/{PREFIX}orphan{SUFFIX}", b"of a worker that lost its lease")
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
-        return claim_output(connection, "test", lease_seconds, grace_seconds=0)
+        return claim_output(connection, "test", lease_seconds)
 
     def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
         held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=during, url=claimed[1])
@@ -452,7 +452,7 @@ class Outputs:
             held.keep()
             if claimed[0].state == CLOSING:
                 merge_parts(held)
-                write_manifest(held)
+                write_manifest(held, grace_seconds=0)
             else:
                 sweep(held, grace_seconds=0)
 

@@ -14,7 +14,7 @@ STATEMENTS = (
                      CONSTRAINT fk_outputs_id REFERENCES vectormill.jobs ON DELETE CASCADE,
         url          text NOT NULL CONSTRAINT uq_outputs_url UNIQUE,
         state        text NOT NULL
-                     CONSTRAINT ck_outputs_state CHECK (state IN ('open', 'closing', 'closed', 'sweeping', 'swept')),
+                     CONSTRAINT ck_outputs_state CHECK (state IN ('open', 'ended', 'closing', 'closed', 'sweeping', 'swept')),
         fence        bigint NOT NULL DEFAULT 0,
         attempt      bigint NOT NULL DEFAULT 0,
         available_at timestamptz NOT NULL DEFAULT now(),
@@ -26,8 +26,8 @@ STATEMENTS = (
     ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
     """,
     """
-    CREATE INDEX ix_outputs_unfinished ON vectormill.outputs (available_at)
-     WHERE state IN ('open', 'closing', 'closed', 'sweeping')
+    CREATE INDEX ix_outputs_due ON vectormill.outputs (available_at)
+     WHERE state IN ('ended', 'closing', 'closed', 'sweeping')
     """,
     """
     CREATE TABLE vectormill.parts (
@@ -40,16 +40,33 @@ STATEMENTS = (
         CONSTRAINT pk_parts PRIMARY KEY (job_id, name)
     )
     """,
+    # Jobs end in several statements, and nobody who looks for ended outputs may have to read all open jobs.
+    """
+    CREATE FUNCTION vectormill.end_output() RETURNS trigger LANGUAGE plpgsql
+        SET search_path = pg_catalog, pg_temp AS $$
+    BEGIN
+        UPDATE vectormill.outputs SET state = 'ended', available_at = now() WHERE id = NEW.id AND state = 'open';
+        RETURN NULL;
+    END $$
+    """,
+    "REVOKE ALL ON FUNCTION vectormill.end_output() FROM PUBLIC",
+    """
+    CREATE TRIGGER end_output AFTER UPDATE OF state ON vectormill.jobs FOR EACH ROW
+        WHEN (OLD.state <> NEW.state
+              AND NEW.state IN ('completed', 'completed_with_errors', 'failed', 'cancelled'))
+        EXECUTE FUNCTION vectormill.end_output()
+    """,
 )
 
 
 def upgrade() -> None:
-    """Create both tables. Nothing that exists is locked but `jobs`, for the foreign key, and only for a moment."""
+    """Create both tables and the trigger. Of what exists only `jobs` is locked, and only for a moment."""
     for statement in STATEMENTS:
         op.execute(statement)
 
 
 def downgrade() -> None:
     """Drop both tables. What lies in object storage stays there, and its manifests can still be read."""
+    op.execute("DROP FUNCTION vectormill.end_output() CASCADE")
     op.execute("DROP TABLE vectormill.parts")
     op.execute("DROP TABLE vectormill.outputs")

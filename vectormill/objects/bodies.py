@@ -49,4 +49,4 @@ class OutputBody(TypedDict):
     """The folder with a job's results. From the state `closed` on it has its manifest."""
 
     url: str
-    state: Annotated[str, Meta(description="open, closing, closed, sweeping or swept.")]
+    state: Annotated[str, Meta(description="open, ended, closing, closed, sweeping or swept.")]

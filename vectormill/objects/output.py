@@ -1,8 +1,8 @@
 """Output: the folder of an object store that a job writes its results into, its manifest and its sweep.
 
-States: `open` while the job is going on, `closing` while the manifest is being written, `closed` when it is
-there, `sweeping` while parts that do not count are being removed, and `swept` at the end. A retry of the job
-opens a closed output again.
+States: `open` while the job is going on, `ended` from its end on, `closing` while the manifest is being written,
+`closed` when it is there, `sweeping` while parts that do not count are being removed, and `swept` at the end. A
+retry of the job opens its output again.
 """
 
 import time
@@ -16,20 +16,20 @@ from sqlalchemy import Connection, text
 
 from vectormill.domain.errors import OutputTaken
 from vectormill.domain.states import States
-from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.objects.parts import PREFIX, OutputPart
 from vectormill.objects.store import delete_object, list_folder, write_object
 from vectormill.work.loop import Held
 from vectormill.work.work import Lease, Work, claim
 
 OPEN: Final = "open"
+ENDED: Final = "ended"
 CLOSING: Final = "closing"
 CLOSED: Final = "closed"
 SWEEPING: Final = "sweeping"
 SWEPT: Final = "swept"
-UNCLOSED_OUTPUT_STATES: Final = States((OPEN, CLOSING))
-UNFINISHED_OUTPUT_STATES: Final = States((*UNCLOSED_OUTPUT_STATES, CLOSED, SWEEPING))
-OUTPUT_STATES: Final = States((*UNFINISHED_OUTPUT_STATES, SWEPT))
+# The states in which an indexer has something to do, now or later.
+DUE_OUTPUT_STATES: Final = States((ENDED, CLOSING, CLOSED, SWEEPING))
+OUTPUT_STATES: Final = States((OPEN, *DUE_OUTPUT_STATES, SWEPT))
 
 MANIFEST: Final = "_manifest.json"
 # Says whose folder it is, from the submission on, so that no second job writes into it.
@@ -43,22 +43,24 @@ OUTPUT: Final = Work(
     table="vectormill.outputs",
     row="output",
     working=States((CLOSING, SWEEPING)),
-    begins={OPEN: CLOSING, CLOSED: SWEEPING},
+    begins={ENDED: CLOSING, CLOSED: SWEEPING},
     last_error="last_error",
 )
 
+# A trigger on jobs makes an output `ended`, so that this reads a short index however many jobs are open.
 CLAIM_OUTPUT: Final = OUTPUT.compose_claim(
-    f"""
-    SELECT output.id FROM vectormill.outputs AS output JOIN vectormill.jobs AS job ON job.id = output.id
-     WHERE {{claimable}} AND job.state IN {TERMINAL_JOB_STATES}
-       AND (output.state IN {UNCLOSED_OUTPUT_STATES}
-            OR output.closed_at <= now() - make_interval(secs => CAST(:grace_seconds AS double precision)))
+    """
+    SELECT output.id FROM vectormill.outputs AS output
+     WHERE {claimable}
      ORDER BY output.available_at LIMIT 1
-    {{lock}}
+    {lock}
     """,
     returning="output.url",
 )
-CLOSE: Final = OUTPUT.compose_release(f"state = '{CLOSED}', closed_at = now(), attempt = 0")
+CLOSE: Final = OUTPUT.compose_release(
+    f"state = '{CLOSED}', closed_at = now(), attempt = 0, "
+    "available_at = now() + make_interval(secs => CAST(:grace_seconds AS double precision))"
+)
 FINISH: Final = OUTPUT.compose_release(
     f"state = '{SWEPT}', attempt = 0, num_swept = num_swept + CAST(:num_swept AS bigint)"
 )
@@ -142,18 +144,9 @@ def reopen_output(connection: Connection, job_id: UUID) -> None:
     connection.execute(REOPEN, {"job_id": job_id})
 
 
-def claim_output(
-    connection: Connection, owner: str, lease_seconds: float, grace_seconds: float = GRACE_SECONDS
-) -> tuple[Lease, str] | None:
+def claim_output(connection: Connection, owner: str, lease_seconds: float) -> tuple[Lease, str] | None:
     """Claim an output whose manifest is due, or whose sweep is, and return its URL; None if there is none."""
-    claimed = claim(
-        connection,
-        OUTPUT,
-        CLAIM_OUTPUT,
-        owner=owner,
-        lease_seconds=lease_seconds,
-        grace_seconds=grace_seconds,
-    )
+    claimed = claim(connection, OUTPUT, CLAIM_OUTPUT, owner=owner, lease_seconds=lease_seconds)
     return (claimed[0][0], claimed[0][1].url) if claimed else None
 
 
@@ -163,8 +156,8 @@ def list_parts(connection: Connection, job_id: UUID, after: str, limit: int) -> 
     return [OutputPart(*row) for row in connection.execute(LIST_PARTS, values)]
 
 
-def write_manifest(held: HeldOutput) -> None:
-    """Write the manifest of an ended job and close its output.
+def write_manifest(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> None:
+    """Write the manifest of an ended job and close its output, to be swept after `grace_seconds`.
 
     A job that is tried again ends once more, and its manifest is then replaced. Raise LeaseLost, Stopping and
     StorageUnavailable.
@@ -193,7 +186,7 @@ def write_manifest(held: HeldOutput) -> None:
     )
     write_object(f"{held.url}/{MANIFEST}", msgspec.json.encode(manifest))
     with held.engine.begin() as connection:
-        held.lease.release(connection, CLOSE)
+        held.lease.release(connection, CLOSE, grace_seconds=grace_seconds)
 
 
 def sweep(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> int:

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, T
 
 from vectormill.db.schema import BUSY, count, metadata, moment, one_of
 from vectormill.jobs.table import jobs
-from vectormill.objects.output import OUTPUT_STATES, UNFINISHED_OUTPUT_STATES
+from vectormill.objects.output import DUE_OUTPUT_STATES, OUTPUT_STATES
 
 outputs = Table(
     "outputs",
@@ -21,9 +21,9 @@ outputs = Table(
     moment("closed_at"),
     count("num_swept"),
     Index(
-        "ix_outputs_unfinished",
+        "ix_outputs_due",
         "available_at",
-        postgresql_where=text(one_of("state", UNFINISHED_OUTPUT_STATES)),
+        postgresql_where=text(one_of("state", DUE_OUTPUT_STATES)),
     ),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )

@@ -65,14 +65,14 @@ def keep_outputs(engine: Engine, grace_seconds: float = 0) -> int:
     num_steps = 0
     while True:
         with engine.begin() as connection:
-            claimed = claim_output(connection, "test", 30, grace_seconds)
+            claimed = claim_output(connection, "test", 30)
         if claimed is None:
             return num_steps
         num_steps += 1
         held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1])
         with handing_back(engine, claimed[0]):
             if claimed[0].state == CLOSING:
-                write_manifest(held)
+                write_manifest(held, grace_seconds)
             else:
                 sweep(held, grace_seconds)
 
@@ -97,7 +97,7 @@ def test_rows_of_an_object_become_parts_of_an_output_and_no_text_is_in_postgres(
     assert all(len(payload) < 300 and b"nowhere" not in payload for payload in payloads)
     with encoding_chunks(engine) as encoder:
         ended, _ = run_to_end(engine, encoder, job)
-    assert (ended.state, ended.num_done, ended.output_state) == ("completed", 10, "open")
+    assert (ended.state, ended.num_done, ended.output_state) == ("completed", 10, "ended")
     with pytest.raises(NotFound, match="when the job has ended"):
         read_table(f"{place.url}/out")
     assert keep_outputs(engine) == 2
@@ -131,7 +131,7 @@ def test_a_part_whose_commit_never_came_does_not_count_and_is_swept(engine: Engi
     assert keep_outputs(engine, grace_seconds=3600) == 1, "closed, and too young to be swept"
     assert_vectors(f"{place.url}/out", items)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.outputs SET closed_at = now() - interval '2 hours'"))
+        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
     assert keep_outputs(engine, grace_seconds=3600) == 1
     assert len([name for name in place.names() if "part-" in name]) == 2, "its writer may yet commit"
     with engine.begin() as connection:
@@ -382,7 +382,7 @@ def test_small_parts_are_merged_in_their_order_and_large_ones_are_left(engine: E
     assert_vectors(f"{place.url}/out", items)
     assert rows == [6, 2, 2, 6, 6, 1]
     with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.outputs SET closed_at = now() - interval '1 hour'"))
+        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
     keep_outputs(engine)
     assert len([name for name in place.names() if "part-" in name]) == 6
     assert_vectors(f"{place.url}/out", items)
