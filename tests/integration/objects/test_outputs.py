@@ -14,11 +14,12 @@ from sqlalchemy import Engine, text
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
-from tests.protocol import SPEC, claim, dispatch_all, make_items, results_of, submit, vector_of
+from tests.outputs import finish, keep_outputs
+from tests.protocol import SPEC, claim, dispatch_all, make_items, submit, vector_of
 from tests.s3_double import Double
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EmptyJob, NotFound, OutputTaken, WrongJobState
-from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, INPUT_CHANGED, Item, ItemFailure, Items
 from vectormill.jobs.job import Job, NewJob
@@ -31,7 +32,6 @@ from vectormill.objects.output import (
     MANIFEST,
     HeldOutput,
     claim_output,
-    sweep,
     write_manifest,
 )
 from vectormill.objects.parts import write_part
@@ -39,8 +39,6 @@ from vectormill.objects.reading import read_batches, read_manifest, read_table
 from vectormill.objects.submission import add_objects
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
-from vectormill.work.loop import handing_back
-from worker.chunk.commit import PostgresSink
 
 
 def submit_rows(
@@ -58,23 +56,6 @@ def write_rows(place: Place, texts: list[str], name: str = "in.jsonl") -> str:
     rows = (json.dumps({"id": f"k{number}", "body": each}) for number, each in enumerate(texts))
     place.write(name, "\n".join(rows).encode())
     return f"{place.url}/{name}"
-
-
-def keep_outputs(engine: Engine, grace_seconds: float = 0) -> int:
-    """Close and sweep what is due, as an indexer does; return the number of steps."""
-    num_steps = 0
-    while True:
-        with engine.begin() as connection:
-            claimed = claim_output(connection, "test", 30)
-        if claimed is None:
-            return num_steps
-        num_steps += 1
-        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1])
-        with handing_back(engine, claimed[0]):
-            if claimed[0].state == CLOSING:
-                write_manifest(held, grace_seconds)
-            else:
-                sweep(held, grace_seconds)
 
 
 def assert_vectors(url: str, items: list[Item]) -> None:
@@ -281,15 +262,6 @@ def test_scores_and_records_are_written_as_they_are_exported(engine: Engine, pla
         assert row["label"] == SCORES.labels[int(numbers.argmax())]
     outputs = [json.loads(row["output"]) for row in read_table(f"{place.url}/records").to_pylist()]
     assert outputs == [records_of(item.text) for item in items]
-
-
-def finish(engine: Engine, claimed: Claim) -> None:
-    """Encode and commit a chunk of scores or records with known results, as a worker does."""
-    with engine.connect() as connection:
-        items = load_payload(connection, claimed.chunk_id)
-    results = results_of(claimed.spec, list(items))
-    outcome = ChunkOutcome({}, 1, 1)
-    PostgresSink(engine, threading.Event()).commit(claimed, items, np.arange(len(items)), results, outcome)
 
 
 # -- a store that fails ---------------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """Packages that ask other vendors' APIs, pointed at ours: each in an environment of its own, a real worker behind."""
 
-import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from deploy.environment import VENV, read_pip_options, translate_pip_options
+from tests.environments import make_environment
 from tests.front_door import FrontDoor, open_front_door
 from tests.reference import packaged_reference
 from vectormill.models.registry import DEFAULT_MODEL
@@ -24,8 +22,6 @@ TEXTS: Final = [
     "Zwölf Boxkämpfer jagen Viktor.",
     "def parse(date): ...",
 ]
-UV: Final = VENV / "bin" / "uv"
-STRATEGY: Final = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "true"}
 # None of them shall ask anybody but us, nor a proxy for us.
 QUIET: Final = {
     "NO_PROXY": "127.0.0.1",
@@ -46,24 +42,6 @@ PINS: Final = {
 }
 
 
-def make_environment(package: str) -> Path:
-    """Return the Python that has the package, of an environment made once for each choice of versions."""
-    wanted = "\n".join((sys.version, *PINS[package]))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "vectormill-tests" / f"{package}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
-    python, is_complete = folder / "bin" / "python", folder / "complete"
-    if not is_complete.exists():
-        subprocess.run((sys.executable, "-m", "venv", "--clear", str(folder)), check=True)
-        pip = (str(python), "-m", "pip", "--disable-pip-version-check")
-        listed = subprocess.run((*pip, "config", "list"), check=True, capture_output=True, text=True).stdout
-        variables = translate_pip_options(read_pip_options(listed.splitlines()))
-        uv = (str(UV), "pip", "install", "--python", str(python))
-        install = uv if UV.exists() else (*pip, "install", "--quiet")
-        subprocess.run((*install, *PINS[package]), check=True, env={**STRATEGY, **variables, **os.environ})
-        is_complete.touch()
-    return python
-
-
 @pytest.fixture(scope="module")
 def door(postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
     with open_front_door(postgres_url, redis_url, tmp_path_factory.mktemp("cache")) as door:
@@ -78,7 +56,7 @@ def test_a_package_for_another_api_gets_the_vectors_and_the_order_of_the_referen
 ) -> None:
     asked = {"url": door.url, "model": DEFAULT_MODEL, "texts": TEXTS}
     done = subprocess.run(
-        (make_environment(package), SCRIPT, package),
+        (make_environment(package, PINS[package]), SCRIPT, package),
         input=json.dumps(asked),
         capture_output=True,
         text=True,

@@ -1,0 +1,38 @@
+"""Packages that are no dependencies of ours, each choice in an environment that is made once and kept."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from deploy.environment import VENV, read_pip_options, translate_pip_options
+
+UV: Final = VENV / "bin" / "uv"
+STRATEGY: Final = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "true"}
+
+
+def make_environment(name: str, packages: Sequence[str]) -> Path:
+    """Return the Python that has these packages, of an environment made once for each choice of versions."""
+    wanted = "\n".join((sys.version, *packages))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "vectormill-tests" / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    python, is_complete = folder / "bin" / "python", folder / "complete"
+    if not is_complete.exists():
+        subprocess.run((sys.executable, "-m", "venv", "--clear", str(folder)), check=True)
+        pip = (str(python), "-m", "pip", "--disable-pip-version-check")
+        listed = subprocess.run((*pip, "config", "list"), check=True, capture_output=True, text=True).stdout
+        variables = translate_pip_options(read_pip_options(listed.splitlines()))
+        uv = (str(UV), "pip", "install", "--python", str(python))
+        install = uv if UV.exists() else (*pip, "install", "--quiet")
+        subprocess.run((*install, *packages), check=True, env={**STRATEGY, **variables, **os.environ})
+        is_complete.touch()
+    return python
+
+
+def find_packages(python: Path) -> Path:
+    """Return the folder of an environment with its packages, for the path of another Python of the same version."""
+    (folder,) = python.parent.parent.glob("lib/python*/site-packages")
+    return folder

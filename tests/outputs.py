@@ -1,0 +1,56 @@
+"""Small steps for tests with outputs in object storage: encode chunks with known results, close, sweep."""
+
+import threading
+
+import numpy as np
+from sqlalchemy import Engine
+
+from tests.protocol import SPEC, claim, dispatch_all, results_of, submit
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.item import Item
+from vectormill.objects.output import CLOSING, HeldOutput, claim_output, sweep, write_manifest
+from vectormill.work.loop import handing_back
+from worker.chunk.commit import PostgresSink
+
+
+def keep_outputs(engine: Engine, grace_seconds: float = 0) -> int:
+    """Close and sweep what is due, as an indexer does; return the number of steps."""
+    num_steps = 0
+    while True:
+        with engine.begin() as connection:
+            claimed = claim_output(connection, "test", 30)
+        if claimed is None:
+            return num_steps
+        num_steps += 1
+        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1])
+        with handing_back(engine, claimed[0]):
+            if claimed[0].state == CLOSING:
+                write_manifest(held, grace_seconds)
+            else:
+                sweep(held, grace_seconds)
+
+
+def finish(engine: Engine, claimed: Claim) -> None:
+    """Encode and commit a chunk of scores or records with known results, as a worker does."""
+    with engine.connect() as connection:
+        items = load_payload(connection, claimed.chunk_id)
+    results = results_of(claimed.spec, list(items))
+    outcome = ChunkOutcome({}, 1, 1)
+    PostgresSink(engine, threading.Event()).commit(claimed, items, np.arange(len(items)), results, outcome)
+
+
+def finish_all(engine: Engine) -> None:
+    """Encode all waiting chunks with known results, and close and sweep their outputs."""
+    while dispatches := dispatch_all(engine):
+        for dispatch in dispatches:
+            claimed = claim(engine, dispatch.chunk_id)
+            assert claimed is not None
+            finish(engine, claimed)
+    keep_outputs(engine)
+
+
+def add_output(engine: Engine, url: str, items: list[Item], spec: EncodingSpec = SPEC) -> None:
+    """Make `url` the closed and swept output of a job with known results for these items."""
+    submit(engine, items, spec=spec, output_url=url)
+    finish_all(engine)
