@@ -34,6 +34,8 @@ TORCH_CHOICE: Final = VENV / ".torch-index"
 OLDEST_PYTHON: Final = (3, 11)
 # The extras of pyproject.toml that each Makefile target installs.
 EXTRAS: Final[Mapping[str, str]] = {"run": "all", "dev": "all,dev"}
+# Those of the lock: all but the ones that load outputs into other stores.
+LOCKED_EXTRAS: Final = ("--extra", "all", "--extra", "dev")
 
 # pip's options and uv's variables for them. pip separates values by spaces; uv needs commas between folders.
 UV_NAMES: Final[Mapping[str, str]] = {
@@ -337,7 +339,7 @@ def compile_lock(installer: Installer, flags: list[str]) -> None:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     Installer(installer.command, {**installer.environment, **alone}, is_uv=True).run(
         "compile", "--config-file", str(LOCK_SETTINGS), "--universal", "--python-version", oldest,
-        "--generate-hashes", "--all-extras", "--group", "setup", "--no-annotate", "--no-emit-package", "torch",
+        "--generate-hashes", *LOCKED_EXTRAS, "--group", "setup", "--no-annotate", "--no-emit-package", "torch",
         *flags, "--output-file", LOCK.name, PROJECT.name,
     )  # fmt: skip
 

@@ -78,8 +78,12 @@ def test_a_role_s_extra_brings_what_its_packages_import(extra: str, packages: tu
     assert not lacking, "the extra's list in pyproject.toml has to name it"
 
 
+# Developers need the one; the others are for those who load outputs into these stores.
+ALONE = {"dev", "lancedb", "qdrant"}
+
+
 def test_all_brings_what_every_other_extra_does() -> None:
-    assert find_distributions("all") == find_distributions(*(name for name in EXTRAS if name != "dev"))
+    assert find_distributions("all") == find_distributions(*(name for name in EXTRAS if name not in ALONE))
 
 
 def test_every_command_tells_its_help_and_the_client_is_there_with_the_base_alone() -> None:
@@ -107,8 +111,11 @@ def test_every_command_tells_its_help_and_the_client_is_there_with_the_base_alon
         (("flower",), "flower"),
         (("up",), "all"),
         (("demo",), "all"),
+        (("load", "pgvector", "/", "--database-url", "postgresql://127.0.0.1:1/none", "--table", "a"), "all"),
+        (("load", "qdrant", "/", "--collection", "a"), "qdrant"),
+        (("load", "lancedb", "/", "--uri", "/", "--table", "a"), "lancedb"),
     ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else value,
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else value,
 )
 def test_a_command_whose_packages_are_not_there_says_what_to_install(
     arguments: tuple[str, ...], extra: str, tmp_path: Path

@@ -21,6 +21,7 @@ from vectormill.cli import (
     items,
     jobs,
     keys,
+    load,
     plan,
     processes,
     runs,
@@ -89,6 +90,7 @@ for group in (demo, encode, jobs, searches, service, processes, plan, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")
+app.add_typer(load.app, name="load")
 app.add_typer(runs.reindex_app)
 app.add_typer(runs.app, name="runs")
 app.add_typer(schedules.app, name="schedules")

@@ -16,12 +16,15 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
     "tornado": "flower",
     "opentelemetry": "opentelemetry-sdk",
 }
-# Commands that run a process of the service; every other command is a client.
+# Commands that run a process of the service or load an output elsewhere; every other command is a client.
 EXTRA_OF_COMMAND: Final[Mapping[str, str]] = {
     **dict.fromkeys(("api", "scheduler", "indexer", "migrate", "keys"), "server"),
     **dict.fromkeys(("worker", "plan"), "worker"),
     **dict.fromkeys(("up", "demo"), "all"),
     "flower": "flower",
+    "load qdrant": "qdrant",
+    "load lancedb": "lancedb",
+    "load pgvector": "all",
 }
 # The processes of a service on this machine, each with a package that only its extra installs.
 PARTS_OF_A_SERVICE: Final[Mapping[str, str]] = {"server": "fastapi", "worker": "torch", "flower": "flower"}

@@ -1,7 +1,7 @@
 """Read the output of a job from object storage by its manifest, without Vectormill's API or Postgres."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -12,6 +12,9 @@ from vectormill.objects.store import describe_object, normalize, read_range
 
 if TYPE_CHECKING:
     import pyarrow
+
+# The most rows of a batch: as many as a row group of a merged part has.
+BATCH_ROWS: Final = 1 << 16
 
 
 def read_manifest(url: str) -> Manifest:
@@ -29,16 +32,33 @@ def read_manifest(url: str) -> Manifest:
     return msgspec.json.decode(content, type=Manifest)
 
 
-def read_batches(url: str, columns: Sequence[str] | None = None) -> "Iterator[pyarrow.RecordBatch]":
-    """Yield the rows of a job's output in the order of its items, a row group at a time.
+def read_batches(
+    url: str, columns: Sequence[str] | None = None, max_rows: int = BATCH_ROWS
+) -> "Iterator[pyarrow.RecordBatch]":
+    """Yield the rows of a job's output in the order of its items, at most `max_rows` at a time.
 
     Only parts that count are read, whatever else lies in the folder. Raise NotFound, ObjectChanged and
     StorageUnavailable.
     """
+    yield from read_parts(url, read_manifest(url), columns, max_rows)
+
+
+def read_parts(
+    url: str, manifest: Manifest, columns: Sequence[str] | None = None, max_rows: int = BATCH_ROWS
+) -> "Iterator[pyarrow.RecordBatch]":
+    """Yield the rows of the parts that a manifest names. Raise ObjectChanged and StorageUnavailable."""
     folder = normalize(url)
-    for part in read_manifest(folder).parts:
+    for part in manifest.parts:
         with open_parquet(describe_object(f"{folder}/{part.name}")) as file:
-            yield from file.iter_batches(columns=None if columns is None else list(columns))
+            yield from file.iter_batches(max_rows, columns=None if columns is None else list(columns))
+
+
+def read_schema(url: str, manifest: Manifest) -> "pyarrow.Schema":
+    """Return the columns of an output. Raise NotFound if it has no rows, ObjectChanged and StorageUnavailable."""
+    if not manifest.parts:
+        raise NotFound(f"{url} has no rows: every item of its job failed.")
+    with open_parquet(describe_object(f"{normalize(url)}/{manifest.parts[0].name}")) as file:
+        return file.schema_arrow
 
 
 def read_table(url: str, columns: Sequence[str] | None = None) -> "pyarrow.Table":

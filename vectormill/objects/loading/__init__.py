@@ -1,0 +1,1 @@
+"""Load the output of a job into another store: Qdrant, LanceDB or Postgres with pgvector."""

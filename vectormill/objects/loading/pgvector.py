@@ -1,0 +1,230 @@
+"""PostgresTarget: a table of any Postgres with pgvector as the target of a load.
+
+A batch is copied into a temporary table in the binary format and upserted from there, in one transaction.
+
+Source of the format: PostgreSQL, "COPY", section "Binary Format". After a signature, flags and the length of an
+extension comes each row: int16 fields, then each field as its length in int32 and its bytes, with the length -1
+for NULL. At the end stands an int16 of -1.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import psycopg
+from psycopg import sql
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable, InvalidOption, SpecMismatch
+from vectormill.domain.task import RECORD, SCORE, VECTOR
+from vectormill.objects.loading.load import take_vectors
+from vectormill.vectors.scores import names_labels
+from vectormill.vectors.vector_types import VectorType, choose_vector_type, write_columns
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COPY_BYTES: Final = 8 << 20
+COPY_START: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_END: Final = b"\xff\xff"
+NULL: Final = b"\xff\xff\xff\xff"
+# The binary format of jsonb is a version byte and then text (PostgreSQL, src/backend/utils/adt/jsonb.c).
+JSONB_VERSION: Final = b"\x01"
+
+Field = bytes | None
+
+CREATE: Final = sql.SQL("CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY (key))")
+STAGE: Final = sql.SQL("CREATE TEMPORARY TABLE vectormill_load ({columns}) ON COMMIT DELETE ROWS")
+COPY: Final = sql.SQL("COPY vectormill_load ({names}) FROM STDIN (FORMAT binary)")
+# Ordered by key, so that two loads never wait for each other's rows.
+UPSERT: Final = sql.SQL("""
+    INSERT INTO {table} ({names}) SELECT {names} FROM vectormill_load ORDER BY key
+    ON CONFLICT (key) DO UPDATE SET {assignments}
+""")
+FIND_COLUMNS: Final = """
+    SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+     WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+"""
+HAS_PGVECTOR: Final = "SELECT to_regtype('halfvec') IS NOT NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of the table: its name, its SQL type, and its fields in binary form for a batch of rows."""
+
+    name: str
+    kind: str
+    encode: "Callable[[pyarrow.RecordBatch], Sequence[Field]]"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTarget:
+    """A table, and a connection with a temporary table of the same columns. Each batch is a transaction."""
+
+    connection: "psycopg.Connection[tuple[Any, ...]]"
+    columns: Sequence[TargetColumn]
+    copy: sql.Composed
+    insert: sql.Composed
+    batch_bytes: int = COPY_BYTES
+
+    def upsert(self, rows: "pyarrow.RecordBatch") -> None:
+        content = encode_rows([column.encode(rows) for column in self.columns])
+        with _translating(), self.connection.transaction(), self.connection.cursor() as cursor:
+            with cursor.copy(self.copy) as copy:
+                copy.write(content)
+            cursor.execute(self.insert)
+
+
+@contextmanager
+def open_postgres(database_url: str, table: str, spec: EncodingSpec) -> Iterator[PostgresTarget]:
+    """Connect to a database and open a table for the results of a spec; create it if it is not there.
+
+    The table's columns are key, the result (embedding; or score, label and probabilities; or output) and metadata.
+    Its name may have a schema before a dot. Raise SpecMismatch if the table has other columns, ConfigurationError
+    if pgvector cannot be installed, InvalidOption if Postgres refuses a statement, and DatabaseUnavailable.
+    """
+    columns = choose_columns(spec)
+    name = sql.Identifier(*table.split("."))
+    names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
+    written = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.kind)) for column in columns
+    )
+    updated = [sql.Identifier(column.name) for column in columns if column.name != "key"]
+    assignments = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(column) for column in updated)
+    with _translating():
+        connection = psycopg.connect(
+            to_libpq(database_url), autocommit=True, application_name="vectormill load"
+        )
+    with connection:
+        with _translating():
+            if spec.result == VECTOR:
+                _install_pgvector(connection)
+            connection.execute(CREATE.format(table=name, columns=written))
+            _refuse_other(connection, table, name, columns)
+            connection.execute(STAGE.format(columns=written))
+        yield PostgresTarget(
+            connection,
+            columns,
+            COPY.format(names=names),
+            UPSERT.format(table=name, names=names, assignments=assignments),
+        )
+
+
+def to_libpq(database_url: str) -> str:
+    """Return a URL of SQLAlchemy, as VECTORMILL_DATABASE_URL is one, in the form that libpq reads."""
+    return re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", database_url)
+
+
+def choose_columns(spec: EncodingSpec) -> list[TargetColumn]:
+    """Return the columns of a table for the results of a spec."""
+    kind = choose_vector_type(spec, in_collection=False)
+    of_result = {
+        VECTOR: [
+            TargetColumn(
+                "embedding",
+                f"{kind.column}({spec.dimensions})",
+                partial(_encode_vectors, kind=kind, dimensions=spec.dimensions),
+            )
+        ],
+        SCORE: [
+            TargetColumn("score", "real", _encode_scores),
+            *(_label_columns() if names_labels(spec.labels) else []),
+        ],
+        RECORD: [TargetColumn("output", "jsonb", partial(_encode_jsonb, name="output"))],
+    }
+    return [
+        TargetColumn("key", "text", partial(_encode_text, name="key")),
+        *of_result[spec.result],
+        TargetColumn("metadata", "jsonb", partial(_encode_jsonb, name="metadata")),
+    ]
+
+
+def _label_columns() -> list[TargetColumn]:
+    return [
+        TargetColumn("label", "text", partial(_encode_text, name="label")),
+        TargetColumn("probabilities", "jsonb", _encode_probabilities),
+    ]
+
+
+def _encode_text(rows: "pyarrow.RecordBatch", name: str) -> list[Field]:
+    return [None if value is None else value.encode() for value in rows.column(name).to_pylist()]
+
+
+def _encode_jsonb(rows: "pyarrow.RecordBatch", name: str) -> list[Field]:
+    return [None if value is None else JSONB_VERSION + value for value in _encode_text(rows, name)]
+
+
+def _encode_probabilities(rows: "pyarrow.RecordBatch") -> list[Field]:
+    values = rows.column("probabilities").to_pylist()
+    return [JSONB_VERSION + json.dumps(value, ensure_ascii=False).encode() for value in values]
+
+
+def _encode_scores(rows: "pyarrow.RecordBatch") -> list[bytes]:
+    scores = rows.column("score").to_numpy(zero_copy_only=False).astype(">f4")
+    return list(scores.view("V4").tolist())
+
+
+def _encode_vectors(rows: "pyarrow.RecordBatch", kind: VectorType, dimensions: int) -> list[bytes]:
+    num_bytes = kind.column_bytes(dimensions)
+    fields = np.empty((rows.num_rows, num_bytes), dtype=np.uint8)
+    write_columns(fields, take_vectors(rows), kind, dimensions)
+    return list(fields.view(f"V{num_bytes}").ravel().tolist())
+
+
+def encode_rows(columns: Sequence[Sequence[Field]]) -> bytes:
+    """Return the content of a binary COPY with these columns of equally many fields."""
+    count = len(columns).to_bytes(2)
+    parts = [COPY_START]
+    for row in zip(*columns, strict=True):
+        parts.append(count)
+        for field in row:
+            parts += (NULL,) if field is None else (len(field).to_bytes(4), field)
+    parts.append(COPY_END)
+    return b"".join(parts)
+
+
+def _install_pgvector(connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+    try:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    except psycopg.Error as error:
+        # Whoever may not create extensions may use one that is there.
+        if connection.execute(HAS_PGVECTOR).fetchone() != (True,):
+            raise ConfigurationError(
+                f"The database has no pgvector, and it cannot be installed: {_describe(error)}"
+            ) from error
+
+
+def _refuse_other(
+    connection: "psycopg.Connection[tuple[Any, ...]]",
+    table: str,
+    name: sql.Identifier,
+    columns: Sequence[TargetColumn],
+) -> None:
+    """Raise SpecMismatch unless the table has all columns, each of its type."""
+    found = dict(connection.execute(FIND_COLUMNS, {"table": name.as_string(connection)}).fetchall())
+    for column in columns:
+        if found.get(column.name) != column.kind:
+            raise SpecMismatch(
+                f"The table {table} has {found.get(column.name) or 'nothing'} in the column {column.name}, and this "
+                f"output has {column.kind}. Load into another one."
+            )
+
+
+@contextmanager
+def _translating() -> Iterator[None]:
+    """Raise our errors for those of psycopg."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"Postgres cannot be used: {_describe(error)}") from error
+    except psycopg.Error as error:
+        raise InvalidOption(f"Postgres refuses: {_describe(error)}") from error
+
+
+def _describe(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())
