@@ -1,0 +1,108 @@
+"""Read rows with another program and print them as JSON, key -> row: `read_elsewhere.py PROGRAM PLACE [NAME]`.
+
+Runs in an environment of its own, without Vectormill and its packages.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+
+def read_duckdb(folder: str, _: str) -> Iterator[dict[str, Any]]:
+    import duckdb
+
+    query = "SELECT key, embedding FROM read_parquet(?)"
+    for key, embedding in duckdb.execute(query, [f"{folder}/part-*.parquet"]).fetchall():
+        yield {"key": key, "embedding": embedding}
+
+
+def search_duckdb(folder: str, _: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows by their distance from the first one, as docs/SCALE.md shows it."""
+    import duckdb
+
+    columns = "key, embedding::FLOAT[8] AS embedding"
+    duckdb.execute(f"CREATE VIEW vectors AS SELECT {columns} FROM '{folder}/part-*.parquet'")
+    yield from (
+        {"key": key, "distance": distance}
+        for key, distance in duckdb.execute(
+            "SELECT key, array_cosine_distance(embedding, (SELECT embedding FROM vectors ORDER BY key LIMIT 1)) "
+            "AS distance FROM vectors ORDER BY distance"
+        ).fetchall()
+    )
+
+
+def read_polars(folder: str, _: str) -> Iterator[dict[str, Any]]:
+    import polars
+
+    yield from polars.scan_parquet(f"{folder}/part-*.parquet").collect().iter_rows(named=True)
+
+
+def import_lancedb(folder: str, _: str) -> Iterator[dict[str, Any]]:
+    """Create a table from a dataset of the parts, as docs/SCALE.md shows it."""
+    import tempfile
+    from pathlib import Path
+
+    import lancedb
+    import pyarrow.dataset
+
+    parts = pyarrow.dataset.dataset([str(path) for path in sorted(Path(folder).glob("part-*.parquet"))])
+    with tempfile.TemporaryDirectory() as place:
+        table = lancedb.connect(place).create_table("vectors", parts.to_batches(), schema=parts.schema)
+        yield from table.to_arrow().to_pylist()
+
+
+def read_lancedb(uri: str, name: str) -> Iterator[dict[str, Any]]:
+    import lancedb
+
+    yield from lancedb.connect(uri).open_table(name).to_arrow().to_pylist()
+
+
+def create_lancedb(uri: str, name: str) -> Iterator[dict[str, Any]]:
+    """Create a table whose vectors have five dimensions."""
+    import lancedb
+    import pyarrow
+
+    kind = pyarrow.list_(pyarrow.float32(), 5)
+    lancedb.connect(uri).create_table(name, schema=pyarrow.schema({"key": "string", "embedding": kind}))
+    yield from ()
+
+
+def read_qdrant(path: str, name: str) -> Iterator[dict[str, Any]]:
+    from qdrant_client import QdrantClient
+
+    client = QdrantClient(path=path)
+    found, _ = client.scroll(name, limit=1000, with_vectors=True)
+    params = client.get_collection(name).config.params.vectors
+    for point in found:
+        yield {"id": point.id, "embedding": point.vector, "distance": params.distance, **point.payload}
+    client.close()
+
+
+def create_qdrant(path: str, name: str) -> Iterator[dict[str, Any]]:
+    """Create a collection whose vectors have five dimensions, and one whose vectors have names."""
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=path)
+    params = models.VectorParams(size=5, distance=models.Distance.DOT)
+    client.create_collection(name, params)
+    client.create_collection(f"{name}-named", {"text": params})
+    client.close()
+    yield from ()
+
+
+READERS: Final[dict[str, Callable[[str, str], Iterator[dict[str, Any]]]]] = {
+    "duckdb": read_duckdb,
+    "search with duckdb": search_duckdb,
+    "polars": read_polars,
+    "parts into lancedb": import_lancedb,
+    "lancedb": read_lancedb,
+    "create lancedb": create_lancedb,
+    "qdrant": read_qdrant,
+    "create qdrant": create_qdrant,
+}
+
+if __name__ == "__main__":
+    program, place, name = (*sys.argv[1:], "")[:3]
+    # Content hashes are bytes, which are no JSON.
+    print(json.dumps(list(READERS[program](place, name)), default=lambda value: list(value)))
