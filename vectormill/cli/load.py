@@ -11,7 +11,7 @@ from vectormill.cli.command import command
 from vectormill.cli.printing import tell
 
 if TYPE_CHECKING:
-    from vectormill.client.views import Look
+    from vectormill.client.views import ProgressView
     from vectormill.objects.loading.load import OpenTarget
 
 app = typer.Typer(
@@ -136,9 +136,9 @@ def load(folder: str, open_target: "OpenTarget", target: str) -> Mapping[str, An
     return {"folder": folder, "target": target, **asdict(loaded)}
 
 
-def look_at_load(loaded: Mapping[str, Any]) -> "Look":
+def look_at_load(loaded: Mapping[str, Any]) -> "ProgressView":
     """Return how much of an output is loaded, at which rate, and in how many seconds the rest will be."""
-    from vectormill.client.views import Look, describe_seconds
+    from vectormill.client.views import ProgressView, describe_seconds
 
     num_loaded, num_rows = loaded["num_loaded"], loaded["num_rows"]
     parts = [f"{num_loaded:,} of {num_rows:,} rows"]
@@ -147,4 +147,4 @@ def look_at_load(loaded: Mapping[str, Any]) -> "Look":
         parts.append(f"{rate:,.0f}/s")
         if num_loaded < num_rows:
             parts.append(f"{describe_seconds((num_rows - num_loaded) / rate)} left")
-    return Look("loading", " · ".join(parts), num_loaded / num_rows if num_rows else None)
+    return ProgressView("loading", " · ".join(parts), num_loaded / num_rows if num_rows else None)
