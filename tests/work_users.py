@@ -409,7 +409,7 @@ FOLDERS: list["tempfile.TemporaryDirectory[str]"] = []
 class ChunksToStorage(Chunks):
     """Chunks with one chunk whose result goes into object storage: only what a commit has recorded counts."""
 
-    tables: tuple[str, ...] = ("jobs", "outputs")
+    tables: tuple[str, ...] = ("jobs", "job_outputs")
 
     def make(self, engine: Engine) -> None:
         job = submit(engine, [Item("key", b"text")], output_url=new_folder())
@@ -417,10 +417,10 @@ class ChunksToStorage(Chunks):
             mark_queued(connection, [(job.id, 0)])
 
     def count_effects(self, connection: Connection) -> Any:
-        url = connection.execute(text("SELECT url FROM vectormill.outputs")).scalar_one()
+        url = connection.execute(text("SELECT url FROM vectormill.job_outputs")).scalar_one()
         rows = [
             tuple(row.items())
-            for part in connection.execute(text("SELECT name FROM vectormill.parts")).scalars()
+            for part in connection.execute(text("SELECT name FROM vectormill.output_parts")).scalars()
             for row in pq.read_table(f"{url.removeprefix('file://')}/{part}").to_pylist()
         ]
         return (*super().count_effects(connection), str(rows))
@@ -433,7 +433,7 @@ class Outputs:
     max_attempts: int | None = None
     done = "swept"
     cancelled: frozenset[str] = frozenset()
-    tables: tuple[str, ...] = ("jobs", "outputs")
+    tables: tuple[str, ...] = ("jobs", "job_outputs")
 
     def make(self, engine: Engine) -> None:
         self._url = new_folder()
@@ -466,7 +466,7 @@ class Outputs:
         names = [name if name.startswith("_") else name.partition("-")[0] for name in names]
         manifest = read_manifest(self._url) if MANIFEST in names else None
         rows = None if manifest is None else manifest.num_rows
-        parts = connection.execute(text("SELECT count(*), sum(num_rows) FROM vectormill.parts")).one()
+        parts = connection.execute(text("SELECT count(*), sum(num_rows) FROM vectormill.output_parts")).one()
         return names, rows, tuple(parts)
 
 

@@ -9,12 +9,12 @@ depends_on = None
 
 STATEMENTS = (
     """
-    CREATE TABLE vectormill.outputs (
-        id           uuid CONSTRAINT pk_outputs PRIMARY KEY
-                     CONSTRAINT fk_outputs_id REFERENCES vectormill.jobs ON DELETE CASCADE,
-        url          text NOT NULL CONSTRAINT uq_outputs_url UNIQUE,
+    CREATE TABLE vectormill.job_outputs (
+        id           uuid CONSTRAINT pk_job_outputs PRIMARY KEY
+                     CONSTRAINT fk_job_outputs_id REFERENCES vectormill.jobs ON DELETE CASCADE,
+        url          text NOT NULL CONSTRAINT uq_job_outputs_url UNIQUE,
         state        text NOT NULL
-                     CONSTRAINT ck_outputs_state CHECK (state IN ('open', 'ended', 'closing', 'closed', 'sweeping', 'swept')),
+                     CONSTRAINT ck_job_outputs_state CHECK (state IN ('open', 'ended', 'closing', 'closed', 'sweeping', 'swept')),
         fence        bigint NOT NULL DEFAULT 0,
         attempt      bigint NOT NULL DEFAULT 0,
         available_at timestamptz NOT NULL DEFAULT now(),
@@ -26,18 +26,18 @@ STATEMENTS = (
     ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
     """,
     """
-    CREATE INDEX ix_outputs_due ON vectormill.outputs (available_at)
+    CREATE INDEX ix_job_outputs_due ON vectormill.job_outputs (available_at)
      WHERE state IN ('ended', 'closing', 'closed', 'sweeping')
     """,
     """
-    CREATE TABLE vectormill.parts (
+    CREATE TABLE vectormill.output_parts (
         job_id     uuid NOT NULL
-                   CONSTRAINT fk_parts_job_id REFERENCES vectormill.outputs ON DELETE CASCADE,
+                   CONSTRAINT fk_output_parts_job_id REFERENCES vectormill.job_outputs ON DELETE CASCADE,
         name       text NOT NULL,
         first_item bigint NOT NULL,
         num_rows   bigint NOT NULL,
         num_bytes  bigint NOT NULL,
-        CONSTRAINT pk_parts PRIMARY KEY (job_id, name)
+        CONSTRAINT pk_output_parts PRIMARY KEY (job_id, name)
     )
     """,
     # Jobs end in several statements, and nobody who looks for ended outputs may have to read all open jobs.
@@ -45,7 +45,7 @@ STATEMENTS = (
     CREATE FUNCTION vectormill.end_output() RETURNS trigger LANGUAGE plpgsql
         SET search_path = pg_catalog, pg_temp AS $$
     BEGIN
-        UPDATE vectormill.outputs SET state = 'ended', available_at = now() WHERE id = NEW.id AND state = 'open';
+        UPDATE vectormill.job_outputs SET state = 'ended', available_at = now() WHERE id = NEW.id AND state = 'open';
         RETURN NULL;
     END $$
     """,
@@ -68,5 +68,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop both tables. What lies in object storage stays there, and its manifests can still be read."""
     op.execute("DROP FUNCTION vectormill.end_output() CASCADE")
-    op.execute("DROP TABLE vectormill.parts")
-    op.execute("DROP TABLE vectormill.outputs")
+    op.execute("DROP TABLE vectormill.output_parts")
+    op.execute("DROP TABLE vectormill.job_outputs")

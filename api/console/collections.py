@@ -165,7 +165,7 @@ class SearchForm:
             text=None if self.like else self.text.strip(),
             more_like=self.like or None,
             limit=max(1, min(self.limit, MOST_RESULTS)),
-            filter=read_filters([line for line in lines if line], told_as="The filter"),
+            filter=read_filters([line for line in lines if line], told_as="filter"),
             mode=BY_VECTOR if self.like else self.mode,
             include=[METADATA, TEXT] if has_texts else [METADATA],
         )

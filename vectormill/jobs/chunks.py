@@ -53,7 +53,7 @@ CLAIM_CHUNK = text(f"""
                 ON collections.id = generations.collection_id
              WHERE generations.id = claimed.generation_id) AS keep_text,
            (SELECT fingerprint FROM vectormill.generations WHERE id = claimed.generation_id) AS generation_fingerprint,
-           (SELECT url FROM vectormill.outputs WHERE outputs.id = claimed.job_id) AS output_url
+           (SELECT url FROM vectormill.job_outputs WHERE job_outputs.id = claimed.job_id) AS output_url
       FROM claimed LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id
 """)
 

@@ -26,8 +26,8 @@ from vectormill.objects.output import reopen_output
 OTHER_COLUMNS = {
     "collection": "collections.name AS collection",
     "now": "now() AS now",
-    "output_url": "outputs.url AS output_url",
-    "output_state": "outputs.state AS output_state",
+    "output_url": "job_outputs.url AS output_url",
+    "output_state": "job_outputs.state AS output_state",
 }
 JOB_COLUMNS = ", ".join(OTHER_COLUMNS.get(field.name, f"jobs.{field.name}") for field in fields(Job))
 
@@ -35,7 +35,7 @@ FROM_JOBS = """
       FROM vectormill.jobs
       LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
       LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
-      LEFT JOIN vectormill.outputs ON outputs.id = jobs.id
+      LEFT JOIN vectormill.job_outputs ON job_outputs.id = jobs.id
 """
 
 # A job that is being deleted is hidden from readers: see deletion.py.
@@ -230,7 +230,7 @@ HAS_LOST_COLLECTION = text("""
     SELECT EXISTS (
         SELECT 1 FROM vectormill.jobs
          WHERE id = :job_id AND generation_id IS NULL AND num_done > 0
-           AND NOT EXISTS (SELECT 1 FROM vectormill.outputs WHERE outputs.id = jobs.id)
+           AND NOT EXISTS (SELECT 1 FROM vectormill.job_outputs WHERE job_outputs.id = jobs.id)
            AND NOT EXISTS (SELECT 1 FROM vectormill.chunks
                              JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
                             WHERE chunks.job_id = jobs.id))

@@ -21,7 +21,7 @@ MERGED_BYTES: Final = 64 << 20
 ROWS_PER_GROUP: Final = 1 << 16
 
 FORGET_PARTS: Final = text("""
-    DELETE FROM vectormill.parts WHERE job_id = :job_id AND name = ANY(CAST(:names AS text[]))
+    DELETE FROM vectormill.output_parts WHERE job_id = :job_id AND name = ANY(CAST(:names AS text[]))
 """)
 
 

@@ -40,7 +40,7 @@ GRACE_SECONDS: Final = 900.0
 PARTS_AT_ONCE: Final = 10_000
 
 OUTPUT: Final = Work(
-    table="vectormill.outputs",
+    table="vectormill.job_outputs",
     row="output",
     working=States((CLOSING, SWEEPING)),
     begins={ENDED: CLOSING, CLOSED: SWEEPING},
@@ -50,7 +50,7 @@ OUTPUT: Final = Work(
 # A trigger on jobs makes an output `ended`, so that this reads a short index however many jobs are open.
 CLAIM_OUTPUT: Final = OUTPUT.compose_claim(
     """
-    SELECT output.id FROM vectormill.outputs AS output
+    SELECT output.id FROM vectormill.job_outputs AS output
      WHERE {claimable}
      ORDER BY output.available_at LIMIT 1
     {lock}
@@ -69,15 +69,15 @@ REOPEN: Final = OUTPUT.compose_revocation(
     f"id = :job_id AND state <> '{OPEN}'",
 )
 
-ADD_OUTPUT: Final = text("INSERT INTO vectormill.outputs (id, url, state) VALUES (:job_id, :url, 'open')")
+ADD_OUTPUT: Final = text("INSERT INTO vectormill.job_outputs (id, url, state) VALUES (:job_id, :url, 'open')")
 
 LIST_PARTS: Final = text("""
-    SELECT name, first_item, num_rows, num_bytes FROM vectormill.parts
+    SELECT name, first_item, num_rows, num_bytes FROM vectormill.output_parts
      WHERE job_id = :job_id AND name > :after ORDER BY name LIMIT :limit
 """)
 
 FIND_KNOWN: Final = text("""
-    SELECT name FROM vectormill.parts WHERE job_id = :job_id AND name = ANY(CAST(:names AS text[]))
+    SELECT name FROM vectormill.output_parts WHERE job_id = :job_id AND name = ANY(CAST(:names AS text[]))
 """)
 
 DESCRIBE_JOB: Final = text("""

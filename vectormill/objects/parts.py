@@ -118,7 +118,7 @@ def open_writer(sink: io.BytesIO, schema: Any) -> Any:
 
 
 RECORD_PART: Final = text("""
-    INSERT INTO vectormill.parts (job_id, name, first_item, num_rows, num_bytes)
+    INSERT INTO vectormill.output_parts (job_id, name, first_item, num_rows, num_bytes)
     VALUES (:job_id, :name, :first_item, :num_rows, :num_bytes)
 """)
 

@@ -6,8 +6,8 @@ from vectormill.db.schema import BUSY, count, metadata, moment, one_of
 from vectormill.jobs.table import jobs
 from vectormill.objects.output import DUE_OUTPUT_STATES, OUTPUT_STATES
 
-outputs = Table(
-    "outputs",
+job_outputs = Table(
+    "job_outputs",
     metadata,
     Column("id", Uuid, ForeignKey(jobs.c.id, ondelete="CASCADE"), primary_key=True),  # of the job
     Column("url", Text, nullable=False, unique=True),
@@ -21,17 +21,17 @@ outputs = Table(
     moment("closed_at"),
     count("num_swept"),
     Index(
-        "ix_outputs_due",
+        "ix_job_outputs_due",
         "available_at",
         postgresql_where=text(one_of("state", DUE_OUTPUT_STATES)),
     ),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 
-parts = Table(
-    "parts",
+output_parts = Table(
+    "output_parts",
     metadata,
-    Column("job_id", Uuid, ForeignKey(outputs.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("job_id", Uuid, ForeignKey(job_outputs.c.id, ondelete="CASCADE"), primary_key=True),
     Column("name", Text, primary_key=True),  # in the order of items
     Column("first_item", BigInteger, nullable=False),
     Column("num_rows", BigInteger, nullable=False),

@@ -297,7 +297,7 @@ def read_filter(written: str, told_as: str) -> dict[str, Any]:
         try:
             parsed = json.loads(written, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise InvalidOption(f"{told_as} {written} is not JSON: {error}.") from error
+            raise InvalidOption(f"Invalid {told_as} {written}: not JSON ({error}).") from error
         return dict(parsed)
     comparison = COMPARISON.fullmatch(written)
     if comparison is None:

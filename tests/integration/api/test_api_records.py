@@ -131,7 +131,7 @@ def test_records_are_kept_in_a_collection_by_type_and_told_by_sql_items_and_expo
     ]
     assert client.get("/v1/collections/entities").json()["kind"] == "records"
     like = client.post("/v1/collections/entities/search", json={"more_like": "k0"})
-    assert_problem(like, 409, "wrong-kind", "collection 'entities' keeps records")
+    assert_problem(like, 409, "wrong-kind", "collection 'entities' contains records")
 
 
 def test_a_command_fills_a_collection_of_records(

@@ -312,7 +312,7 @@ def test_a_model_that_no_worker_loads_ends_the_command_with_the_reason_and_leave
     assert encode(["one"], tmp_path) == 3
     said = capsys.readouterr().err
     waiting = next(client.jobs())
-    assert "ended by SIGFPE" in said
+    assert "killed by SIGFPE" in said
     assert f"`vectormill status {waiting['id']} --watch`" in said
     assert waiting["state"] == "queued"
     assert not (tmp_path / "out.parquet").exists()

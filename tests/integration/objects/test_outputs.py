@@ -112,11 +112,11 @@ def test_a_part_whose_commit_never_came_does_not_count_and_is_swept(engine: Engi
     assert keep_outputs(engine, grace_seconds=3600) == 1, "closed, and too young to be swept"
     assert_vectors(f"{place.url}/out", items)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
+        connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
     assert keep_outputs(engine, grace_seconds=3600) == 1
     assert len([name for name in place.names() if "part-" in name]) == 2, "its writer may yet commit"
     with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
+        connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
     assert keep_outputs(engine) == 1
     (part,) = [name for name in place.names() if "part-" in name]
     assert part.endswith(f"-{dispatch.chunk_id}-{former.fence + 1}.parquet")
@@ -326,10 +326,10 @@ def test_a_manifest_that_the_store_refuses_is_written_when_it_is_well(engine: En
     bucket.fault = lambda method, path: 403 if path.endswith(MANIFEST) else None
     assert keep_outputs(engine) == 1
     with engine.begin() as connection:
-        row = connection.execute(text("SELECT state, last_error FROM vectormill.outputs")).one()
+        row = connection.execute(text("SELECT state, last_error FROM vectormill.job_outputs")).one()
         assert row.state == CLOSING
         assert "s3://bucket/out/_manifest.json" in row.last_error
-        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
+        connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
     bucket.fault = lambda method, path: None
     assert keep_outputs(engine) == 2
     assert_vectors("s3://bucket/out", items)
@@ -341,8 +341,8 @@ def test_small_parts_are_merged_in_their_order_and_large_ones_are_left(engine: E
     with encoding_chunks(engine) as encoder:
         run_to_end(engine, encoder, job)
     with engine.begin() as connection:
-        sizes = connection.execute(text("SELECT num_bytes FROM vectormill.parts")).scalars().all()
-        fifth = text("UPDATE vectormill.parts SET num_bytes = 1 << 30 WHERE first_item = 8")
+        sizes = connection.execute(text("SELECT num_bytes FROM vectormill.output_parts")).scalars().all()
+        fifth = text("UPDATE vectormill.output_parts SET num_bytes = 1 << 30 WHERE first_item = 8")
         connection.execute(fifth)
         claimed = claim_output(connection, "test", 30)
     assert claimed is not None
@@ -354,7 +354,7 @@ def test_small_parts_are_merged_in_their_order_and_large_ones_are_left(engine: E
     assert_vectors(f"{place.url}/out", items)
     assert rows == [6, 2, 2, 6, 6, 1]
     with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.outputs SET available_at = now()"))
+        connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
     keep_outputs(engine)
     assert len([name for name in place.names() if "part-" in name]) == 6
     assert_vectors(f"{place.url}/out", items)
