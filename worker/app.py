@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -46,7 +45,7 @@ from worker.placement.placement import Assignment, read_assignment
 from worker.queries import QueryListener
 from worker.report import ReportMaker, WorkerReport
 from worker.runner.starter import Sharing
-from worker.settings import WorkerSettings, load_worker_settings
+from worker.settings import WorkerSettings, find_cache_dir, load_worker_settings
 
 logger = logging.getLogger(__name__)
 
@@ -246,23 +245,6 @@ def listen_for_queries(
 def is_low(num_held_tokens: int, max_tokens: int) -> bool:
     """Return True if more chunks should be requested: early enough to stay busy, but several at once."""
     return num_held_tokens <= max_tokens // 2
-
-
-def find_cache_dir(settings: Settings) -> Path:
-    """Return the directory for converted models.
-
-    It is the cache directory, or a directory in the data directory if the cache directory cannot be created.
-    """
-    wanted = settings.cache_dir.expanduser()
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        other = settings.data_dir.expanduser() / "cache"
-        logger.warning(
-            "Cannot use the cache directory (%s); storing converted models in %s instead.", error, other
-        )
-        return other
-    return wanted
 
 
 class BufferingConsumer(Consumer):

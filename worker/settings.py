@@ -1,19 +1,23 @@
 """Settings of a worker: VECTORMILL_WORKER_… variables, read once and passed down."""
 
+import logging
 import os
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
-from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
+from vectormill.settings import WORKER_PREFIX, Settings, describe_validation_error, refuse_unknown_variables
 from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import PRECISIONS
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import parse_switches
 from worker.placement.room import MEMORY_SHARE
 from worker.placement.strategies import STRATEGIES
+
+logger = logging.getLogger(__name__)
 
 
 def one_of(*names: str) -> AfterValidator:
@@ -114,3 +118,20 @@ def load_worker_settings(**overrides: Any) -> WorkerSettings:
         return WorkerSettings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise ConfigurationError(describe_validation_error(error, WORKER_PREFIX)) from error
+
+
+def find_cache_dir(settings: Settings) -> Path:
+    """Return the directory for converted models.
+
+    It is the cache directory, or a directory in the data directory if the cache directory cannot be created.
+    """
+    wanted = settings.cache_dir.expanduser()
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        other = settings.data_dir.expanduser() / "cache"
+        logger.warning(
+            "The cache directory cannot be used (%s); converted models are kept in %s.", error, other
+        )
+        return other
+    return wanted

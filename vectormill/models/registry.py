@@ -27,6 +27,7 @@ __all__ = [
     "ModelCard",
     "Registry",
     "make_spec",
+    "open_registry",
     "resolve_directory",
 ]
 
@@ -140,6 +141,12 @@ class Registry:
             needs_weights=False,
             must_encode=False,
         )
+
+
+def open_registry(models: Mapping[str, ModelEntry], model: str) -> Registry:
+    """Return a registry of these models, and of `model` if it is a directory or `owner/name` on the hub."""
+    is_elsewhere = model not in models and ("/" in model or Path(model).is_dir())
+    return Registry({**models, model: ModelEntry(path=model)} if is_elsewhere else models)
 
 
 def find_packaged_model() -> Path | None:

@@ -61,27 +61,34 @@ class Calibrator:
         with self._database.connect() as connection:
             if find_ranges(connection, spec) is not None:
                 return
-        ranges = self._measure(spec, cancelled)
+        ranges = measure_space(spec, self._encode, cancelled)
         with self._database.begin() as connection:
             keep_ranges(connection, spec, ranges)
         logger.info("Measured the int8 ranges of %s %s (%s).", spec.model, spec.revision, spec.fingerprint())
 
-    def _measure(self, spec: EncodingSpec, cancelled: threading.Event) -> Ranges:
-        texts = read_sample()
-        request = EncodeRequest(
-            request_id=f"calibration/{spec.fingerprint()}",
-            spec=replace(spec, long_texts=TRUNCATE),
-            texts=texts,
-            interactive=False,
-            max_text_chars=MAX_TEXT_CHARS,
-        )
-        result = self._encode(request, cancelled)
-        sound = [position for position in range(len(texts)) if position not in result.failures]
-        if not sound:
-            raise ModelError(
-                f"Cannot calibrate int8: model {spec.model} returned no vector for any sample text."
-            )
-        return widen_ranges(measure_ranges(result.vectors[sound]), MARGIN_SHARE)
+
+def measure_space(
+    spec: EncodingSpec,
+    encode: Callable[[EncodeRequest, threading.Event], EncodeResult],
+    cancelled: threading.Event,
+) -> Ranges:
+    """Return the ranges of the spec's space, measured on the sample.
+
+    Raises what `encode` raises, and ModelError if the sample gets no vectors.
+    """
+    texts = read_sample()
+    request = EncodeRequest(
+        request_id=f"calibration/{spec.fingerprint()}",
+        spec=replace(spec, long_texts=TRUNCATE),
+        texts=texts,
+        interactive=False,
+        max_text_chars=MAX_TEXT_CHARS,
+    )
+    result = encode(request, cancelled)
+    sound = [position for position in range(len(texts)) if position not in result.failures]
+    if not sound:
+        raise ModelError(f"Cannot calibrate int8: model {spec.model} returned no vector for any sample text.")
+    return widen_ranges(measure_ranges(result.vectors[sound]), MARGIN_SHARE)
 
 
 def read_sample() -> list[bytes]:
