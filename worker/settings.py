@@ -131,7 +131,7 @@ def find_cache_dir(settings: Settings) -> Path:
     except OSError as error:
         other = settings.data_dir.expanduser() / "cache"
         logger.warning(
-            "The cache directory cannot be used (%s); converted models are kept in %s.", error, other
+            "Cannot use the cache directory (%s); storing converted models in %s instead.", error, other
         )
         return other
     return wanted

@@ -3,14 +3,14 @@
 import ast
 import importlib
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from tests.architecture.sources import PACKAGES, ROOT, find_sources, parse
+from tests.architecture.extras import CLUSTERS, EXTRAS, PROJECT
+from tests.architecture.sources import PACKAGES, find_sources, parse
 from tests.unit.jobs.test_job import TRANSITIONS
 from vectormill.jobs.job import DELETING, JOB_STATES
 from worker.encoder.backends import BACKENDS
@@ -96,9 +96,8 @@ def read_labels(node: ast.expr, lists: Mapping[str, ast.List]) -> Iterator[str]:
 
 
 def find_dependencies() -> list[str]:
-    """Return the names of all direct dependencies, in the order of pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    """Return the names of all direct dependencies that are locked, in the order of pyproject.toml."""
+    groups = [PROJECT["dependencies"], *(lines for name, lines in EXTRAS.items() if name not in CLUSTERS)]
     names = (re.split(r"[\[<>=~]", requirement)[0] for group in groups for requirement in group)
     return [name for name in dict.fromkeys(names) if name != "vectormill"]  # extras that include others
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.extras import EXTRAS, find_distributions, find_foreign, find_importable
+from tests.architecture.extras import CLUSTERS, EXTRAS, find_distributions, find_foreign, find_importable
 from tests.architecture.sources import PACKAGES, ROOT, find_imports_of, find_sources
 
 # Before all else in sys.path; says of what is not to be there that it is not.
@@ -78,12 +78,20 @@ def test_a_role_s_extra_brings_what_its_packages_import(extra: str, packages: tu
     assert not lacking, "the extra's list in pyproject.toml has to name it"
 
 
-# Developers need the one; the others are for those who load outputs into these stores.
-ALONE = {"dev", "lancedb", "qdrant"}
+# Developers need the first, and few users the others: programs into which outputs are loaded, and clusters.
+ALONE = {"dev", "lancedb", "qdrant", *CLUSTERS}
 
 
-def test_all_brings_what_every_other_extra_does() -> None:
+def test_all_brings_what_every_other_extra_does_but_no_cluster() -> None:
     assert find_distributions("all") == find_distributions(*(name for name in EXTRAS if name not in ALONE))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_a_cluster_s_extra_brings_what_encodes_and_its_module_says_which_it_is(cluster: str) -> None:
+    assert find_distributions("worker") < find_distributions(cluster)
+    name = "Encoder" if cluster == "ray" else "embed"
+    told = run(f"from vectormill.integrations.{cluster} import {name}\n{name}('text')")
+    assert f"pip install 'vectormill[{cluster}]'" in told.stderr
 
 
 def test_every_command_tells_its_help_and_the_client_is_there_with_the_base_alone() -> None:
