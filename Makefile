@@ -22,7 +22,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # wait for ever for the tests of the dead one.
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=15
 # Slow tests first, so that no process is still busy with a long file when the others have finished.
-DEAREST_FIRST := tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
+DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/browser tests/contract tests/unit tests/architecture
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=

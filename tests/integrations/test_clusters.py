@@ -1,0 +1,74 @@
+"""A column encoded in Ray, Daft and Spark, each the real package, in a process with a cluster of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.architecture.sources import ROOT
+from tests.environments import find_packages, make_environment
+from tests.reference import packaged_reference
+
+pytestmark = pytest.mark.slow
+
+# The version of each package, and the ways in which its script encodes the texts.
+CLUSTERS: Final = {
+    "ray": ("ray==2.60.0", {"numpy", "pandas", "pyarrow"}),
+    "daft": ("daft==0.7.26", {"with errors", "plain", "float16"}),
+    "spark": ("pyspark==4.3.0", {"with errors", "plain"}),
+}
+SOUND: Final = [
+    "Zwölf Boxkämpfer jagen Viktor.",
+    "def parse(date): ...",
+    *(f"A windmill of {number} sails grinds grain into flour." for number in range(60)),
+]
+# Texts that cannot be encoded, each with the code of the reason, among others.
+TEXTS: Final = [SOUND[0], None, *SOUND[1:20], "", *SOUND[20:50], "a NUL\0here", *SOUND[50:]]
+CODES: Final = ["empty_text", "empty_text", "nul_character"]
+
+
+@pytest.mark.timeout(900)  # installing downloads some hundred megabytes
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_gives_the_vectors_of_the_reference_in_order_and_reasons_for_texts_without(
+    name: str, tmp_path: Path
+) -> None:
+    if name == "spark" and "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+        pytest.skip("Spark runs on Java, and there is none here: install default-jre-headless")
+    pin, ways = CLUSTERS[name]
+    asked, answered = tmp_path / "texts.json", tmp_path / "answer.json"
+    asked.write_text(json.dumps(TEXTS), encoding="utf-8")
+    script = Path(__file__).with_name(f"on_{name}.py")
+    done = subprocess.run(
+        (sys.executable, str(script), str(asked), str(answered)),
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{find_packages(make_environment(name, (pin,)))}",
+            "PYSPARK_PYTHON": sys.executable,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "DO_NOT_TRACK": "1",
+            "NO_PROXY": "127.0.0.1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    answer: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
+    assert f"=={answer.pop('version')}" in pin
+    assert answer.keys() == ways
+    expected = packaged_reference().encode(SOUND, show_progress_bar=False)
+    for way, made in answer.items():
+        assert made["texts"] == TEXTS, way
+        vectors = np.array([vector for vector in made["vectors"] if vector is not None])
+        cosines = (vectors * expected).sum(axis=1) / np.linalg.norm(vectors, axis=1)
+        assert cosines.min() > 0.9999, way
+        reasons = [reason for reason in made["errors"] if reason is not None]
+        assert [reason.partition(":")[0] for reason in reasons] == CODES, way
+        missing = [vector is None for vector in made["vectors"]]
+        assert missing == [reason is not None for reason in made["errors"]], way
