@@ -22,7 +22,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # wait for ever for the tests of the dead one.
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=15
 # Slow tests first, so that no process is still busy with a long file when the others have finished.
-DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/browser tests/contract tests/unit tests/architecture
+DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/contract tests/unit tests/architecture
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=
@@ -59,12 +59,13 @@ test-again: setup ## Run the tests that failed in the last run again, one by one
 test-blackbox: setup ## Test a running service from the outside: commands, HTTP, SQL, kills (BLACKBOX_FLAGS="--vectormill PROGRAM" for another release)
 	$(PYTEST) tests/blackbox $(BLACKBOX_FLAGS)
 
-test-browser: setup ## Test the console in a real Chromium; without one, make test skips these tests, and this fails
+test-browser: setup ## Test the console in a real Chromium, which make test leaves out; without one this fails
 	$(PYTEST) --require-browser tests/browser
 
 test-all: lint ## Before a release: core, tail and slow tests: a minute of chaos, outages, an old release next to a new one
 	$(PYTEST) $(PARALLEL) -m '' $(DEAREST_FIRST)
 	$(PYTEST) tests/blackbox
+	$(PYTEST) tests/browser
 
 soak: setup ## Kill and stop processes at random under load for ten minutes (SOAK_SECONDS=3600 for an hour)
 	$(PYTEST) -m '' tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)

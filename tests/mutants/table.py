@@ -402,7 +402,7 @@ MUTANTS: Final = (
         "if kinds != {str} and not request.token_ids:",
         "if False:",
         (
-            "tests/integration/openai/test_openai_clients.py::"
+            "-m tail tests/integration/openai/test_openai_clients.py::"
             "test_ids_of_another_vocabulary_are_refused_and_those_that_nobody_says_are_the_model_s_own",
         ),
     ),

@@ -100,7 +100,7 @@ def of_each_phase(points: list[str]) -> Iterable[int]:
     ("choose", "spec"),
     [
         pytest.param(every(1), SPEC, marks=pytest.mark.slow, id="all"),
-        pytest.param(every(29), SPEC, id="some"),
+        pytest.param(every(29), SPEC, marks=pytest.mark.tail, id="some"),
         pytest.param(of_each_phase, RECORDS, id="records, of each phase one"),
     ],
 )

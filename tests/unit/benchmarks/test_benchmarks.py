@@ -17,6 +17,7 @@ def test_every_question_is_in_the_help_and_has_a_file_and_a_place_in_the_readme(
         assert "anew" in replace_section(text, name, "anew")
 
 
+@pytest.mark.tail
 def test_a_benchmark_without_a_stack_is_measured_and_written(capsys: pytest.CaptureFixture[str]) -> None:
     report = Harness(items=2000, repeat=1).answer("submission")
     assert "items/s from the first byte to 202, 2,000 items" in report.to_markdown("today", "a machine")
