@@ -402,8 +402,8 @@ MUTANTS: Final = (
         "if kinds != {str} and not request.token_ids:",
         "if False:",
         (
-            "-m tail tests/integration/openai/test_openai_clients.py::"
-            "test_ids_of_another_vocabulary_are_refused_and_those_that_nobody_says_are_the_model_s_own",
+            "tests/unit/batches/test_request_lines.py::"
+            "test_an_input_is_a_text_or_texts_or_token_ids_where_the_line_says_so",
         ),
     ),
     Mutant(
