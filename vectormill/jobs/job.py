@@ -245,7 +245,7 @@ def state_after_delete(state: str) -> str:
     if state in TERMINAL_JOB_STATES:
         return DELETING
     if state == UPLOADING:
-        raise WrongJobState("The job is still being received; it can be deleted when it has ended.")
+        raise WrongJobState("The job is still uploading; it can be deleted when it has ended.")
     if state == CANCELLING:
         raise WrongJobState("The job is cancelling; delete it when workers have finished its current chunks.")
     raise WrongJobState(f"The job is {state}; cancel it first, then delete it.")

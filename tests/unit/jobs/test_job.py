@@ -91,7 +91,7 @@ def test_every_wish_leads_every_state_to_another_or_is_refused_with_the_state_na
                 assert decide(state) == table[state]
                 continue
             is_received = state == "uploading" and wish in ("pause", "delete")
-            said = "still being received" if is_received else f"The job is {state}"
+            said = "still uploading" if is_received else f"The job is {state}"
             with pytest.raises(WrongJobState, match=said):
                 decide(state)
 

@@ -44,7 +44,7 @@ def test_one_device_is_chosen(
     ("name", "num_cores", "told"),
     [
         ("cuda:0,cuda:1", None, "uses one device"),
-        ("cuda:7", None, "no device 'cuda:7'"),
+        ("cuda:7", None, "Unknown device 'cuda:7'"),
         ("cpu", 0, "num_cores must be at least 1"),
     ],
 )
