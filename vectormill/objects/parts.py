@@ -55,16 +55,19 @@ def write_part(
     StorageUnavailable.
     """
     assert claim.output_url is not None, "a job without an output has no parts"
-    failed = np.fromiter(outcome.failures, dtype=np.int64, count=len(outcome.failures))
-    rows = np.flatnonzero(~np.isin(encoded, failed))
+    rows = np.arange(len(encoded))
+    if outcome.failures:
+        failed = np.fromiter(outcome.failures, dtype=np.int64, count=len(outcome.failures))
+        rows = np.flatnonzero(~np.isin(encoded, failed))
+        results = results.take(rows)
     spec = claim.spec
     kept: npt.NDArray[Any]
     if spec.result == RECORD:
-        kept = take_objects([results.row(row).tobytes() for row in rows.tolist()])
+        kept = take_objects([results.row(row).tobytes() for row in range(len(rows))])
     else:
-        vectors = results.take(rows).matrix.reshape(-1, spec.dimensions)
+        vectors = results.matrix.reshape(-1, spec.dimensions)
         kind = choose_vector_type(spec, in_collection=False)
-        if kind.name == FLOAT16 and len(rows):
+        if kind.name == FLOAT16 and max(vectors.max(initial=0), -vectors.min(initial=0)) > MAX_HALF:
             too_large = np.abs(vectors).max(axis=1) > MAX_HALF
             failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
             more = dict.fromkeys(encoded[rows[too_large]].tolist(), failure)
@@ -77,7 +80,8 @@ def write_part(
         kept = make_rows(vectors, kind, ranges)
     if not len(rows):
         return None, outcome
-    content = encode_part(items.take(encoded[rows].tolist()), kept, claim)
+    stored = items if len(rows) == len(items) else items.take(encoded[rows].tolist())
+    content = encode_part(stored, kept, claim)
     name = name_part(claim)
     write_object(f"{claim.output_url}/{name}", content)
     return OutputPart(name, claim.first_item, len(rows), len(content)), outcome
@@ -99,7 +103,10 @@ def encode_part(items: Items, results: npt.NDArray[Any], claim: Claim) -> memory
     arrays += table.arrays(results, claim.spec)
     # The schema of all parts is the same, whether or not the items of this one have metadata.
     fields.append(pa.field("metadata", pa.string()))
-    arrays.append(pa.array([metadata.decode() or None for metadata in items.metadata], pa.string()))
+    if any(items.metadata):
+        arrays.append(pa.array([metadata.decode() or None for metadata in items.metadata], pa.string()))
+    else:
+        arrays.append(pa.nulls(len(items), pa.string()))
     schema = pa.schema(fields)
     sink = io.BytesIO()
     with open_writer(sink, schema) as writer:
