@@ -85,7 +85,7 @@ async def receive_document(
             if document.input is not None or document.to is not None:
                 check_scope(request, SOURCES)
             if (document.items is UNSET) == (document.input is None):
-                raise Problem(422, "invalid-request", "A job needs either `items` or `input`.")
+                raise InvalidOption("A job needs either `items` or `input`.")
             intake = Intake(resources.settings)
             if document.input is not None:
                 new_job = make_document_job(document, resources, idempotency_key)

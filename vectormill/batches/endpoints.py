@@ -239,7 +239,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
         Raise InvalidOption for no or too many texts, or for both top_n and top_k.
         """
         if None not in (self.top_n, self.top_k):
-            raise InvalidOption("top_n and top_k mean the same; send only one of them.")
+            raise InvalidOption("top_n and top_k are aliases; specify only one.")
         return check_documents(read_documents(self.documents))
 
 

@@ -208,7 +208,7 @@ def test_a_wrong_query_parameter_is_refused_by_name(refusing_client: httpx.Clien
     [
         ('{"items": [{"key": "a", "text": "t"}', 400, "invalid-json", None),
         ('{"items": [], "itmes": []}', 422, "invalid-request", None),
-        ('{"collection": "docs"}', 422, "invalid-request", None),
+        ('{"collection": "docs"}', 422, "invalid-option", None),
         ('{"items": [{"key": "a", "text": "t"}, {"key": "b"}]}', 422, "invalid-item", "/items/1"),
         ('{"items": [{"key": "a", "text": 7}]}', 422, "invalid-item", "/items/0/text"),
         ('{"items": [{"key": "", "text": "t"}]}', 422, "invalid-item", "/items/0/key"),

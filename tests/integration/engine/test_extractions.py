@@ -125,6 +125,6 @@ def test_what_cannot_be_extracted_is_refused(options: EncodingOptions, message: 
 def test_a_wish_that_this_model_cannot_fulfil_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     settings = WorkerSettings(threads=1, precision="int8")
     engine = Engine(CARDS["model"], DEVICE, settings, tmp_path_factory.mktemp("cache"))
-    with pytest.raises(ModelError, match="fp32 or bf16"):
+    with pytest.raises(ModelError, match="fp32 and bf16"):
         engine.start()
     engine.stop()

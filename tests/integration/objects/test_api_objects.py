@@ -128,10 +128,10 @@ def test_what_is_wrong_is_refused_by_name_and_leaves_neither_job_nor_folder(
         (
             post(client, tmp_path, "in/0.jsonl", **out, items=[]),
             422,
-            "invalid-request",
+            "invalid-option",
             "either `items` or `input`",
         ),
-        (client.post("/v1/jobs", json={}), 422, "invalid-request", "either `items` or `input`"),
+        (client.post("/v1/jobs", json={}), 422, "invalid-option", "either `items` or `input`"),
         (post(client, tmp_path, **out), 422, "invalid-request", "input.urls"),
     ]
     for answer, status, code, said in refused:

@@ -301,7 +301,7 @@ def test_voyage_s_names_mean_what_ours_do(door: FrontDoor) -> None:
     long = door.http.post("/v1/embeddings", json={"input": "mill " * 1000, "truncation": False})
     assert (long.status_code, "1002 tokens" in long.json()["error"]["message"]) == (400, True)
     for twice in (voyage | {"dimensions": 64}, voyage | {"long_texts": "fail"}):
-        assert "mean the same" in door.http.post("/v1/embeddings", json=twice).json()["error"]["message"]
+        assert "are aliases" in door.http.post("/v1/embeddings", json=twice).json()["error"]["message"]
 
 
 def test_a_ranking_that_is_asked_for_by_voyage_s_names_is_answered_in_its_shape(door: FrontDoor) -> None:
@@ -315,7 +315,7 @@ def test_a_ranking_that_is_asked_for_by_voyage_s_names_is_answered_in_its_shape(
     assert (voyage["object"], voyage["usage"], "results" in voyage) == ("list", ours["usage"], False)
     long = body | {"documents": ["mill " * 1000], "truncation": False}
     assert door.http.post("/v1/rerank", json=long).status_code == 422
-    assert "mean the same" in door.http.post("/v1/rerank", json=body | {"top_n": 2, "top_k": 2}).text
+    assert "are aliases" in door.http.post("/v1/rerank", json=body | {"top_n": 2, "top_k": 2}).text
 
 
 def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[np.float32]) -> None:
