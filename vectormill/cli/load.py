@@ -20,7 +20,7 @@ app = typer.Typer(
     help="Load the output of a job from a folder of an object store into another store.",
 )
 
-# What every target needs to read an output; each extra of a target has it.
+# The packages that are needed to read an output; the extra of each target includes them.
 READING: Final = ("obstore", "sqlalchemy", "pyarrow")
 
 

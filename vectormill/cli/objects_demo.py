@@ -101,7 +101,7 @@ def wait_until_closed(client: "Client", job_id: str) -> None:
     while (output := client.job(job_id)["output"]) is not None and output["state"] not in CLOSED:
         if time.monotonic() > until:
             raise Unavailable(f"The manifest of {output['url']} is not there; is an indexer running?")
-        time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # the API has no event for the end of an output, so poll
 
 
 def search_table(client: "Client", table: Any, weights: DemoModel) -> dict[str, list[dict[str, Any]]]:

@@ -94,7 +94,7 @@ class CollectionsQuery(PageQuery, forbid_unknown_fields=True, kw_only=True):
 
 
 class DescriptionQuery(Struct, forbid_unknown_fields=True):
-    """What a client wants to know about a collection."""
+    """The query parameters of a request for the description of one collection."""
 
     exact: Annotated[bool, Meta(description="Count the rows exactly, which reads every row.")] = False
 
@@ -320,7 +320,7 @@ def tell_generation(generation: Generation) -> LiveGenerationBody:
 
 
 class KeptItemQuery(Struct, forbid_unknown_fields=True):
-    """What a client wants to know about an item."""
+    """The query parameters of a request for one item of a collection."""
 
     include: Annotated[
         Literal["vector"] | None,

@@ -96,7 +96,7 @@ class PartEntry(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What `_manifest.json` says of an output: the job, how its vectors were made, and the parts that count."""
+    """The content of `_manifest.json`: the job, the spec that made its results, and the parts that count."""
 
     version: int = MANIFEST_VERSION
     job_id: str

@@ -43,7 +43,7 @@ MPS_SHARE: Final = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapacity:
-    """What the placement planner knows about a device: its usable memory and estimated speed."""
+    """The usable memory and the estimated speed of a device, as the placement planner counts them."""
 
     name: str
     kind: str

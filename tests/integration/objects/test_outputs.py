@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
-from tests.outputs import finish, keep_outputs
+from tests.outputs import finish, finish_all, keep_outputs
 from tests.protocol import SPEC, claim, dispatch_all, make_items, submit, vector_of
 from tests.s3_double import Double
 from vectormill.domain.encoding import EncodingSpec
@@ -249,12 +249,7 @@ def test_scores_and_records_are_written_as_they_are_exported(engine: Engine, pla
     items = make_items(5)
     for spec, name in ((SCORES, "scores"), (RECORDS, "records")):
         submit(engine, items, spec=spec, output_url=f"{place.url}/{name}")
-        while dispatches := dispatch_all(engine):
-            for dispatch in dispatches:
-                claimed = claim(engine, dispatch.chunk_id)
-                assert claimed is not None
-                finish(engine, claimed)
-    keep_outputs(engine)
+        finish_all(engine)
     scores = read_table(f"{place.url}/scores").to_pylist()
     for row, item in zip(scores, items, strict=True):
         numbers = numbers_of(item.text)

@@ -18,7 +18,7 @@ from vectormill.objects.reading import BATCH_ROWS, read_manifest, read_parts, re
 if TYPE_CHECKING:
     import pyarrow
 
-# Of a row besides its vector: key, hash, metadata and what the store makes of them.
+# The estimated bytes of a row besides its vector: key, hash, metadata and what the target store makes of them.
 OTHER_BYTES: Final = 512
 
 

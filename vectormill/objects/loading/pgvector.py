@@ -192,7 +192,7 @@ def _install_pgvector(connection: "psycopg.Connection[tuple[Any, ...]]") -> None
     try:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
     except psycopg.Error as error:
-        # Whoever may not create extensions may use one that is there.
+        # A role that may not create extensions can still use one that is already installed.
         if connection.execute(HAS_PGVECTOR).fetchone() != (True,):
             raise ConfigurationError(
                 f"The database has no pgvector, and it cannot be installed: {_describe(error)}"
