@@ -370,6 +370,20 @@ MUTANTS: Final = (
         (f"{ORDER}::test_a_job_outlives_the_generation_that_was_live_when_it_was_submitted",),
     ),
     Mutant(
+        "a build encodes again what an open job had written before it",
+        "vectormill/collections/swaps.py",
+        "        follow_live_jobs(engine, target, with_done=False)\n",
+        "        follow_live_jobs(engine, target)\n",
+        (f"{ORDER}::test_what_an_open_job_has_written_before_a_build_is_for_its_source_to_tell",),
+    ),
+    Mutant(
+        "a build leaves out the items of an open job that have failed",
+        "vectormill/jobs/twins.py",
+        "AND failed.chunk_id = chunks.id))",
+        "AND false))",
+        (f"{ORDER}::test_what_an_open_job_has_written_before_a_build_is_for_its_source_to_tell",),
+    ),
+    Mutant(
         "jobs are given up while a rollback still carries them",
         "vectormill/jobs/twins.py",
         "generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})",

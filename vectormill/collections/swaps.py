@@ -412,18 +412,21 @@ def open_target_generation(
 
     target = act_in_short_locks(engine, open_target, **patience)
     if target.state == BUILDING:
-        follow_live_jobs(engine, target)
+        follow_live_jobs(engine, target, with_done=False)
     return target
 
 
-def follow_live_jobs(engine: Engine, building: Generation) -> int:
-    """Make twins for jobs of the live generation that were queued before the build began, and return their number."""
+def follow_live_jobs(engine: Engine, building: Generation, *, with_done: bool = True) -> int:
+    """Make twins for jobs of the live generation that were queued before the build began, and return their number.
+
+    `with_done` is that of `add_missing_twins`.
+    """
     with engine.connect() as connection:
         live = find_in_state(connection, building.collection, LIVE)
         since_seq = connection.execute(FIND_SINCE_SEQ, {"generation_id": building.id}).scalar_one_or_none()
     if live is None or since_seq is None:
         return 0
-    return add_missing_twins(engine, building, live.id, since_seq)
+    return add_missing_twins(engine, building, live.id, since_seq, with_done=with_done)
 
 
 def discard_generation(connection: Connection, generation_id: int) -> Generation:

@@ -21,7 +21,15 @@ from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
 from vectormill.jobs.jobs import cancel_job, lock_job
 
-INSERT_TWIN = text("""
+# Chunks with failed items are always copied, since a client may retry the twin once its generation is live.
+_IS_COPIED = """
+    chunks.state <> 'split'
+    AND (CAST(:with_done AS boolean) OR chunks.state <> 'done'
+         OR EXISTS (SELECT 1 FROM vectormill.item_errors AS failed
+                     WHERE failed.job_id = :job_id AND failed.chunk_id = chunks.id))
+"""
+
+INSERT_TWIN = text(f"""
     INSERT INTO vectormill.jobs
            (id, state, model, spec, generation_id, priority, metadata, content_hash, num_items, num_chunks,
             num_open_chunks, twin_of, forget_at, place)
@@ -30,17 +38,17 @@ INSERT_TWIN = text("""
            coalesce(job.place, job.seq)
       FROM vectormill.jobs AS job,
            (SELECT coalesce(sum(num_items), 0) AS num_items, count(*) AS num_chunks
-              FROM vectormill.chunks WHERE job_id = :job_id AND state <> 'split') AS chunks
+              FROM vectormill.chunks WHERE job_id = :job_id AND {_IS_COPIED}) AS chunks
      WHERE job.id = :job_id AND chunks.num_chunks > 0
     RETURNING id
 """)
 
 # Payloads are copied in compressed form; no text is decoded.
-COPY_CHUNKS = text("""
+COPY_CHUNKS = text(f"""
     WITH original AS (
         SELECT chunks.id, seq, first_item, chunks.num_items, estimated_tokens, payload.items, payload.places
           FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
-         WHERE chunks.job_id = :job_id AND chunks.state <> 'split'
+         WHERE chunks.job_id = :job_id AND {_IS_COPIED}
     ), copied AS (
         INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
         SELECT :twin_id, seq, 'pending', first_item, num_items, estimated_tokens FROM original
@@ -82,12 +90,13 @@ def add_twin(connection: Connection, job_id: UUID, generation: Generation) -> No
     """
     building = find_building(connection, generation.collection)
     if building is not None:
-        _insert_twin(connection, job_id, building)
+        _insert_twin(connection, job_id, building, with_done=True)
 
 
-def _insert_twin(connection: Connection, job_id: UUID, building: Generation) -> None:
+def _insert_twin(connection: Connection, job_id: UUID, building: Generation, *, with_done: bool) -> None:
     values = {
         "job_id": job_id,
+        "with_done": with_done,
         "twin_id": uuid4(),
         "model": building.spec.model,
         "spec": to_jsonb(building.spec.to_json()),
@@ -98,8 +107,13 @@ def _insert_twin(connection: Connection, job_id: UUID, building: Generation) -> 
         connection.execute(NOTIFY_TWIN)
 
 
-def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_seq: int) -> int:
+def add_missing_twins(
+    engine: Engine, building: Generation, live_id: int, since_seq: int, *, with_done: bool = True
+) -> int:
     """Add twins for open jobs of the live generation, and for jobs after `since_seq` that have finished.
+
+    Without `with_done`, the twins lack the chunks that are done: for a run that has yet to read what they wrote. If its
+    source does not have it, such a chunk would bring back a text that may be older than the one in the live generation.
 
     Jobs that were submitted before the new generation was begun have no twin yet. Each twin is added in a
     separate transaction. Return the number of jobs that had no twin.
@@ -114,7 +128,7 @@ def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_
             now = find_generation_by_id(connection, building.id)
             has_twin = connection.execute(HAS_TWIN, {"job_id": job_id, "generation_id": building.id})
             if now is not None and now.state in (LIVE, BUILDING) and not has_twin.scalar_one():
-                _insert_twin(connection, job_id, building)
+                _insert_twin(connection, job_id, building, with_done=with_done)
     return len(job_ids)
 
 

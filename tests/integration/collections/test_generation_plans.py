@@ -30,7 +30,14 @@ QUESTIONS: list[tuple[str, TextClause, dict[str, Any]]] = [
     (
         "a twin",
         INSERT_TWIN,
-        {"job_id": ONE, "twin_id": str(uuid4()), "model": "m", "spec": to_jsonb({}), "generation_id": 1},
+        {
+            "job_id": ONE,
+            "with_done": False,
+            "twin_id": str(uuid4()),
+            "model": "m",
+            "spec": to_jsonb({}),
+            "generation_id": 1,
+        },
     ),
 ]
 

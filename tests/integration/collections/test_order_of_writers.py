@@ -126,6 +126,23 @@ def test_a_second_twin_has_the_place_of_its_original(engine: Engine) -> None:
     assert job.seq < later.seq
 
 
+def test_what_an_open_job_has_written_before_a_build_is_for_its_source_to_tell(engine: Engine) -> None:
+    job = put(engine, "gone", "failed", "waits", content="first", chunk_max_items=1)
+    gone, failed, _ = claims_of(engine)
+    complete(engine, gone)
+    complete(
+        engine,
+        failed,
+        {0: ItemFailure(ENCODING_FAILED, "This text cannot be encoded, as this test wants it.")},
+    )
+    put(engine, "gone", content="second")
+    (later,) = claims_of(engine)
+    complete(engine, later)
+    building = build(engine)
+    encode_all(engine)
+    assert rows_of(engine, table_of(building)) == {"failed": job.seq, "waits": job.seq}
+
+
 def test_a_twin_that_is_open_after_a_swap_has_a_twin_in_the_same_place(engine: Engine) -> None:
     put(engine, "old")
     encode_all(engine)

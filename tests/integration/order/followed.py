@@ -89,7 +89,7 @@ class Followed(RuleBasedStateMachine):
         url = self.open.enter_context(migrated_database(self.postgres_url))
         self.engine = self.open.enter_context(connected_engine(url))
         self.ledgers: dict[int, Ledger] = {}
-        self.live_since: dict[int, int] = {}
+        self.retired_since: dict[int, int] = {}
         self.written: dict[str, set[Value]] = {name: set() for name in NAMES}
         self.runs: dict[UUID, Expected] = {}
         self.unfinished_carries: list[Expected] = []
@@ -149,7 +149,7 @@ class Followed(RuleBasedStateMachine):
         if expected.kind == OUTSIDE and now.counts.num_seen > expected.num_seen:
             self.compare_batch(now, expected, before)
         if live != before.live_id and expected.kind != CARRIED:
-            self.live_since[live] = self.last_place()
+            self.retired_since[before.live_id] = self.last_place()
         if now.is_terminal:
             self.end(now, expected)
             del self.runs[run_id]

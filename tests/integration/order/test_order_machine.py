@@ -72,7 +72,7 @@ class Collection(Followed):
     def make_collection(self, source: dict[str, tuple[str, str]]) -> None:
         submit(self.engine, [Item("seed", b"seed")], collection="docs")
         live = ask(self.engine, find_generation, "docs")
-        self.ledgers[live.id], self.live_since[live.id] = Ledger(), 0
+        self.ledgers[live.id] = Ledger()
         self.commit_all()
         with self.engine.begin() as connection:
             connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
@@ -174,7 +174,7 @@ class Collection(Followed):
         new, ledger = done.live.id, self.ledgers[done.live.id]
         since = min(
             [
-                self.live_since[old],
+                self.retired_since[new],
                 *(each.since for each in self.unfinished_carries if each.carried_from == old),
             ]
         )
@@ -190,7 +190,7 @@ class Collection(Followed):
         self.runs[done.run_id] = Expected(
             CARRIED, generation_id=new, carried_from=old, since=since, owed=owed
         )
-        self.live_since[new] = self.last_place()
+        self.retired_since[old] = self.last_place()
 
     @precondition(lambda self: self.list_in_state("building", "retired"))
     @rule(choice=st.integers(0, 1000), num_rounds=st.integers(0, 3))
