@@ -35,7 +35,9 @@ from vectormill.runs.differences import (
     METADATA_ONLY,
     NEW,
     Rows,
+    RunTables,
     count_rows,
+    has_repeated_key,
     list_failed_keys,
     list_vanished,
     load_changes,
@@ -121,10 +123,10 @@ class _Ahead:
                 raise what
             return what
 
-    def refuse_duplicates(self) -> None:
+    def refuse_duplicates(self, connection: Connection, stage: RunTables) -> None:
         """Raise SourceFailed if two rows have the same key, since either of their texts could be meant."""
         duplicate = self._keys.find_duplicate()
-        if duplicate is not None:
+        if duplicate is not None and has_repeated_key(connection, stage):
             first, second = duplicate
             raise SourceFailed(
                 f"Rows {first + 1:,} and {second + 1:,} of the source have the same key; keys must be "
@@ -156,7 +158,8 @@ def read_source(
                 )
                 progress.save(connection, counts)  # last, because a lost lease rolls back all of it
             progress.counts = counts
-        ahead.refuse_duplicates()
+        with context.engine.connect() as connection:
+            ahead.refuse_duplicates(connection, target.stage)
     finally:
         ahead.close()
 

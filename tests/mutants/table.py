@@ -15,6 +15,7 @@ LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
 CANARY: Final = "tests/integration/runs/test_canary.py"
 REFERENCES: Final = "tests/integration/objects/test_references.py"
+LEDGER: Final = "tests/unit/chunk/test_key_ledger.py"
 OUTPUTS: Final = "tests/integration/objects/test_outputs.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
@@ -947,6 +948,37 @@ MUTANTS: Final = (
         "self._release(claim, str(error), is_counted=True, delay=_STORAGE_SECONDS)",
         (
             f"{OUTPUTS}::test_a_store_that_refuses_holds_its_chunks_back_and_says_so_until_it_is_well[PUT-403]",
+        ),
+    ),
+    Mutant(
+        "keys whose hashes are equal are taken for equal",
+        "vectormill/jobs/key_ledger.py",
+        "if read_key(earlier) == key:",
+        "if True:",
+        (f"{LEDGER}::test_different_keys_with_one_hash_are_told_apart_by_reading_them",),
+    ),
+    Mutant(
+        "runs behind the first duplicate are sorted too",
+        "vectormill/jobs/key_ledger.py",
+        "                    break\n            for share",
+        "                    pass\n            for share",
+        (f"{LEDGER}::test_a_key_that_is_everywhere_fills_no_memory_and_whoever_waits_is_told_of_progress",),
+    ),
+    Mutant(
+        "a run takes a collision of hashes for a duplicate",
+        "indexer/reindexing.py",
+        "if duplicate is not None and has_repeated_key(connection, stage):",
+        "if duplicate is not None:",
+        ("tests/integration/runs/test_runs.py::test_two_keys_with_one_hash_are_no_duplicate",),
+    ),
+    Mutant(
+        "a repetition that asks for unique keys is answered by a job that did not",
+        "vectormill/jobs/submission.py",
+        'self._hash.update(b"unique")',
+        "pass",
+        (
+            "tests/integration/objects/test_api_objects.py::"
+            "test_keys_that_repeat_are_refused_where_asked_by_both_their_places",
         ),
     ),
 )

@@ -75,6 +75,7 @@ def submit(
     metadata_field: list[str] | None = None,
     to: str | None = None,
     format: InputName | None = None,
+    unique: bool = False,
     idempotency_key: str | None = None,
     gzip: bool = False,
 ) -> Job:
@@ -87,10 +88,19 @@ def submit(
         metadata_field (NAME): Keep this column of the objects with each result. May be repeated.
         to (URL): Write the results as Parquet into this empty folder of an object store, instead of Postgres.
         format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
+        unique: Refuse objects in which a key occurs twice; the service reads all keys first. In a file of texts
+            keys are always compared.
         idempotency_key (KEY): Submitting again with the same key returns the same job.
         gzip: Compress the upload, for slow networks.
     """
     if "://" in input:
+        if unique:
+            from vectormill.jobs.key_ledger import BYTES_PER_KEY
+
+            tell(
+                f"The service compares all keys before it takes the job; this needs {BYTES_PER_KEY} bytes of its "
+                "disk for each row."
+            )
         return client.submit_objects(
             input,
             text=text_field,
@@ -98,6 +108,7 @@ def submit(
             pair=pair_field if TASKS[options.task or EMBED].reads_pairs else None,
             metadata=parse_metadata(metadata) or metadata_field,
             format=format,
+            unique=unique,
             model=model,
             collection=collection,
             to=to,

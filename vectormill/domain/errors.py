@@ -38,7 +38,8 @@ VectormillError
 │   ├── TooManyWebhooks
 │   ├── WebhookDisabled       nothing is sent to it until it is enabled
 │   ├── ObjectChanged         an object of a store is not what it was, or not there
-│   └── OutputTaken           the folder for a job's results is not empty
+│   ├── OutputTaken           the folder for a job's results is not empty
+│   └── DiskFull              the disk of temporary files has no room for what was asked
 ├── LimitReached              the API is as busy as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and then stopped
 ├── ChunkError                inside a worker; never reaches a client
@@ -235,6 +236,10 @@ class ObjectChanged(Conflict):
 
 class OutputTaken(Conflict):
     """The folder for the job's results is not empty; each job needs one of its own."""
+
+
+class DiskFull(Conflict):
+    """The disk for temporary files has not enough room; make room, or set TMPDIR to another folder."""
 
 
 class LimitReached(VectormillError):

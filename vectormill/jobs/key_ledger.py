@@ -1,25 +1,35 @@
 """KeyLedger: a duplicate-key detector that finds two equal keys among millions in bounded memory."""
 
+import errno
 import hashlib
+import io
+import shutil
 import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from vectormill.domain.errors import DiskFull
 
 _BLOCK_KEYS = 1 << 16
 # The number of keys that are sorted at a time: 16 bytes each, 16 MiB.
 _SHARE_KEYS = 1 << 20
 _ROW = np.dtype([("hash", np.uint64), ("position", np.int64)])
+# The most bytes of a key on disk: its hash in the order of keys, then hash and position in sorted runs.
+BYTES_PER_KEY: Final = 8 + _ROW.itemsize
+
+_Rows = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
 
 
 class KeyLedger:
     """A detector of duplicate keys, which keeps a hash of 8 bytes for each key.
 
     Beyond 65,536 keys the hashes are spilled to a temporary file. Two different keys among ten million have
-    equal hashes with probability 3e-6; such a job would be refused wrongly.
+    equal hashes with probability 3e-6, among a billion with 2.7 %; a caller that can look up keys by their
+    positions tells such keys apart.
     """
 
     def __init__(self) -> None:
@@ -46,20 +56,31 @@ class KeyLedger:
         if len(self._block) >= _BLOCK_KEYS:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="vectormill-keys-")  # noqa: SIM115 - lives as long as self
-            self._file.write(self._block.tobytes())
+            _write(self._file, self._block.tobytes())
             self._block = array("Q")
 
-    def find_duplicate(self) -> tuple[int, int] | None:
-        """Return the positions of two equal keys, or None.
+    def find_duplicate(
+        self,
+        read_key: Callable[[int], str | None] = lambda _: None,
+        keep: Callable[[], object] = lambda: None,
+    ) -> tuple[int, int] | None:
+        """Return the positions of the first key that an earlier one equals, the earlier one first, or None.
 
-        One share of the hash space is searched at a time.
+        `read_key` returns the key at a position, and is called only for keys with equal hashes; without it such
+        keys are taken for equal. `keep` is called about twice for every million keys. Memory is bounded, however
+        often a key occurs: behind the first run with a duplicate none is looked for.
         """
-        for hashes, positions in self._shares():
-            order = np.argsort(hashes, kind="stable")
-            equal = np.flatnonzero(np.diff(hashes[order]) == 0)
-            if len(equal):
-                return int(positions[order[equal[0]]]), int(positions[order[equal[0] + 1]])
-        return None
+        first: tuple[int, int] | None = None
+
+        def is_unique(rows: _Rows) -> bool:
+            nonlocal first
+            keep()
+            first = _find_first(rows, read_key, first)
+            return first is None
+
+        for rows in self._shares(is_unique):
+            is_unique(rows)
+        return first
 
     def find_repeated(self) -> npt.NDArray[np.int64]:
         """Return in order the positions of all keys that are equal to an earlier key, as int64."""
@@ -70,32 +91,32 @@ class KeyLedger:
             found.append(positions[order[equal + 1]])
         return np.sort(np.concatenate(found))
 
-    def _shares(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]:
+    def _shares(self, takes_more: Callable[[_Rows], bool] = lambda _: True) -> Iterator[_Rows]:
         """Yield, for each share of the hash space, the hashes and the positions of their keys in order.
 
-        Many keys are first sorted by share into a second file, one run at a time, so that each key is read
-        twice in all.
+        Many keys are first sorted into runs in a second file, so that each key is read twice in all. No run is
+        taken after one for which `takes_more` returns False.
         """
         num_shares = -(-self._num_keys // _SHARE_KEYS)
         if num_shares <= 1:
             hashes = np.concatenate([block for _, block in self._blocks()])
             yield hashes, np.arange(len(hashes))
             return
-        width = np.uint64(2**64 // num_shares + 1)
+        borders = np.arange(1, num_shares, dtype=np.uint64) * np.uint64(2**64 // num_shares + 1)
         with tempfile.TemporaryFile(prefix="vectormill-keys-") as sorted_keys:
             runs: list[
                 npt.NDArray[np.int64]
             ] = []  # row offsets in the file at which the shares of each run begin, and the end
             for start, hashes in self._runs():
-                shares = hashes // width
-                order = np.argsort(shares, kind="stable")
+                order = np.argsort(hashes, kind="stable")
                 begin = sorted_keys.tell() // _ROW.itemsize
-                runs.append(
-                    begin + np.searchsorted(shares[order], np.arange(num_shares + 1, dtype=np.uint64))
-                )
                 rows = np.empty(len(hashes), dtype=_ROW)
-                rows["hash"], rows["position"] = hashes[order], order + start
-                sorted_keys.write(rows.tobytes())
+                hashes, positions = hashes[order], order + start
+                rows["hash"], rows["position"] = hashes, positions
+                runs.append(begin + np.concatenate(([0], np.searchsorted(hashes, borders), [len(rows)])))
+                _write(sorted_keys, rows.tobytes())
+                if not takes_more((hashes, positions)):
+                    break
             for share in range(num_shares):
                 parts = [_read_rows(sorted_keys, int(run[share]), int(run[share + 1])) for run in runs]
                 rows = np.concatenate(parts)
@@ -128,6 +149,51 @@ class KeyLedger:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _find_first(
+    rows: _Rows, read_key: Callable[[int], str | None], before: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """Return the positions of the first key that an earlier one equals, or `before` unless it is earlier still.
+
+    Rows of equal hashes are in the order of their positions.
+    """
+    order = np.argsort(rows[0], kind="stable")
+    hashes, positions = rows[0][order], rows[1][order]
+    again = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+    for place in again[np.argsort(positions[again])].tolist():
+        position = int(positions[place])
+        if before is not None and position >= before[1]:
+            break
+        key = read_key(position)
+        for earlier in positions[np.searchsorted(hashes, hashes[place]) : place].tolist():
+            if read_key(earlier) == key:
+                return earlier, position
+    return before
+
+
+def refuse_full_disk(num_keys: int) -> int:
+    """Return the bytes of disk that so many keys take at most. Raise DiskFull if fewer are free."""
+    num_bytes, folder = num_keys * BYTES_PER_KEY, tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        raise DiskFull(
+            f"Looking for duplicates among {num_keys:,} keys takes {num_bytes:,} bytes in {folder}, where {free:,} "
+            "are free; make room, or set TMPDIR to another folder."
+        )
+    return num_bytes
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    """Write at the end of a temporary file. Raise DiskFull if there is no room for it."""
+    try:
+        file.seek(0, io.SEEK_END)
+        file.write(content)
+        file.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(f"No room is left in {tempfile.gettempdir()} for keys that are compared.") from error
 
 
 def _read_rows(file: BinaryIO, begin: int, end: int) -> npt.NDArray[np.void]:

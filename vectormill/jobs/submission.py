@@ -6,6 +6,7 @@ and memory does not grow with the job.
 """
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,15 +31,21 @@ from vectormill.domain.errors import (
     SubmissionInProgress,
     UploadRemoved,
 )
-from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens, encode_payload
+from vectormill.jobs.chunk import (
+    LARGEST_CHUNK_TOKENS,
+    TokenEstimate,
+    choose_chunk_tokens,
+    encode_payload,
+    read_keys,
+)
 from vectormill.jobs.deletion import discard_silent_upload, discard_upload
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import find_job, lock_job
-from vectormill.jobs.key_ledger import KeyLedger
+from vectormill.jobs.key_ledger import KeyLedger, refuse_full_disk
 from vectormill.jobs.twins import add_twin
 from vectormill.objects.output import add_output, leave_folder, take_folder
-from vectormill.objects.reference import ItemReference
+from vectormill.objects.reference import ItemReference, RowGroups, decode_reference, is_reference
 from vectormill.settings import Settings
 from vectormill.tracing import current_traceparent
 
@@ -51,6 +58,10 @@ _REFERENCES_PER_PART = 256
 # or its client is gone.
 _PART_SECONDS = 15.0
 _YIELD_SECONDS = 60.0
+# The number of characters of a key that an error shows.
+_SHOWN_CHARS = 200
+
+logger = logging.getLogger(__name__)
 
 # The seq is drawn here, unless it was drawn before.
 INSERT_JOB = text("""
@@ -87,6 +98,20 @@ INSERT_CHUNK = text("""
     )
     INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
     SELECT id, :items, CAST(:places AS bigint[]) FROM chunk
+""")
+
+LIST_REFERENCES = text("""
+    SELECT chunks.seq, payload.items
+      FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+     WHERE chunks.job_id = :job_id AND chunks.seq > :after
+     ORDER BY chunks.seq LIMIT :limit
+""")
+
+FIND_PAYLOAD = text("""
+    SELECT chunks.first_item, payload.items
+      FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+     WHERE chunks.job_id = :job_id AND chunks.first_item <= :position
+     ORDER BY chunks.first_item DESC LIMIT 1
 """)
 
 # NOTIFY is a hint that wakes the dispatcher. It takes a global lock at commit, so it is sent here, once for
@@ -209,7 +234,7 @@ class JobWriter:
             self._take(*row)
 
     def add_reference(self, reference: ItemReference, num_tokens: int) -> None:
-        """Add a chunk whose items stay in their object. Their keys are not compared."""
+        """Add a chunk whose items stay in their object. Their keys are compared only by `compare_keys`."""
         payload = reference.encode()
         self._hash.update(b"%d;%b" % (len(payload), payload))
         self._num_items += reference.num_rows
@@ -219,6 +244,29 @@ class JobWriter:
         self._append_chunk(reference.num_rows, num_tokens, payload, None)
         self._part_share += 1 / _REFERENCES_PER_PART
         self._write_full_part()
+
+    def compare_keys(self) -> None:
+        """Read the keys of all references, so that `finish` looks for duplicates among them too.
+
+        Raise DiskFull if the disk has not the room that it takes, ObjectChanged, StorageUnavailable and UploadRemoved.
+        """
+        self._hash.update(b"unique")
+        if self._existing is not None or self._num_items == 0:
+            return
+        num_bytes = refuse_full_disk(self._num_items)
+        logger.info("Job %s: comparing %d keys, with %d bytes of disk.", self._id, self._num_items, num_bytes)
+        row_groups, after = RowGroups(), -1
+        while True:
+            with self._engine.begin() as connection:
+                self._write_part(connection)
+                values = {"job_id": self._id, "after": after, "limit": _REFERENCES_PER_PART}
+                chunks = connection.execute(LIST_REFERENCES, values).all()
+            if not chunks:
+                return
+            for chunk in chunks:
+                self._keys.add_all(decode_reference(chunk.items).read_keys(row_groups))
+                self._write_full_part()
+            after = chunks[-1].seq
 
     @property
     def next_chunk_tokens(self) -> int:
@@ -402,12 +450,26 @@ class JobWriter:
             return find_job(connection, job_id)
 
     def _refuse_duplicates(self) -> None:
-        duplicate = self._keys.find_duplicate()
+        duplicate = self._keys.find_duplicate(
+            lambda position: self._find_item(position)[0], self._write_full_part
+        )
         if duplicate is not None:
-            first, second = duplicate
+            (key, first), (_, second) = map(self._find_item, duplicate)
             raise DuplicateKey(
-                f"Item {first + 1} and item {second + 1} have the same key; keys must be unique within a job."
+                f"{first} and {second} have the same key, {key[:_SHOWN_CHARS]!r}; keys must be unique within a job."
             )
+
+    def _find_item(self, position: int) -> tuple[str, str]:
+        """Return the key of an item and its place in words."""
+        with self._engine.begin() as connection:
+            self._write_part(connection)  # the item may be among those that wait to be written
+            values = {"job_id": self._id, "position": position}
+            first_item, payload = connection.execute(FIND_PAYLOAD, values).one()
+        row = position - first_item
+        if is_reference(payload):
+            reference = decode_reference(payload).take(row, row + 1)
+            return reference.read_keys()[0], reference.name_items()[0]
+        return read_keys(payload)[row], f"item {position + 1}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -38,6 +38,10 @@ class InputBody(Struct, forbid_unknown_fields=True):
     ] = None
     text_pair: Annotated[str | None, Meta(description="The column with the second text of a pair.")] = None
     metadata: Annotated[list[str], Meta(description="ItemColumns that are kept with each result.")] = []
+    unique: Annotated[
+        bool,
+        Meta(description="Read all keys first, and refuse the job if two are equal."),
+    ] = False
     format: Annotated[InputName | None, Meta(description="Null: by the name of each object.")] = None
 
     @property

@@ -11,7 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from msgspec import Struct
@@ -103,13 +103,24 @@ class ItemReference(Struct, frozen=True, omit_defaults=True):
             ]
         return Items(self._choose_keys(columns), texts, metadata)
 
-    def _choose_keys(self, columns: dict[str, list[Any]]) -> list[str]:
-        names = self.name_items()
+    def read_keys(self, row_groups: "RowGroups | None" = None) -> list[str]:
+        """Read the keys of the items as `read` does, and of a Parquet file no other column.
+
+        The columns that were decoded are kept in `row_groups`.
+        """
         if self.columns.key is None:
-            return names
-        return [
-            _make_key(value) or name for value, name in zip(columns[self.columns.key], names, strict=True)
-        ]
+            return self.name_items()
+        only = msgspec.structs.replace(self, columns=ItemColumns(self.columns.key, self.columns.key))
+        columns = read_table(only, row_groups) if self.format == PARQUET else read_lines(only)
+        return self._choose_keys(columns)
+
+    def _choose_keys(self, columns: dict[str, list[Any]]) -> list[str]:
+        if self.columns.key is None:
+            return self.name_items()
+        keys = list(map(_make_key, columns[self.columns.key]))
+        if None not in keys:
+            return cast(list[str], keys)
+        return [key or name for key, name in zip(keys, self.name_items(), strict=True)]
 
 
 def is_reference(payload: bytes) -> bool:
@@ -133,7 +144,11 @@ def _make_key(value: Any) -> str | None:
     if value is None or isinstance(value, float | bool | bytes):
         return None
     key = str(value)
-    return None if not key or "\0" in key or any("\ud800" <= letter <= "\udfff" for letter in key) else key
+    if not key or "\0" in key:
+        return None
+    if not key.isascii() and any("\ud800" <= letter <= "\udfff" for letter in key):
+        return None
+    return key
 
 
 def _encode_metadata(metadata: dict[str, Any]) -> bytes:
@@ -226,8 +241,8 @@ def open_parquet(found: "ItemReference | StoredObject") -> Any:
         raise ObjectChanged(f"{found.url} cannot be read as Parquet: {error}.") from error
 
 
-def read_table(reference: ItemReference) -> dict[str, list[Any]]:
-    table = ROW_GROUPS.read(reference)
+def read_table(reference: ItemReference, row_groups: RowGroups | None = None) -> dict[str, list[Any]]:
+    table = (row_groups or ROW_GROUPS).read(reference)
     if table.num_rows != reference.num_rows:
         raise ObjectChanged(f"{reference.url} has fewer rows than when the job was submitted.")
     return {name: table.column(name).to_pylist() for name in reference.columns.names}

@@ -46,9 +46,14 @@ def add_objects(
 ) -> None:
     """Add the rows of all objects to a job, chunk by chunk; `take_items` is called with the items of each.
 
-    Raise InvalidOption, InvalidItem, StorageUnavailable, and ObjectChanged if an object changes meanwhile.
+    Raise InvalidOption, InvalidItem, StorageUnavailable, ObjectChanged if an object changes meanwhile, and DiskFull
+    if there is no room to compare keys.
     """
     columns = wanted.columns
+    if wanted.unique and columns.key is None:
+        raise InvalidOption(
+            "`unique` needs the column of keys; rows without one have names that never repeat."
+        )
     if TASKS[spec.task].reads_pairs != (columns.text_pair is not None):
         needs = "needs" if columns.text_pair is None else "takes no"
         raise InvalidOption(f"The task {spec.task!r} {needs} text_pair: the column with the second text.")
@@ -62,6 +67,8 @@ def add_objects(
                 writer.add_reference(
                     cut.reference.take(start, stop), round((stop - start) * cut.tokens_per_row)
                 )
+    if wanted.unique:
+        writer.compare_keys()
 
 
 def _divide(cut: Cut, writer: JobWriter, limits: ChunkLimits) -> Iterator[tuple[int, int]]:

@@ -287,6 +287,17 @@ def stage_rows(
     return counts
 
 
+HAS_REPEATED_KEY: Final = """
+    SELECT EXISTS (SELECT 1 FROM {seen} GROUP BY key HAVING count(*) > 1)
+"""
+
+
+def has_repeated_key(connection: Connection, stage: RunTables) -> bool:
+    """Return True if two rows of the source have the same key, where hashes of keys have only hinted at it."""
+    row = driver_of(connection).execute(stage.fill_in(HAS_REPEATED_KEY)).fetchone()
+    return row is not None and bool(row[0])
+
+
 LOAD_CHANGES: Final = """
     SELECT ordinal, key, text, metadata, nullif(place, %(seq)s::bigint) FROM {changes}
      WHERE ordinal > %(after)s::bigint AND kind = ANY(%(kinds)s::text[])

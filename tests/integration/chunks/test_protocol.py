@@ -237,7 +237,7 @@ def test_a_chunk_handed_back_by_a_stopping_worker_does_not_count_as_an_attempt(e
 
 @pytest.mark.parametrize("count", [4, 4 * 8 * 3])  # in one transaction, and in parts
 def test_a_refused_submission_leaves_nothing_behind(engine: Engine, count: int) -> None:
-    with pytest.raises(DuplicateKey, match=f"Item 2 and item {count + 1} "):
+    with pytest.raises(DuplicateKey, match=f"item 2 and item {count + 1} have the same key, "):
         submit(engine, [*make_items(count), make_items(2)[1]], collection="docs")
     with pytest.raises(EmptyJob):
         submit(engine, [])

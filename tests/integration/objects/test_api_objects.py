@@ -1,12 +1,16 @@
 """Jobs by reference over HTTP, the client and the command line: what is taken, what is refused and leaves nothing."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
@@ -16,11 +20,13 @@ from tests.protocol import SPEC, vector_of
 from vectormill import read_table
 from vectormill.cli.app import main
 from vectormill.client import Client
+from vectormill.jobs import submission
 from vectormill.jobs.jobs import find_job
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.objects.output import HeldOutput, claim_output, write_manifest
+from vectormill.problems import ApiError
 
 ROWS = [{"id": f"k{number}", "body": f"text {number}", "page": number} for number in range(6)]
 
@@ -140,6 +146,43 @@ def test_what_is_wrong_is_refused_by_name_and_leaves_neither_job_nor_folder(
     assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").rglob("*.json")]
 
 
+def test_keys_that_repeat_are_refused_where_asked_by_both_their_places(
+    engine: Engine, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"file://{tmp_path}/in"
+    others = [{"id": key, "body": "other"} for key in ("a", None, "k4", "k1", "k4")]
+    pq.write_table(pa.Table.from_pylist(others), tmp_path / "in" / "2.parquet", row_group_size=2)
+    (tmp_path / "in" / "3.csv").write_text("id,body\nb,text\n7,text\nk0,text\n")
+    wanted = {"unique": True}
+    out = f"{tmp_path}/out/x"
+    monkeypatch.setattr(submission, "_REFERENCES_PER_PART", 2)
+    refused = [
+        (("in/*.jsonl", "in/2.parquet"), f"{folder}/1.jsonl#1 and {folder}/2.parquet#1:0 have", "'k4'"),
+        (("in/2.parquet", "in/*.jsonl"), f"{folder}/2.parquet#1:0 and {folder}/2.parquet#2:0 have", "'k4'"),
+        (("in/3.csv", "in/0.jsonl"), f"{folder}/3.csv#2 and {folder}/0.jsonl#0 have", "'k0'"),
+    ]
+    for names, *said in refused:
+        answer = post(client, tmp_path, *names, to=out, input=wanted)
+        assert_problem(answer, 422, "duplicate-key", *said)
+    answer = post(client, tmp_path, "in/0.jsonl", to=out, input={"unique": True, "key": None})
+    assert_problem(answer, 422, "invalid-option", "needs the column of keys")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    answer = post(client, tmp_path, "in/*.jsonl", to=out, input=wanted)
+    assert_problem(answer, 409, "disk-full", "6 keys takes 144 bytes", "100 are free")
+    monkeypatch.undo()
+    assert count_jobs(engine) == 0
+    assert not [*tmp_path.glob("out/**/*.json")]
+    headers = {"Idempotency-Key": "once"}
+    body = {"urls": [f"{folder}/*.jsonl"], "text": "body", "key": "id", "unique": True}
+    request = {"input": body, "options": SMALL, "to": out}
+    first, again = (client.post("/v1/jobs", json=request, headers=headers) for _ in range(2))
+    assert (first.status_code, again.json()["id"]) == (202, first.json()["id"]), first.text
+    del body["unique"]
+    assert_problem(client.post("/v1/jobs", json=request, headers=headers), 422, "idempotency-mismatch")
+    # Where it is not asked for, keys may repeat.
+    assert post(client, tmp_path, "in/3.csv", "in/0.jsonl", collection="docs").json()["num_items"] == 6
+
+
 def test_a_key_that_may_only_write_neither_reads_objects_nor_writes_them(
     engine: Engine, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,22 +212,27 @@ def test_the_client_and_the_command_line_submit_objects(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    url = f"file://{tmp_path}/in/*.jsonl"
+    url = f"file://{tmp_path}/in/[01].jsonl"
+    (tmp_path / "in" / "twice.jsonl").write_text(json.dumps(ROWS[0]))
     with Client(str(client.base_url)) as caller:
         job = caller.submit_objects(
             url, text="body", key="id", metadata=["page"], to=f"{tmp_path}/out/1", dimensions=8
         )
+        urls = [f"{tmp_path}/in/0.jsonl", f"{tmp_path}/in/twice.jsonl"]
+        with pytest.raises(ApiError, match="have the same key, 'k0'"):
+            caller.submit_objects(urls, text="body", key="id", unique=True, dimensions=8)
         assert job["num_items"] == 6
         other = caller.submit([{"key": "a", "text": "one"}], to=f"{tmp_path}/out/2", dimensions=8)
         assert other["output"] == {"url": f"file://{tmp_path}/out/2", "state": "open"}
     monkeypatch.setenv("VECTORMILL_API_URL", str(client.base_url))
     arguments = [url, "--text-field", "body", "--key-field", "id", "--metadata-field", "page"]
-    arguments += ["--to", f"{tmp_path}/out/3", "--dimensions", "8"]
+    arguments += ["--to", f"{tmp_path}/out/3", "--dimensions", "8", "--unique"]
     monkeypatch.setattr(sys, "argv", ["vectormill", "submit", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
     printed = capsys.readouterr()
     assert "6 items submitted" in printed.err
+    assert "24 bytes of its disk for each row" in printed.err
     encode_all(engine, printed.out.strip())
     assert count_jobs(engine) == 3

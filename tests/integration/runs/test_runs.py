@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
+from indexer import reindexing
 from tests.api_server import encoding_meanwhile
 from tests.indexers import (
     ListedSource,
@@ -23,6 +24,7 @@ from tests.protocol import make_items, submit, vector_of
 from tests.waiting import wait_for
 from vectormill.collections.items import delete_items
 from vectormill.jobs.item import Item
+from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import RunCounts
 from vectormill.runs.runs import cancel_run, confirm_run
 
@@ -154,6 +156,17 @@ def test_a_key_that_the_source_has_twice_changes_nothing(engine: Engine) -> None
     assert run.error is not None
     assert "Rows 1 and 11 of the source have the same key" in run.error
     assert contents(engine) == wanted(ROWS)
+
+
+def test_two_keys_with_one_hash_are_no_duplicate(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mistaken(KeyLedger):
+        """A ledger that meets a collision among any keys."""
+
+        def find_duplicate(self, *_: object) -> tuple[int, int]:
+            return 2, 5
+
+    monkeypatch.setattr(reindexing, "KeyLedger", Mistaken)
+    build(engine, ROWS)
 
 
 @pytest.mark.parametrize(

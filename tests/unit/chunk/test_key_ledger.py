@@ -1,12 +1,16 @@
-"""KeyLedger finds what is there twice, whatever its size, and reads no key more often than twice."""
+"""KeyLedger finds what is there twice and nothing else, whatever its size, and reads no key more often than twice."""
 
+import shutil
 import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from vectormill.domain.errors import DiskFull
 from vectormill.jobs import key_ledger
-from vectormill.jobs.key_ledger import KeyLedger
+from vectormill.jobs.key_ledger import KeyLedger, refuse_full_disk
 
 
 @pytest.mark.parametrize("num_keys", [8, 64, 500])
@@ -59,3 +63,86 @@ def test_the_bytes_that_are_read_grow_no_faster_than_the_keys(monkeypatch: pytes
     assert ledger.find_duplicate() is None
     assert num_read == 4096 * (8 + 16)
     ledger.close()
+
+
+class Colliding(str):
+    """A key with the same hash as all others."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize("share_keys", [1 << 20, 4])  # in memory, and in sorted runs
+def test_different_keys_with_one_hash_are_told_apart_by_reading_them(
+    monkeypatch: pytest.MonkeyPatch, share_keys: int
+) -> None:
+    monkeypatch.setattr(key_ledger, "_SHARE_KEYS", share_keys)
+    monkeypatch.setattr(key_ledger, "_BLOCK_KEYS", 4)
+    keys = [Colliding(f"k{number}") for number in range(10)]
+    ledger = KeyLedger()
+    ledger.add_all(keys)
+    assert ledger.find_duplicate(keys.__getitem__) is None
+    assert ledger.find_duplicate() == (0, 1)
+    keys += [Colliding(name) for name in ("k4", "new", "k2", "k4")]
+    ledger.add_all(keys[10:])
+    assert ledger.find_duplicate(keys.__getitem__) == (4, 10)
+    ledger.close()
+
+
+@pytest.mark.parametrize("again", [3, 40, 150, 290])
+def test_the_first_key_that_repeats_is_named_whatever_comes_later(
+    monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    monkeypatch.setattr(key_ledger, "_SHARE_KEYS", 16)
+    monkeypatch.setattr(key_ledger, "_BLOCK_KEYS", 4)
+    keys = [f"k{number}" for number in range(300)]
+    keys[again] = keys[2]
+    keys[again + 1 :] = [*(f"k{number}" for number in range(again + 1)), *["last"] * 50]
+    ledger = KeyLedger()
+    ledger.add_all(keys)
+    assert ledger.find_duplicate(keys.__getitem__) == (2, again)
+    ledger.close()
+
+
+def test_a_key_that_is_everywhere_fills_no_memory_and_whoever_waits_is_told_of_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_ledger, "_SHARE_KEYS", 16)
+    monkeypatch.setattr(key_ledger, "_BLOCK_KEYS", 4)
+    sizes: list[int] = []
+    find = key_ledger._find_first
+
+    def find_counted(rows: Any, *others: Any) -> Any:
+        sizes.append(len(rows[0]))
+        return find(rows, *others)
+
+    monkeypatch.setattr(key_ledger, "_find_first", find_counted)
+    ledger = KeyLedger()
+    ledger.add_all(["same"] * 1600)
+    assert ledger.find_duplicate() == (0, 1)
+    assert max(sizes) == 16
+    ledger.close()
+    distinct = KeyLedger()
+    distinct.add_all([f"k{number}" for number in range(1600)])
+    signs: list[None] = []
+    assert distinct.find_duplicate(keep=lambda: signs.append(None)) is None
+    assert len(signs) == 2 * 100
+    distinct.close()
+
+
+def test_a_disk_without_room_is_refused_before_any_key_is_read_and_while_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = SimpleNamespace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    assert refuse_full_disk(41) == 41 * 24
+    with pytest.raises(DiskFull, match=r"takes 1,008 bytes .* where 1,000 are free"):
+        refuse_full_disk(42)
+    monkeypatch.setattr(key_ledger, "_BLOCK_KEYS", 4)
+    ledger = KeyLedger()
+    with Path("/dev/full").open("wb", buffering=0) as full:  # each write to it fails with ENOSPC
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: full)
+        with pytest.raises(DiskFull, match="No room is left"):
+            ledger.add_all(["a", "b", "c", "d"])

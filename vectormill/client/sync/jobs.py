@@ -91,6 +91,7 @@ class JobCalls(ExportTransport):
         pair: str | None = None,
         metadata: Mapping[str, Any] | Sequence[str] | None = None,
         format: str | None = None,
+        unique: bool = False,
         model: str | None = None,
         collection: str | None = None,
         to: str | None = None,
@@ -105,6 +106,7 @@ class JobCalls(ExportTransport):
         Lines or CSV. The service and its workers read them with credentials of their own. `text`, `key` and
         `pair` name columns; without `key` an item is named by its object and position. A list as `metadata`
         names the columns to keep with each result; an object is metadata of the job. `to` is as for `submit`.
+        With `unique` the service reads all keys first, and refuses the job if two are equal.
         """
         names = None if metadata is None or isinstance(metadata, Mapping) else list(metadata)
         wanted = given(
@@ -115,6 +117,7 @@ class JobCalls(ExportTransport):
                 "text_pair": pair,
                 "metadata": names,
                 "format": format,
+                "unique": unique or None,
             }
         )
         body = given(
