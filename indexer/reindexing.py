@@ -322,7 +322,7 @@ def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
         progress.save(connection)
         target = find_target(connection, run)
         require_stage(connection, target.stage)
-        note_moved(connection, target.stage)
+        note_moved(connection, target.stage, run.counts.num_new + run.counts.num_changed)
     after: int | None = 0
     while after is not None:
         context.check()

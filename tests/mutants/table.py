@@ -981,4 +981,14 @@ MUTANTS: Final = (
             "test_keys_that_repeat_are_refused_where_asked_by_both_their_places",
         ),
     ),
+    Mutant(
+        "one changed row reads the whole generation",
+        "vectormill/runs/differences.py",
+        "if num_pages <= PAGES_PER_TEXT * num_wanted else",
+        "if True else",
+        (
+            "tests/integration/runs/test_run_plans.py::"
+            "test_few_changes_find_their_vectors_without_reading_the_generation",
+        ),
+    ),
 )

@@ -363,32 +363,61 @@ def note_vanished(
     return _number(connection, stage, NOTE_VANISHED, {"num_seen": num_seen})
 
 
-# Selects one donor row per wanted text, in a single pass over the generation, which has no index by text
-# because few runs have new rows. Results are copied before any is written, so that two rows can swap places.
+# Selects one donor row per wanted text. Results are copied before any is written, so that two rows can swap
+# places. OFFSET 0 keeps the planner from reading a whole table for what is found by key.
 MAKE_MOVED: Final = """
     CREATE UNLOGGED TABLE {moved} WITH (autovacuum_enabled = off) AS
     WITH wanted AS (
         SELECT DISTINCT content_hash FROM {changes} WHERE kind IN ('n', 'c')
     ), donor AS MATERIALIZED (
-        SELECT live.content_hash, min(live.key) AS key
-          FROM {table} AS live JOIN wanted ON wanted.content_hash = live.content_hash
-         GROUP BY live.content_hash
+        SELECT candidate.content_hash, min(candidate.key) AS key
+          FROM DONORS AS candidate JOIN wanted ON wanted.content_hash = candidate.content_hash
+         GROUP BY candidate.content_hash
     )
     SELECT change.ordinal, change.key, change.content_hash, change.place, {live_results}
       FROM {changes} AS change
       JOIN donor ON donor.content_hash = change.content_hash
-      JOIN {table} AS live ON live.key = donor.key
+     CROSS JOIN LATERAL (SELECT {results} FROM {table} AS live WHERE live.key = donor.key OFFSET 0) AS live
      WHERE change.kind IN ('n', 'c')
 """
 
+# The rows that this run replaces or deletes: what is renamed, moved or exchanged is among them.
+STAGED_DONORS: Final = """(
+    SELECT live.key, live.content_hash
+      FROM {changes} AS staged
+     CROSS JOIN LATERAL (SELECT key, content_hash FROM {table} WHERE key = staged.key OFFSET 0) AS live
+     WHERE staged.kind IN ('c', 'v'))"""
 
-def note_moved(connection: Connection, stage: RunTables) -> None:
-    """Copy the results of texts that the generation has under another key, for rows that need them."""
+# All rows, in a single pass: their table has no index by text, since few runs have new rows.
+ALL_DONORS: Final = "{table}"
+
+# The number of pages of the generation that may be read for each wanted text, to find copies of rows that stay.
+PAGES_PER_TEXT: Final = 16
+
+COUNT_PAGES: Final = """
+    SELECT pg_relation_size(CAST(%(name)s AS regclass)) / CAST(current_setting('block_size') AS bigint)
+"""
+
+
+def make_moved(num_wanted: int, num_pages: int) -> str:
+    """Return the statement that finds donors of so many texts in a generation of so many pages."""
+    donors = ALL_DONORS if num_pages <= PAGES_PER_TEXT * num_wanted else STAGED_DONORS
+    return MAKE_MOVED.replace("DONORS", donors)
+
+
+def note_moved(connection: Connection, stage: RunTables, num_wanted: int) -> None:
+    """Copy the results of texts that the generation has under another key, for rows that need them.
+
+    For few texts only rows that this run replaces or deletes are looked at, which are found by key. For many,
+    all rows are.
+    """
     if has_table(connection, stage.run_id, "moved"):
         return
     driver = driver_of(connection)
     driver.execute("SELECT set_config('work_mem', '64MB', true)")
-    driver.execute(stage.fill_in(MAKE_MOVED))
+    driver.execute(stage.fill_in("ANALYZE {changes}"))
+    num_pages = _number(connection, stage, COUNT_PAGES, {"name": f"vectormill.{stage.generation.table_name}"})
+    driver.execute(stage.fill_in(make_moved(num_wanted, num_pages)))
     driver.execute(stage.fill_in("ALTER TABLE {moved} ADD PRIMARY KEY (ordinal)"))
 
 

@@ -1,5 +1,6 @@
 """Plans of statements about runs, sources and pushes on tables of real size: rows are looked up by an index."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from uuid import uuid4
@@ -14,6 +15,7 @@ from vectormill.jobs.item import Item
 from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,
     COMPARE_BATCH,
+    COUNT_PAGES,
     LIST_METADATA_ONLY,
     LIST_MOVED,
     LIST_VANISHED,
@@ -24,6 +26,7 @@ from vectormill.runs.differences import (
     WRITE_MOVED,
     RunTables,
     driver_of,
+    make_moved,
     make_stage,
     note_moved,
     pack_rows,
@@ -68,7 +71,7 @@ def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
             driver.execute(stage.fill_in(statement), {"rows": NUM_ROWS, "changes": NUM_CHANGES})
         for name in ("table", "attributes", "seen", "changes"):
             driver.execute(stage.fill_in(f"ANALYZE {{{name}}}"))
-        note_moved(connection, stage)
+        note_moved(connection, stage, NUM_CHANGES)
         driver.execute(stage.fill_in("ANALYZE {moved}"))
     table, attributes = stage.generation.table_name, f"{stage.generation.table_name}_attributes"
     ordinals = {
@@ -107,6 +110,51 @@ def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
         assert f"Index Scan using {table}_pkey" in plan, plan
         assert f"Index Scan using {attributes}_pkey" in plan, plan
         assert "Seq Scan" not in plan, plan
+
+
+# Of 20,000 rows one has vanished, one is to be another one's text, one is new with the text of the vanished row
+# and one with that of a row that stays.
+FEW_CHANGES = """
+    INSERT INTO {changes} (ordinal, kind, key, content_hash, place)
+    SELECT ordinal, kind, key, decode(md5(content), 'hex'), 7
+      FROM (VALUES (1, 'n', 'renamed', '500'), (2, 'c', 'k600', '700'), (3, 'c', 'k700', '600'),
+                   (4, 'n', 'copy', '800'), (5, 'v', 'k500', NULL)) AS change (ordinal, kind, key, content)
+"""
+
+
+def test_few_changes_find_their_vectors_without_reading_the_generation(engine: Engine) -> None:
+    make_collection(engine)
+    with engine.begin() as connection:
+        stage = RunTables(uuid4(), find_generation(connection, "docs"))
+        make_stage(connection, stage)
+        driver = driver_of(connection)
+        driver.execute(stage.fill_in(FILL), {"rows": NUM_ROWS})
+        driver.execute(stage.fill_in("ANALYZE {table}"))
+        driver.execute(stage.fill_in(FEW_CHANGES))
+    table = stage.generation.table_name
+    with engine.connect() as connection:
+        driver = driver_of(connection)
+        num_pages = driver.execute(COUNT_PAGES, {"name": f"vectormill.{table}"}).fetchone()
+        assert num_pages is not None
+        assert num_pages[0] > 200
+        with connection.begin():
+            note_moved(connection, stage, 4)
+            moved = driver.execute(stage.fill_in("SELECT key FROM {moved} ORDER BY key")).fetchall()
+            assert [row[0] for row in moved] == ["k600", "k700", "renamed"]
+            driver.execute(stage.fill_in("DROP TABLE {moved}"))
+            explained = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) ") + stage.fill_in(
+                make_moved(4, num_pages[0])
+            )
+            plan = "\n".join(row[0] for row in driver.execute(explained))
+            assert f"Seq Scan on {table}" not in plan, plan
+            buffers = re.search(r"Buffers: shared hit=(\d+)(?: read=(\d+))?", plan)
+            assert buffers is not None, plan
+            assert sum(int(number or 0) for number in buffers.groups()) < 60, plan
+            # For as many texts as the pass over all rows is worth, copies of rows that stay are found too.
+            driver.execute(stage.fill_in("DROP TABLE {moved}"))
+            note_moved(connection, stage, -(-num_pages[0] // 16))
+            moved = driver.execute(stage.fill_in("SELECT key FROM {moved} ORDER BY key")).fetchall()
+            assert [row[0] for row in moved] == ["copy", "k600", "k700", "renamed"]
 
 
 MAKE_RUNS = text("""
