@@ -1,4 +1,5 @@
-"""Outputs in the indexer: write the manifest of each ended job, and later remove the parts that do not count."""
+"""Outputs in the indexer: write the manifest of each ended job, add its parts to its table, and later remove the
+parts that do not count."""
 
 import logging
 from typing import Final
@@ -31,15 +32,15 @@ class OutputKeeper(Loop):
             claimed = claim_output(connection, self._owner, settings.lease_seconds)
         if claimed is None:
             return False
-        lease, url = claimed
-        held = HeldOutput(engine=self._engine, lease=lease, is_stopping=self.stopping.is_set, url=url)
+        lease, place = claimed
+        held = HeldOutput(engine=self._engine, lease=lease, is_stopping=self.stopping.is_set, place=place)
         with handing_back(self._engine, lease):
             if lease.state == CLOSING:
                 merge_parts(held)
                 write_manifest(held, settings.output_grace_seconds)
-                logger.info("The output %s of job %s is closed.", url, lease.key)
+                logger.info("The output %s of job %s is closed.", held.url, lease.key)
             elif num_swept := sweep(held, settings.output_grace_seconds):
-                logger.info("Removed %d parts from %s that belong to no commit.", num_swept, url)
+                logger.info("Removed %d parts from %s that belong to no commit.", num_swept, held.url)
         return True
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ import numpy as np
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, dispatch_all, vector_of
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.rescue import rescue_unclaimed_chunks
@@ -44,6 +46,17 @@ class ObedientEngine:
         return EncodeResult(
             Ragged.from_matrix(vectors), {}, counts, 4 * n, np.zeros(n, dtype=np.bool_), {"run": 0.1}
         )
+
+
+class FussyEngine(ObedientEngine):
+    """An engine that fails blank texts until `is_fussy` is set to False."""
+
+    is_fussy = True
+
+    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
+        blanks = [place for place, each in enumerate(request.texts) if self.is_fussy and not each.strip()]
+        failures = dict.fromkeys(blanks, ItemFailure(EMPTY_TEXT, ""))
+        return replace(super().encode(request, cancelled), failures=failures)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def keep_outputs(engine: Engine, grace_seconds: float = 0) -> int:
         if claimed is None:
             return num_steps
         num_steps += 1
-        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1])
+        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1])
         with handing_back(engine, claimed[0]):
             if claimed[0].state == CLOSING:
                 write_manifest(held, grace_seconds)

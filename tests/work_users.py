@@ -447,7 +447,7 @@ class Outputs:
         return claim_output(connection, "test", lease_seconds)
 
     def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
-        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=during, url=claimed[1])
+        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=during, place=claimed[1])
         with handing_back(engine, claimed[0]):
             held.keep()
             if claimed[0].state == CLOSING:

@@ -43,6 +43,7 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.jobs.waiting import make_job_body
 from vectormill.keys.api_key import SOURCES
 from vectormill.models.registry import make_spec
+from vectormill.objects.iceberg import SCHEME, check_table_url
 from vectormill.objects.store import normalize, refuse_outside
 from vectormill.objects.submission import add_objects
 from vectormill.settings import Settings
@@ -243,8 +244,12 @@ def make_job(
             raise InvalidOption(
                 "The results go either into a collection or to a folder: leave out `collection` or `to`."
             )
-        output_url = normalize(request.to)
-        refuse_outside(output_url, resources.settings.output_root, "VECTORMILL_OUTPUT_ROOT", must_be_set=True)
+        if request.to.startswith(SCHEME):
+            output_url = check_table_url(request.to)
+        else:
+            output_url = normalize(request.to)
+            root = resources.settings.output_root
+            refuse_outside(output_url, root, "VECTORMILL_OUTPUT_ROOT", must_be_set=True)
     return NewJob(
         spec=spec,
         collection=request.collection,

@@ -79,7 +79,7 @@ def test_a_role_s_extra_brings_what_its_packages_import(extra: str, packages: tu
 
 
 # Developers need the first, and few users the others: programs into which outputs are loaded, and clusters.
-ALONE = {"dev", "lancedb", "qdrant", *CLUSTERS}
+ALONE = {"dev", "iceberg", "lancedb", "qdrant", *CLUSTERS}
 
 
 def test_all_brings_what_every_other_extra_does_but_no_cluster() -> None:

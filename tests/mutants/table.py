@@ -17,6 +17,7 @@ CANARY: Final = "tests/integration/runs/test_canary.py"
 REFERENCES: Final = "tests/integration/objects/test_references.py"
 LEDGER: Final = "tests/unit/chunk/test_key_ledger.py"
 OUTPUTS: Final = "tests/integration/objects/test_outputs.py"
+ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
 COALESCER: Final = "tests/unit/queries/test_coalescer.py"
@@ -933,6 +934,37 @@ MUTANTS: Final = (
         "if is_taken:",
         "if False:",
         (f"{OUTPUTS}::test_two_jobs_never_share_a_folder_and_a_failed_submission_leaves_none_behind[file]",),
+    ),
+    Mutant(
+        "a closing that is repeated adds its parts to the table again",
+        "vectormill/objects/iceberg.py",
+        "snapshot.summary[JOB_PROPERTY] == str(job_id)",
+        "snapshot.summary[JOB_PROPERTY] == job_id",
+        (
+            f"{ICEBERG}::test_a_kill_after_the_commit_of_the_table_adds_nothing_twice -m slow",
+            f"{ICEBERG}::test_a_retry_adds_only_what_failed_before[sqlite-killed] -m slow",
+        ),
+    ),
+    Mutant(
+        "a commit that another has overtaken is repeated on top of it",
+        "vectormill/objects/iceberg.py",
+        'table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"',
+        "pass",
+        (f"{ICEBERG}::test_whoever_is_overtaken_by_another_commit_looks_again_what_is_missing -m slow",),
+    ),
+    Mutant(
+        "a retry adds all parts to the table once more when their snapshot is forgotten",
+        "vectormill/objects/output.py",
+        "for entry in entries if entry.name not in former]",
+        "for entry in entries]",
+        (f"{ICEBERG}::test_a_retry_adds_only_what_failed_before[sqlite-compacted] -m slow",),
+    ),
+    Mutant(
+        "parts that a table has are merged into others",
+        "vectormill/objects/merging.py",
+        "if held.place.table_url is not None and held.lease.fence > 1:",
+        "if False:",
+        (f"{ICEBERG}::test_parts_that_a_table_may_have_are_merged_no_more -m slow",),
     ),
     Mutant(
         "a local folder is written wherever a link leads",

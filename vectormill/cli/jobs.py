@@ -86,7 +86,8 @@ def submit(
 
     Args:
         metadata_field (NAME): Keep this column of the objects with each result. May be repeated.
-        to (URL): Write the results as Parquet into this empty folder of an object store, instead of Postgres.
+        to (URL): Write the results as Parquet into this empty folder of an object store, or into a table,
+            iceberg://catalog/namespace.table, instead of Postgres.
         format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
         unique: Refuse objects in which a key occurs twice; the service reads all keys first. In a file of texts
             keys are always compared.

@@ -286,5 +286,7 @@ def describe_job(job: Job, waiting_because: str | None = None) -> JobBody:
         options=job.spec.describe(),
         output=None
         if job.output_url is None
-        else OutputBody(url=job.output_url, state=str(job.output_state)),
+        else OutputBody(
+            url=job.output_url, state=str(job.output_state), table=job.output_table, error=job.output_error
+        ),
     )

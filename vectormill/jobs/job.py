@@ -113,7 +113,8 @@ class Job:
 
     `twin_of` is the job whose items this one encodes again, for a generation that was being built alongside
     the live one when the items were submitted. `output_url` is the folder of an object store with the results, and
-    `output_state` one of OUTPUT_STATES.
+    `output_state` one of OUTPUT_STATES. `output_table` is the table of Iceberg that gets them, if there is one, and
+    `output_error` says why the last step failed.
     """
 
     id: UUID
@@ -144,6 +145,8 @@ class Job:
     twin_of: UUID | None = None
     output_url: str | None = None
     output_state: str | None = None
+    output_table: str | None = None
+    output_error: str | None = None
 
     @property
     def is_terminal(self) -> bool:

@@ -28,6 +28,8 @@ OTHER_COLUMNS = {
     "now": "now() AS now",
     "output_url": "job_outputs.url AS output_url",
     "output_state": "job_outputs.state AS output_state",
+    "output_table": "job_outputs.table_url AS output_table",
+    "output_error": "job_outputs.last_error AS output_error",
 }
 JOB_COLUMNS = ", ".join(OTHER_COLUMNS.get(field.name, f"jobs.{field.name}") for field in fields(Job))
 

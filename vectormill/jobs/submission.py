@@ -44,7 +44,7 @@ from vectormill.jobs.job import UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import find_job, lock_job
 from vectormill.jobs.key_ledger import KeyLedger, refuse_full_disk
 from vectormill.jobs.twins import add_twin
-from vectormill.objects.output import add_output, leave_folder, take_folder
+from vectormill.objects.output import OutputPlace, add_output, leave_folder, take_place
 from vectormill.objects.reference import ItemReference, RowGroups, decode_reference, is_reference
 from vectormill.settings import Settings
 from vectormill.tracing import current_traceparent
@@ -163,7 +163,7 @@ class JobWriter:
         self._id: UUID = new_job.id or uuid4()
         self._is_inserted = False
         self._is_finished = False
-        self._has_folder = False
+        self._place: OutputPlace | None = None
         self._existing: UUID | None = None
         self._existing_hash: bytes | None = None
         self._chunk_keys: list[str] = []
@@ -199,9 +199,9 @@ class JobWriter:
                 self._find_existing(connection, self._new_job.idempotency_key)
             if self._existing is None:
                 self._admit(connection)
-        if self._existing is None and self._new_job.output_url is not None:
-            take_folder(self._new_job.output_url, self._id)
-            self._has_folder = True
+        job = self._new_job
+        if self._existing is None and job.output_url is not None:
+            self._place = take_place(job.output_url, self._id, job.spec, self._settings)
         return self
 
     def _find_existing(self, connection: Connection, key: str) -> None:
@@ -412,8 +412,8 @@ class JobWriter:
                     "num_chunks": self._num_chunks,
                 },
             )
-            if self._new_job.output_url is not None:
-                add_output(connection, self._id, self._new_job.output_url)
+            if self._place is not None:
+                add_output(connection, self._id, self._place)
             if generation is not None and self._new_job.generation_id is None:
                 add_twin(connection, self._id, generation)
             job = find_job(connection, self._id)
@@ -475,9 +475,9 @@ class JobWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._keys.close()
-        if self._has_folder and not self._is_finished:
+        if self._place is not None and not self._is_finished:
             with suppress(StorageUnavailable):
-                leave_folder(str(self._new_job.output_url))
+                leave_folder(self._place.url)
         if self._is_inserted and not self._is_finished:
             with self._engine.begin() as connection:
                 discard_upload(connection, self._id)

@@ -13,7 +13,7 @@ OutputUrl = Annotated[
     str | None,
     Meta(
         description="An empty folder of an object store for the results, instead of Postgres: Parquet parts and a "
-        "`_manifest.json`.",
+        "`_manifest.json`. Or a table of Iceberg, `iceberg://catalog/namespace.table`, to which they are added.",
         examples=["s3://bucket/vectors"],
     ),
 ]
@@ -50,7 +50,9 @@ class InputBody(Struct, forbid_unknown_fields=True):
 
 
 class OutputBody(TypedDict):
-    """The folder with a job's results. From the state `closed` on it has its manifest."""
+    """The folder with a job's results. From the state `closed` on it has its manifest, and the table its parts."""
 
     url: str
     state: Annotated[str, Meta(description="open, ended, closing, closed, sweeping or swept.")]
+    table: Annotated[str | None, Meta(description="The table of Iceberg that gets the results at the end.")]
+    error: Annotated[str | None, Meta(description="Why the last try to close or sweep it failed.")]

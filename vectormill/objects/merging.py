@@ -28,8 +28,10 @@ FORGET_PARTS: Final = text("""
 def merge_parts(held: HeldOutput, small_bytes: int = SMALL_BYTES, merged_bytes: int = MERGED_BYTES) -> int:
     """Merge consecutive small parts of an output, and return the number of parts that were merged.
 
-    Raise LeaseLost, Stopping, and the errors of store.py.
+    None are merged that a table may already have. Raise LeaseLost, Stopping, and the errors of store.py.
     """
+    if held.place.table_url is not None and held.lease.fence > 1:
+        return 0
     num_merged = 0
     for group in _group_small(held, small_bytes, merged_bytes):
         name = f"{PREFIX}{group[0].first_item:012d}-merged-{held.lease.fence}{SUFFIX}"

@@ -3,9 +3,14 @@
 States: `open` while the job is going on, `ended` from its end on, `closing` while the manifest is being written,
 `closed` when it is there, `sweeping` while parts that do not count are being removed, and `swept` at the end. A
 retry of the job opens its output again.
+
+The parts of an output may also be added to a table of Iceberg (iceberg.py) when it is closed. From the first commit
+on the table names them, so only the first claim of such an output may merge parts: afterwards there are only more of
+them.
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -14,10 +19,21 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, text
 
-from vectormill.domain.errors import OutputTaken
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import NotFound, ObjectChanged, OutputTaken
 from vectormill.domain.states import States
+from vectormill.objects.iceberg import SCHEME, add_parts, find_table_folder
 from vectormill.objects.parts import PREFIX, OutputPart
-from vectormill.objects.store import delete_object, list_folder, write_object
+from vectormill.objects.store import (
+    delete_object,
+    describe_object,
+    list_folder,
+    normalize,
+    read_range,
+    refuse_outside,
+    write_object,
+)
+from vectormill.settings import Settings
 from vectormill.work.loop import Held
 from vectormill.work.work import Lease, Work, claim
 
@@ -55,21 +71,23 @@ CLAIM_OUTPUT: Final = OUTPUT.compose_claim(
      ORDER BY output.available_at LIMIT 1
     {lock}
     """,
-    returning="output.url",
+    returning="output.url, output.table_url",
 )
 CLOSE: Final = OUTPUT.compose_release(
-    f"state = '{CLOSED}', closed_at = now(), attempt = 0, "
+    f"state = '{CLOSED}', closed_at = now(), attempt = 0, last_error = NULL, "
     "available_at = now() + make_interval(secs => CAST(:grace_seconds AS double precision))"
 )
 FINISH: Final = OUTPUT.compose_release(
-    f"state = '{SWEPT}', attempt = 0, num_swept = num_swept + CAST(:num_swept AS bigint)"
+    f"state = '{SWEPT}', attempt = 0, last_error = NULL, num_swept = num_swept + CAST(:num_swept AS bigint)"
 )
 REOPEN: Final = OUTPUT.compose_revocation(
-    f"state = '{OPEN}', closed_at = NULL, attempt = 0, available_at = now()",
+    f"state = '{OPEN}', closed_at = NULL, attempt = 0, last_error = NULL, available_at = now()",
     f"id = :job_id AND state <> '{OPEN}'",
 )
 
-ADD_OUTPUT: Final = text("INSERT INTO vectormill.job_outputs (id, url, state) VALUES (:job_id, :url, 'open')")
+ADD_OUTPUT: Final = text("""
+    INSERT INTO vectormill.job_outputs (id, url, table_url, state) VALUES (:job_id, :url, :table_url, 'open')
+""")
 
 LIST_PARTS: Final = text("""
     SELECT name, first_item, num_rows, num_bytes FROM vectormill.output_parts
@@ -110,15 +128,39 @@ class Manifest(Struct, frozen=True, kw_only=True):
     parts: list[PartEntry]
 
 
+@dataclass(frozen=True, slots=True)
+class OutputPlace:
+    """The folder with the parts of an output, and the table to which they are added at the end, if there is one."""
+
+    url: str
+    table_url: str | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class HeldOutput(Held):
     """An output that this process has claimed."""
 
-    url: str
+    place: OutputPlace
+
+    @property
+    def url(self) -> str:
+        return self.place.url
 
 
-def take_folder(url: str, job_id: UUID) -> None:
-    """Make an empty folder the output of a job. Raise OutputTaken if it has objects already, and StorageUnavailable."""
+def take_place(url: str, job_id: UUID, spec: EncodingSpec, settings: Settings) -> OutputPlace:
+    """Make an empty folder, or one of its own below a table of Iceberg, the output of a job.
+
+    Raise OutputTaken if the folder has objects already, StorageUnavailable, and the errors of `find_table_folder`.
+    """
+    place = OutputPlace(url)
+    if url.startswith(SCHEME):
+        place = OutputPlace(find_table_folder(url, job_id, spec), url)
+        refuse_outside(place.url, settings.output_root, "VECTORMILL_OUTPUT_ROOT", must_be_set=True)
+    _take_folder(place.url, job_id)
+    return place
+
+
+def _take_folder(url: str, job_id: UUID) -> None:
     content = msgspec.json.encode({"job_id": str(job_id)})
     is_taken = any(True for _ in list_folder(url)) or not write_object(
         f"{url}/{OWNER}", content, only_new=True
@@ -130,13 +172,14 @@ def take_folder(url: str, job_id: UUID) -> None:
 
 
 def leave_folder(url: str) -> None:
-    """Give a folder back that `take_folder` has taken for a job which was not submitted after all."""
+    """Give a folder back that `take_place` has taken for a job which was not submitted after all."""
     delete_object(f"{url}/{OWNER}")
 
 
-def add_output(connection: Connection, job_id: UUID, url: str) -> None:
+def add_output(connection: Connection, job_id: UUID, place: OutputPlace) -> None:
     """Record the output of a job, in the transaction that makes the job visible."""
-    connection.execute(ADD_OUTPUT, {"job_id": job_id, "url": url})
+    values = {"job_id": job_id, "url": place.url, "table_url": place.table_url}
+    connection.execute(ADD_OUTPUT, values)
 
 
 def reopen_output(connection: Connection, job_id: UUID) -> None:
@@ -144,10 +187,15 @@ def reopen_output(connection: Connection, job_id: UUID) -> None:
     connection.execute(REOPEN, {"job_id": job_id})
 
 
-def claim_output(connection: Connection, owner: str, lease_seconds: float) -> tuple[Lease, str] | None:
-    """Claim an output whose manifest is due, or whose sweep is, and return its URL; None if there is none."""
+def claim_output(
+    connection: Connection, owner: str, lease_seconds: float
+) -> tuple[Lease, OutputPlace] | None:
+    """Claim an output whose manifest is due, or whose sweep is, and return its place; None if there is none."""
     claimed = claim(connection, OUTPUT, CLAIM_OUTPUT, owner=owner, lease_seconds=lease_seconds)
-    return (claimed[0][0], claimed[0][1].url) if claimed else None
+    if not claimed:
+        return None
+    ((lease, row),) = claimed
+    return lease, OutputPlace(row.url, row.table_url)
 
 
 def list_parts(connection: Connection, job_id: UUID, after: str, limit: int) -> list[OutputPart]:
@@ -156,11 +204,26 @@ def list_parts(connection: Connection, job_id: UUID, after: str, limit: int) -> 
     return [OutputPart(*row) for row in connection.execute(LIST_PARTS, values)]
 
 
+def read_manifest(url: str) -> Manifest:
+    """Return the manifest of a job's output.
+
+    `url` is the folder that the job was given. Raise NotFound while there is no manifest, because the job has not
+    ended or never wrote there, and StorageUnavailable.
+    """
+    folder = normalize(url)
+    try:
+        found = describe_object(f"{folder}/{MANIFEST}")
+    except ObjectChanged as error:
+        raise NotFound(f"{folder} has no {MANIFEST}: it is written when the job has ended.") from error
+    content = read_range(found.url, found.tag, 0, found.num_bytes)
+    return msgspec.json.decode(content, type=Manifest)
+
+
 def write_manifest(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> None:
     """Write the manifest of an ended job and close its output, to be swept after `grace_seconds`.
 
-    A job that is tried again ends once more, and its manifest is then replaced. Raise LeaseLost, Stopping and
-    StorageUnavailable.
+    If the output has a table, its parts are added to that before. A job that is tried again ends once more, and its
+    manifest is then replaced. Raise LeaseLost, Stopping, SpecMismatch and StorageUnavailable.
     """
     job_id, after, entries = held.lease.key, "", []
     while True:
@@ -171,6 +234,13 @@ def write_manifest(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> No
             break
         entries += [PartEntry(part.name, part.first_item, part.num_rows, part.num_bytes) for part in page]
         after = page[-1].name
+    if held.place.table_url is not None:
+        # The parts of a former manifest have been added, even if the snapshot that did it is forgotten.
+        former: set[str] = set()
+        with suppress(NotFound):
+            former = {entry.name for entry in read_manifest(held.url).parts}
+        paths = [f"{held.url}/{entry.name}" for entry in entries if entry.name not in former]
+        add_parts(held.place.table_url, job_id, paths, held.keep)
     with held.engine.connect() as connection:
         row = connection.execute(DESCRIBE_JOB, {"job_id": job_id}).one()
     manifest = Manifest(

@@ -6,7 +6,7 @@ the job only once the chunk's fenced commit has recorded it; all others are remo
 
 import io
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,16 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.generation_tables import find_ranges
 from vectormill.collections.row_kinds import take_objects
-from vectormill.domain.encoding import FLOAT16, INT8
+from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
 from vectormill.domain.task import RECORD
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, Items
 from vectormill.objects.store import write_object
 from vectormill.ragged import Ragged
 from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_rows
+
+if TYPE_CHECKING:
+    import pyarrow
 
 PREFIX: Final = "part-"
 SUFFIX: Final = ".parquet"
@@ -93,25 +96,33 @@ def encode_part(items: Items, results: npt.NDArray[Any], claim: Claim) -> memory
 
     from vectormill.files.result_tables import RESULT_TABLES
 
-    table = RESULT_TABLES[claim.spec.result]
-    fields = [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("content_hash", pa.binary(16), nullable=False),
-    ]
     arrays = [pa.array(items.keys, pa.string()), pa.array(items.content_hashes(), pa.binary(16))]
-    fields += table.fields(claim.spec)
-    arrays += table.arrays(results, claim.spec)
-    # The schema of all parts is the same, whether or not the items of this one have metadata.
-    fields.append(pa.field("metadata", pa.string()))
+    arrays += RESULT_TABLES[claim.spec.result].arrays(results, claim.spec)
     if any(items.metadata):
         arrays.append(pa.array([metadata.decode() or None for metadata in items.metadata], pa.string()))
     else:
         arrays.append(pa.nulls(len(items), pa.string()))
-    schema = pa.schema(fields)
+    schema = make_part_schema(claim.spec)
     sink = io.BytesIO()
     with open_writer(sink, schema) as writer:
         writer.write_table(pa.table(arrays, schema=schema))
     return sink.getbuffer()
+
+
+def make_part_schema(spec: EncodingSpec) -> "pyarrow.Schema":
+    """Return the columns of a job's parts, which are the same whether or not the items of a part have metadata."""
+    import pyarrow as pa
+
+    from vectormill.files.result_tables import RESULT_TABLES
+
+    return pa.schema(
+        [
+            pa.field("key", pa.string(), nullable=False),
+            pa.field("content_hash", pa.binary(16), nullable=False),
+            *RESULT_TABLES[spec.result].fields(spec),
+            pa.field("metadata", pa.string()),
+        ]
+    )
 
 
 def open_writer(sink: io.BytesIO, schema: Any) -> Any:

@@ -3,33 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from vectormill.domain.errors import NotFound, ObjectChanged
-from vectormill.objects.output import MANIFEST, Manifest
+from vectormill.domain.errors import NotFound
+from vectormill.objects.output import Manifest
+from vectormill.objects.output import read_manifest as read_manifest
 from vectormill.objects.reference import open_parquet
-from vectormill.objects.store import describe_object, normalize, read_range
+from vectormill.objects.store import describe_object, normalize
 
 if TYPE_CHECKING:
     import pyarrow
 
 # The most rows of a batch: as many as a row group of a merged part has.
 BATCH_ROWS: Final = 1 << 16
-
-
-def read_manifest(url: str) -> Manifest:
-    """Return the manifest of a job's output.
-
-    `url` is the folder that the job was given. Raise NotFound while there is no manifest, because the job has not
-    ended or never wrote there, and StorageUnavailable.
-    """
-    folder = normalize(url)
-    try:
-        found = describe_object(f"{folder}/{MANIFEST}")
-    except ObjectChanged as error:
-        raise NotFound(f"{folder} has no {MANIFEST}: it is written when the job has ended.") from error
-    content = read_range(found.url, found.tag, 0, found.num_bytes)
-    return msgspec.json.decode(content, type=Manifest)
 
 
 def read_batches(

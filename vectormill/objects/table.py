@@ -11,6 +11,7 @@ job_outputs = Table(
     metadata,
     Column("id", Uuid, ForeignKey(jobs.c.id, ondelete="CASCADE"), primary_key=True),  # of the job
     Column("url", Text, nullable=False, unique=True),
+    Column("table_url", Text),  # of a catalog, to which the parts are added at the end
     Column("state", Text, CheckConstraint(one_of("state", OUTPUT_STATES), name="state"), nullable=False),
     count("fence"),
     count("attempt"),

@@ -58,7 +58,9 @@ def encode_all(engine: Engine, job_id: str) -> None:
     with engine.begin() as connection:
         claimed = claim_output(connection, "test", 30)
     if claimed is not None:
-        write_manifest(HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1]))
+        write_manifest(
+            HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1])
+        )
 
 
 def test_a_job_by_reference_is_submitted_shown_and_read(
@@ -67,10 +69,10 @@ def test_a_job_by_reference_is_submitted_shown_and_read(
     out = f"file://{tmp_path}/out/vectors"
     answer = post(client, tmp_path, "in/*.jsonl", to=out, input={"metadata": ["page"]})
     assert answer.status_code == 202, answer.text
-    job = answer.json()
-    assert (job["num_items"], job["num_chunks"], job["output"]) == (6, 2, {"url": out, "state": "open"})
+    job, output = answer.json(), {"url": out, "state": "open", "table": None, "error": None}
+    assert (job["num_items"], job["num_chunks"], job["output"]) == (6, 2, output)
     encode_all(engine, job["id"])
-    assert client.get(f"/v1/jobs/{job['id']}").json()["output"] == {"url": out, "state": "closed"}
+    assert client.get(f"/v1/jobs/{job['id']}").json()["output"] == output | {"state": "closed"}
     rows = read_table(out).to_pylist()
     assert [(row["key"], json.loads(row["metadata"])) for row in rows] == [
         (row["id"], {"page": row["page"]}) for row in ROWS
@@ -108,8 +110,10 @@ def test_items_that_are_sent_may_have_an_output_too(
 
 
 def test_what_is_wrong_is_refused_by_name_and_leaves_neither_job_nor_folder(
-    engine: Engine, client: httpx.Client, tmp_path: Path
+    engine: Engine, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for package in ("pyiceberg", "pyiceberg.catalog"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it was not installed
     out = {"to": f"{tmp_path}/out/x"}
     pairs = {"input": {"text_pair": "other"}}
     refused = [
@@ -123,6 +127,18 @@ def test_what_is_wrong_is_refused_by_name_and_leaves_neither_job_nor_folder(
             "VECTORMILL_OUTPUT_ROOT",
         ),
         (post(client, tmp_path, "in/0.jsonl", to="ftp://x/y"), 422, "invalid-option", "Unknown store"),
+        (
+            post(client, tmp_path, "in/0.jsonl", to="iceberg://lake/table"),
+            422,
+            "invalid-option",
+            "write iceberg://catalog/namespace.table",
+        ),
+        (
+            post(client, tmp_path, "in/0.jsonl", to="iceberg://lake/papers.vectors"),
+            422,
+            "invalid-option",
+            "pip install 'vectormill[iceberg]'",
+        ),
         (
             post(client, tmp_path, "in/0.jsonl", **out, input={"text": "none"}),
             422,
@@ -223,7 +239,8 @@ def test_the_client_and_the_command_line_submit_objects(
             caller.submit_objects(urls, text="body", key="id", unique=True, dimensions=8)
         assert job["num_items"] == 6
         other = caller.submit([{"key": "a", "text": "one"}], to=f"{tmp_path}/out/2", dimensions=8)
-        assert other["output"] == {"url": f"file://{tmp_path}/out/2", "state": "open"}
+        assert other["output"] is not None
+        assert other["output"]["url"] == f"file://{tmp_path}/out/2"
     monkeypatch.setenv("VECTORMILL_API_URL", str(client.base_url))
     arguments = [url, "--text-field", "body", "--key-field", "id", "--metadata-field", "page"]
     arguments += ["--to", f"{tmp_path}/out/3", "--dimensions", "8", "--unique"]

@@ -1,7 +1,6 @@
 """Results into object storage: exactly those that a fenced commit has recorded, whatever fails in between."""
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
-from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
+from tests.obedient_engine import FussyEngine, ObedientEngine, encoding_chunks, run_to_end
 from tests.outputs import finish, finish_all, keep_outputs
 from tests.protocol import SPEC, claim, dispatch_all, make_items, submit, vector_of
 from tests.s3_double import Double
@@ -21,7 +20,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EmptyJob, NotFound, OutputTaken, WrongJobState
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.export import read_vectors
-from vectormill.jobs.item import EMPTY_TEXT, INPUT_CHANGED, Item, ItemFailure, Items
+from vectormill.jobs.item import INPUT_CHANGED, Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.jobs.submission import JobWriter
@@ -135,15 +134,7 @@ def test_items_that_failed_are_written_by_a_retry_and_the_manifest_then_has_them
     url = write_rows(place, ["one", "two", " ", "four", "five"])
     job = submit_rows(engine, url, f"{place.url}/out", most=2)
 
-    class Fussy(ObedientEngine):
-        is_fussy = True
-
-        def encode(self, request: Any, cancelled: threading.Event) -> Any:
-            found = super().encode(request, cancelled)
-            blanks = [place for place, each in enumerate(request.texts) if self.is_fussy and not each.strip()]
-            return replace(found, failures=dict.fromkeys(blanks, ItemFailure(EMPTY_TEXT, "")))
-
-    fussy = Fussy()
+    fussy = FussyEngine()
     with encoding_chunks(engine, fussy) as encoder:
         ended, _ = run_to_end(engine, encoder, job)
         assert ended.state == "completed_with_errors"
@@ -342,7 +333,7 @@ def test_small_parts_are_merged_in_their_order_and_large_ones_are_left(engine: E
         claimed = claim_output(connection, "test", 30)
     assert claimed is not None
     assert len(sizes) == 12
-    held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, url=claimed[1])
+    held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1])
     assert merge_parts(held, small_bytes=1 << 20, merged_bytes=3 * min(sizes) - 1) == 9
     write_manifest(held)
     rows = [part.num_rows for part in read_manifest(f"{place.url}/out").parts]
