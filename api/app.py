@@ -1,7 +1,6 @@
 """The composition root of the HTTP interface: the one place where engines, pools and guards are created."""
 
 import functools
-import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -63,12 +62,11 @@ from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.models.registry import Registry
 from vectormill.operations import OPERATIONS
+from vectormill.processes.garbage import collect_seldom
 from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10
-# The garbage collector looks for cycles only after this many new objects (some megabytes).
-YOUNG_OBJECTS: Final = 20_000
 # Connections that stay open, and more that are opened under load. With those of the search pool, an
 # API process has at most ten. Requests beyond that wait for a connection.
 POOL_SIZE: Final = 4
@@ -331,11 +329,7 @@ def run(settings: Settings) -> None:
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     refuse_to_open_without_key(settings)
     app = create_app(settings)
-    # Keep the garbage collector from scanning objects that live as long as the process (libraries, routes),
-    # or that a few dozen waiting requests hold: together that took a sixth of the time of a search.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+    collect_seldom()
     config = PatientConfig(
         app,
         head_seconds=settings.body_idle_seconds,

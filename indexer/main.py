@@ -23,6 +23,7 @@ from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, LeaseLost, RunCancelled
 from vectormill.models.registry import Registry
+from vectormill.processes.garbage import collect_seldom
 from vectormill.processes.stopping import StopSignals
 from vectormill.runs.differences import drop_left_stages
 from vectormill.runs.run import CANCELLING, Run
@@ -147,6 +148,7 @@ def run(settings: Settings) -> None:
         raise ConfigurationError(
             "The indexer needs VECTORMILL_DATABASE_URL; `vectormill up` starts its own Postgres."
         )
+    collect_seldom()
     with StopSignals() as stop:
         serve(settings, settings.database_url, Registry(settings.models), stop, open_run_source)
 

@@ -91,7 +91,7 @@ class _Ahead:
             for items in self._source.read():
                 if items:
                     rows = pack_rows(first, items)
-                    self._keys.add_all(rows.keys)
+                    self._keys.add_all(rows.items.keys)
                     first += len(items)
                     self._put(rows)
                 if self._is_over.is_set():

@@ -24,8 +24,15 @@ from vectormill.collections.deletions import hold_deletions, lock_deletions
 from vectormill.collections.generation_tables import assign_columns, attributes_name
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.outages import blames_a_value
+from vectormill.db.parameters import (
+    BYTEA_OID,
+    TEXT_OID,
+    accept_arrays,
+    make_bytes_array,
+    make_places_array,
+)
 from vectormill.domain.errors import RunError
-from vectormill.jobs.item import PAIR_MARK, Item
+from vectormill.jobs.item import PAIR_MARK, Item, Items
 
 NEW: Final = "n"
 CHANGED: Final = "c"
@@ -41,14 +48,27 @@ class StageLost(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch of rows of a source, with their hashes. `first` is the position of the first row, from 1."""
+    """A batch of rows of a source, with their hashes. `first` is the position of the first row, from 1.
+
+    The hash of missing metadata is empty.
+    """
 
     first: int
-    items: Sequence[Item]
-    keys: Sequence[str]
+    items: Items
     content_hashes: Sequence[bytes]
-    metadata_hashes: Sequence[bytes | None]
-    places: Sequence[int | None]
+    metadata_hashes: Sequence[bytes]
+
+    def compared(self, seq: int, *, keep_text: bool) -> dict[str, object]:
+        """Return the parameters of COMPARE_BATCH."""
+        places = self.items.places
+        return {
+            "keys": make_bytes_array(TEXT_OID, self.items.encode_keys()),
+            "content_hashes": make_bytes_array(BYTEA_OID, self.content_hashes),
+            "metadata_hashes": make_bytes_array(BYTEA_OID, self.metadata_hashes, empty_is_null=True),
+            "places": None if places is None else make_places_array(places),
+            "seq": seq,
+            "keep_text": keep_text,
+        }
 
 
 def pack_rows(first: int, items: Sequence[Item]) -> Rows:
@@ -56,14 +76,8 @@ def pack_rows(first: int, items: Sequence[Item]) -> Rows:
 
     This is called in the reading thread, because hashing is most of the cost of a row.
     """
-    return Rows(
-        first,
-        items,
-        [item.key for item in items],
-        [item.content_hash() for item in items],
-        [item.metadata_hash() for item in items],
-        [item.place for item in items],
-    )
+    columns = Items.of(items)
+    return Rows(first, columns, columns.content_hashes(), columns.metadata_hashes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +231,7 @@ COMPARE_BATCH: Final = """
     WITH item AS MATERIALIZED (
         SELECT key, content_hash, metadata_hash, coalesce(own_place, %(seq)s::bigint) AS place,
                own_place IS NOT NULL AS is_carried, position
-          FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(metadata_hashes)b::bytea[], %(places)b::bigint[])
+          FROM unnest(%(keys)s::text[], %(content_hashes)s::bytea[], %(metadata_hashes)s::bytea[], %(places)s::bigint[])
                WITH ORDINALITY AS item (key, content_hash, metadata_hash, own_place, position)
     ), noted AS (
         INSERT INTO {seen} (key) SELECT key FROM item
@@ -256,14 +270,8 @@ def stage_rows(
     driver = driver_of(connection)
     driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(COMMIT_AT_ONCE)
-    values = {
-        "keys": rows.keys,
-        "content_hashes": rows.content_hashes,
-        "metadata_hashes": rows.metadata_hashes,
-        "places": rows.places,
-        "seq": seq,
-        "keep_text": keep_text,
-    }
+    accept_arrays(driver)
+    values = rows.compared(seq, keep_text=keep_text)
     found = driver.execute(stage.fill_in(COMPARE_BATCH), values).fetchall()
     counts = {NEW: 0, CHANGED: 0, METADATA_ONLY: 0}
     if found:
@@ -280,7 +288,7 @@ def stage_rows(
                         item.text,
                         item.metadata,
                         rows.content_hashes[position],
-                        rows.metadata_hashes[position],
+                        rows.metadata_hashes[position] or None,
                         seq if item.place is None else item.place,
                     )
                 )

@@ -87,7 +87,7 @@ class FileReader(Reader):
         self._options = options
         self._place = place
 
-    def read(self) -> Iterator[list[Item]]:
+    def read(self) -> Iterator[Sequence[Item]]:
         for store, path in self._find_files():
             assembler = Assembler(hide_queries(path), self._place.settings.max_key_bytes, self.complaints)
             try:
@@ -432,7 +432,7 @@ class TreeReader(Reader):
         self._options = options
         self._place = place
 
-    def read(self) -> Iterator[list[Item]]:
+    def read(self) -> Iterator[Sequence[Item]]:
         """Yield the documents. Raise SourceFailed if no file matches: the folder may not be mounted."""
         tree = TextTree(self._find_folder())
         assembler = Assembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)

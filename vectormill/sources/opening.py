@@ -1,6 +1,6 @@
 """Opening a source: make a reader for any kind of source, and check a source by its first rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -77,7 +77,7 @@ def check_source(source: Source, place: SourcePlace) -> SourceReport:
     num_rows = 0
     is_whole = True
     with closing(cast("Any", reader.read())) as batches:
-        for batch in cast("Iterator[list[Item]]", batches):
+        for batch in cast("Iterator[Sequence[Item]]", batches):
             for item in batch:
                 if item.key in keys:
                     raise SourceFailed(f"Duplicate key {item.key!r}: each row must have a unique key.")

@@ -17,7 +17,7 @@ from vectormill.collections.generation_tables import estimate_num_rows
 from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.errors import Conflict, SourceFailed
-from vectormill.jobs.item import Item
+from vectormill.jobs.item import Items
 from vectormill.sources.reader import Assembler, Reader, SourcePlace, describe_database_error
 
 WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
@@ -36,7 +36,7 @@ class KeptTextReader(Reader):
         self._name = f"Collection {place.collection!r}"
         self._gone = gone
 
-    def read(self) -> Iterator[list[Item]]:
+    def read(self) -> Iterator[Items]:
         assembler = Assembler(self._name, self._place.settings.max_key_bytes, self.complaints)
         try:
             with self._place.engine.connect() as connection:
@@ -44,7 +44,7 @@ class KeptTextReader(Reader):
             for page in read_pages(self._place.engine, generation, WITHOUT_VECTORS):
                 places = dict(zip(page.keys, page.places or [], strict=True))
                 for items in read_page(assembler, self._choose_rows(page)):
-                    yield [replace(item, place=places[item.key]) for item in items]
+                    yield replace(items, places=[places[key] for key in items.keys])
         except Conflict as error:
             raise SourceFailed(self._gone) from error
         except DATABASE_ERRORS as error:
@@ -128,7 +128,7 @@ def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
     )
 
 
-def read_page(assembler: Assembler, page: RowPage) -> Iterator[list[Item]]:
+def read_page(assembler: Assembler, page: RowPage) -> Iterator[Items]:
     """Yield the single texts of a page and then, if the collection keeps pairs, the pairs."""
     pairs = page.texts.get("text_pair")
     if pairs is None:

@@ -6,7 +6,7 @@ its document plus `_passage`, the passage's position in code points.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +33,7 @@ class PassageReader(Reader):
         self._place = place
         self.complaints = documents.complaints
 
-    def read(self) -> Iterator[list[Item]]:
+    def read(self) -> Iterator[Sequence[Item]]:
         plain, markdown = make_cuts(self._split, self._place)
         for documents in self._documents.read():
             passages: list[Item] = []
@@ -51,7 +51,7 @@ class PassageReader(Reader):
     def cancel(self) -> None:
         self._documents.cancel()
 
-    def _cut_all(self, documents: list[Item], plain: Cut, markdown: Cut) -> list[list[tuple[int, str]]]:
+    def _cut_all(self, documents: Sequence[Item], plain: Cut, markdown: Cut) -> list[list[tuple[int, str]]]:
         """Split documents into passages, in order. One that is not text is not split and fails alone."""
         cuts: list[list[tuple[int, str]]] = [[] for _ in documents]
         texts = [decode(document.text) for document in documents]

@@ -19,7 +19,7 @@ from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, SourceFailed, UploadRemoved
 from vectormill.jobs.chunk import decode_payload, encode_payload
-from vectormill.jobs.item import Item
+from vectormill.jobs.item import Item, Items
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
 from vectormill.sources.reader import Reader, SourcePlace, describe_database_error
@@ -105,7 +105,7 @@ BROKEN_OFF: Final = "The push was interrupted before its end; nothing was writte
 @dataclass(frozen=True, slots=True)
 class PushPart:
     seq: int
-    items: list[Item]
+    items: Items
 
 
 class PushWriter:
@@ -235,7 +235,7 @@ class PushWriter:
 def load_part(connection: Connection, run_id: UUID, *, after: int) -> PushPart | None:
     """Return the part of a push after number `after`; None after the last part."""
     row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
-    return None if row is None else PushPart(row.seq, list(decode_payload(row.items)))
+    return None if row is None else PushPart(row.seq, decode_payload(row.items))
 
 
 def find_num_parts(connection: Connection, run_id: UUID) -> int | None:
@@ -261,7 +261,7 @@ class PushReader(Reader):
         super().__init__()
         self._place = place
 
-    def read(self) -> Iterator[list[Item]]:
+    def read(self) -> Iterator[Items]:
         if self._place.run_id is None:
             return
         seq, num_parts = -1, 0

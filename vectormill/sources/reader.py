@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import repeat
-from operator import attrgetter
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +17,7 @@ from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import is_outage
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
-from vectormill.jobs.item import PAIR_MARK, Item, has_nul, join_pair
+from vectormill.jobs.item import PAIR_MARK, Item, Items, has_nul, join_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
@@ -31,9 +29,6 @@ FIRST_ROWS: Final = 256
 
 # The number of complaints that are kept as examples.
 EXAMPLES: Final = 3
-
-TEXT: Final = attrgetter("text")
-METADATA: Final = attrgetter("metadata")
 
 
 class SourcePlace:
@@ -107,7 +102,7 @@ class Reader:
     def __init__(self) -> None:
         self.complaints = Complaints()
 
-    def read(self) -> Iterator[list[Item]]:
+    def read(self) -> Iterator[Sequence[Item]]:
         """Yield the rows in batches of at most MOST_ROWS, in the source's order if it has one.
 
         Memory does not grow with the size of the source. A missing text becomes an empty one, so that only
@@ -133,9 +128,9 @@ class BatchSize:
         self._most_bytes = most_bytes
         self.rows = min(FIRST_ROWS, most_rows)
 
-    def learn(self, items: list[Item]) -> None:
+    def learn(self, items: Items) -> None:
         """Update the estimate from the items of the last batch."""
-        num_bytes = sum(map(len, map(TEXT, items))) + sum(map(len, map(METADATA, items)))
+        num_bytes = sum(map(len, items.texts)) + sum(map(len, items.metadata))
         self.learn_bytes(len(items), num_bytes)
 
     def learn_bytes(self, num_rows: int, num_bytes: int) -> None:
@@ -223,7 +218,7 @@ class Assembler:
         texts: Sequence[Any],
         metadata: Sequence[Any] | None = None,
         pairs: Sequence[Any] | None = None,
-    ) -> list[Item]:
+    ) -> Items:
         """Return one item per row. `metadata` holds objects, JSON text, or None.
 
         `pairs` are the second texts if items are pairs; a missing one becomes empty. Raise SourceFailed if a
@@ -238,9 +233,9 @@ class Assembler:
         encoded = self._encode_texts(texts, names)
         if pairs is not None:
             encoded = list(map(join_pair, encoded, self._encode_texts(pairs, names)))
-        items = list(map(Item, names, encoded, self._encode_all(metadata, names)))
+        items = Items(names, encoded, self._encode_all(metadata, names))
         if not self._are_sound(names, distinct):
-            items = [item for item in items if self._is_sound(item.key)]
+            items = items.take(place for place, name in enumerate(names) if self._is_sound(name))
         self._num_rows += len(keys)
         return items
 
@@ -250,9 +245,9 @@ class Assembler:
         except (AttributeError, UnicodeEncodeError):
             return [self._encode_text(text, name) for text, name in zip(texts, names, strict=True)]
 
-    def _encode_all(self, metadata: Sequence[Any] | None, names: Sequence[str]) -> Any:
+    def _encode_all(self, metadata: Sequence[Any] | None, names: Sequence[str]) -> list[bytes]:
         if metadata is None:
-            return repeat(b"")
+            return [b""] * len(names)
         if set(map(type, metadata)) == {dict}:
             with suppress(ValueError, TypeError, RecursionError):
                 encoded = list(map(ENCODER.encode, metadata))

@@ -56,7 +56,7 @@ class SqlReader(Reader):
         self._driver: psycopg.Connection[Any] | None = None
         self._is_cancelled = False
 
-    def read(self) -> Iterator[list[Item]]:
+    def read(self) -> Iterator[Sequence[Item]]:
         query = strip(self._options.query)
         with self._speaking() as connection, streaming(connection, query) as (names, fetch):
             columns = find_columns(names, self._options)

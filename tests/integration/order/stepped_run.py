@@ -94,7 +94,7 @@ class _InStep:
         self._first += len(items)
         return rows
 
-    def refuse_duplicates(self) -> None:
+    def refuse_duplicates(self, *_: object) -> None:
         """Nothing: sources of these tests have none."""
 
     def close(self) -> None:

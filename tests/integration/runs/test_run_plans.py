@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, TextClause, text
 from tests.indexers import make_collection
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import LIST_GENERATIONS
+from vectormill.db.parameters import accept_arrays
 from vectormill.jobs.item import Item
 from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,
@@ -97,15 +98,8 @@ def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
             assert f"Seq Scan on {table}" not in plan, plan
             assert "Seq Scan on run_" not in plan, plan
         items = [Item(f"k{number}", b"text") for number in range(0, NUM_ROWS, 3)]
-        rows = pack_rows(1, items)
-        values = {
-            "keys": rows.keys,
-            "content_hashes": rows.content_hashes,
-            "metadata_hashes": rows.metadata_hashes,
-            "places": rows.places,
-            "seq": 7,
-            "keep_text": False,
-        }
+        accept_arrays(driver_of(connection))
+        values = pack_rows(1, items).compared(7, keep_text=False)
         plan = plan_of(connection, stage, COMPARE_BATCH, values)
         assert f"Index Scan using {table}_pkey" in plan, plan
         assert f"Index Scan using {attributes}_pkey" in plan, plan
