@@ -2,15 +2,22 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from deploy.environment import VENV, read_pip_options, translate_pip_options
+from tests.architecture.sources import ROOT
 
 UV: Final = VENV / "bin" / "uv"
+# Clusters, which are used beside our own packages.
+CLUSTERS: Final = {"ray": "ray==2.60.0", "daft": "daft==0.7.26", "spark": "pyspark==4.3.0"}
+
 STRATEGY: Final = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "true"}
 
 
@@ -30,6 +37,22 @@ def make_environment(name: str, packages: Sequence[str]) -> Path:
         subprocess.run((*install, *packages), check=True, env={**STRATEGY, **variables, **os.environ})
         is_complete.touch()
     return python
+
+
+def make_cluster_variables(name: str) -> dict[str, str]:
+    """Return the environment variables with which our Python finds a cluster's packages after its own."""
+    if name == "spark" and "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+        pytest.skip("Spark runs on Java, and there is none here: install default-jre-headless")
+    packages = find_packages(make_environment(name, (CLUSTERS[name],)))
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}",
+        "PYSPARK_PYTHON": sys.executable,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "200",  # on a machine that is busy
+        "DO_NOT_TRACK": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
 
 
 def find_packages(python: Path) -> Path:

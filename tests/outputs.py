@@ -5,10 +5,13 @@ import threading
 import numpy as np
 from sqlalchemy import Engine
 
+from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, claim, dispatch_all, results_of, submit
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.task import VECTOR
 from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
 from vectormill.jobs.item import Item
+from vectormill.jobs.job import Job
 from vectormill.objects.output import CLOSING, HeldOutput, claim_output, sweep, write_manifest
 from vectormill.work.loop import handing_back
 from worker.chunk.commit import PostgresSink
@@ -40,17 +43,31 @@ def finish(engine: Engine, claimed: Claim) -> None:
     PostgresSink(engine, threading.Event()).commit(claimed, items, np.arange(len(items)), results, outcome)
 
 
-def finish_all(engine: Engine) -> None:
-    """Encode all waiting chunks with known results, and close and sweep their outputs."""
+def encode(engine: Engine, job: Job) -> None:
+    """Encode a job's chunks with known results."""
+    if job.spec.result == VECTOR:
+        with encoding_chunks(engine) as encoder:
+            run_to_end(engine, encoder, job)
+    else:
+        encode_waiting(engine)
+
+
+def encode_waiting(engine: Engine) -> None:
+    """Encode all waiting chunks with known results, without a chunk encoder."""
     while dispatches := dispatch_all(engine):
         for dispatch in dispatches:
             claimed = claim(engine, dispatch.chunk_id)
             assert claimed is not None
             finish(engine, claimed)
+
+
+def finish_all(engine: Engine) -> None:
+    """Encode all waiting chunks with known results, and close and sweep their outputs."""
+    encode_waiting(engine)
     keep_outputs(engine)
 
 
 def add_output(engine: Engine, url: str, items: list[Item], spec: EncodingSpec = SPEC) -> None:
     """Make `url` the closed and swept output of a job with known results for these items."""
-    submit(engine, items, spec=spec, output_url=url)
-    finish_all(engine)
+    encode(engine, submit(engine, items, spec=spec, output_url=url))
+    keep_outputs(engine)

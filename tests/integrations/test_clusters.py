@@ -1,8 +1,6 @@
 """A column encoded in Ray, Daft and Spark, each the real package, in a process with a cluster of its own."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +9,16 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.architecture.sources import ROOT
-from tests.environments import find_packages, make_environment
+from tests.environments import CLUSTERS, make_cluster_variables
 from tests.reference import packaged_reference
 
 pytestmark = pytest.mark.slow
 
-# The version of each package, and the ways in which its script encodes the texts.
-CLUSTERS: Final = {
-    "ray": ("ray==2.60.0", {"numpy", "pandas", "pyarrow"}),
-    "daft": ("daft==0.7.26", {"with errors", "plain", "float16"}),
-    "spark": ("pyspark==4.3.0", {"with errors", "plain"}),
+# The ways in which the script of each package encodes the texts.
+WAYS: Final = {
+    "ray": {"numpy", "pandas", "pyarrow"},
+    "daft": {"with errors", "plain", "float16"},
+    "spark": {"with errors", "plain"},
 }
 SOUND: Final = [
     "Zwölf Boxkämpfer jagen Viktor.",
@@ -34,34 +31,24 @@ CODES: Final = ["empty_text", "empty_text", "nul_character"]
 
 
 @pytest.mark.timeout(900)  # installing downloads some hundred megabytes
-@pytest.mark.parametrize("name", CLUSTERS)
+@pytest.mark.parametrize("name", WAYS)
 def test_a_cluster_gives_the_vectors_of_the_reference_in_order_and_reasons_for_texts_without(
     name: str, tmp_path: Path
 ) -> None:
-    if name == "spark" and "JAVA_HOME" not in os.environ and shutil.which("java") is None:
-        pytest.skip("Spark runs on Java, and there is none here: install default-jre-headless")
-    pin, ways = CLUSTERS[name]
     asked, answered = tmp_path / "texts.json", tmp_path / "answer.json"
     asked.write_text(json.dumps(TEXTS), encoding="utf-8")
     script = Path(__file__).with_name(f"on_{name}.py")
     done = subprocess.run(
         (sys.executable, str(script), str(asked), str(answered)),
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{find_packages(make_environment(name, (pin,)))}",
-            "PYSPARK_PYTHON": sys.executable,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "DO_NOT_TRACK": "1",
-            "NO_PROXY": "127.0.0.1",
-        },
+        env=make_cluster_variables(name),
         capture_output=True,
         text=True,
         timeout=400,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     answer: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
-    assert f"=={answer.pop('version')}" in pin
-    assert answer.keys() == ways
+    assert f"=={answer.pop('version')}" in CLUSTERS[name]
+    assert answer.keys() == WAYS[name]
     expected = packaged_reference().encode(SOUND, show_progress_bar=False)
     for way, made in answer.items():
         assert made["texts"] == TEXTS, way

@@ -12,9 +12,9 @@ from typing import Any, Final
 def read_duckdb(folder: str, _: str) -> Iterator[dict[str, Any]]:
     import duckdb
 
-    query = "SELECT key, embedding FROM read_parquet(?)"
-    for key, embedding in duckdb.execute(query, [f"{folder}/part-*.parquet"]).fetchall():
-        yield {"key": key, "embedding": embedding}
+    found = duckdb.execute("SELECT * FROM read_parquet(?)", [f"{folder}/part-*.parquet"])
+    names = [column[0] for column in found.description]
+    yield from (dict(zip(names, row, strict=True)) for row in found.fetchall())
 
 
 def search_duckdb(folder: str, _: str) -> Iterator[dict[str, Any]]:
@@ -50,6 +50,37 @@ def import_lancedb(folder: str, _: str) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as place:
         table = lancedb.connect(place).create_table("vectors", parts.to_batches(), schema=parts.schema)
         yield from table.to_arrow().to_pylist()
+
+
+def read_spark(folder: str, _: str) -> Iterator[dict[str, Any]]:
+    from pyspark.sql import SparkSession
+
+    options = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "600m",
+        "spark.ui.enabled": "false",
+    }
+    spark = SparkSession.builder.master("local[1]").config(map=options).getOrCreate()
+    yield from [row.asDict() for row in spark.read.parquet(f"{folder}/part-*.parquet").collect()]
+    spark.stop()
+
+
+def read_ray(folder: str, _: str) -> Iterator[dict[str, Any]]:
+    from pathlib import Path
+
+    import ray
+
+    ray.init(num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, _node_ip_address="127.0.0.1")
+    parts = sorted(str(path) for path in Path(folder).glob("part-*.parquet"))
+    for row in ray.data.read_parquet(parts).take_all():
+        yield {**row, "embedding": list(row["embedding"])}
+
+
+def read_daft(folder: str, _: str) -> Iterator[dict[str, Any]]:
+    import daft
+
+    yield from daft.read_parquet(f"{folder}/part-*.parquet").to_pylist()
 
 
 def read_lancedb(uri: str, name: str) -> Iterator[dict[str, Any]]:
@@ -95,6 +126,9 @@ READERS: Final[dict[str, Callable[[str, str], Iterator[dict[str, Any]]]]] = {
     "duckdb": read_duckdb,
     "search with duckdb": search_duckdb,
     "polars": read_polars,
+    "spark": read_spark,
+    "ray": read_ray,
+    "daft": read_daft,
     "parts into lancedb": import_lancedb,
     "lancedb": read_lancedb,
     "create lancedb": create_lancedb,
@@ -102,7 +136,13 @@ READERS: Final[dict[str, Callable[[str, str], Iterator[dict[str, Any]]]]] = {
     "create qdrant": create_qdrant,
 }
 
+
+def encode_other(value: Any) -> Any:
+    """Return bytes as numbers and numbers of numpy as Python's, for JSON."""
+    return value.item() if hasattr(value, "item") else list(value)
+
+
 if __name__ == "__main__":
     program, place, name = (*sys.argv[1:], "")[:3]
-    # Content hashes are bytes, which are no JSON.
-    print(json.dumps(list(READERS[program](place, name)), default=lambda value: list(value)))
+    # Content hashes are bytes, which are no JSON, and some numbers of numpy.
+    print(json.dumps(list(READERS[program](place, name)), default=encode_other))

@@ -17,11 +17,10 @@ from tests.architecture.sources import ROOT
 from tests.environments import find_packages, make_environment
 from tests.kinds import RECORDS, SCORES
 from tests.obedient_engine import FussyEngine, encoding_chunks, run_to_end
-from tests.outputs import finish
-from tests.protocol import SPEC, claim, dispatch_all, make_items, submit, vector_of
+from tests.outputs import encode
+from tests.protocol import SPEC, make_items, submit, vector_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, SpecMismatch, StorageUnavailable, VectormillError
-from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, retry_job
@@ -72,19 +71,6 @@ def catalog(
     with pyiceberg.catalog.load_catalog("lake") as lake:
         lake.create_namespace("papers")
         yield lake
-
-
-def encode(engine: Engine, job: Job) -> None:
-    """Encode a job's chunks with known results."""
-    if job.spec.result == VECTOR:
-        with encoding_chunks(engine) as encoder:
-            run_to_end(engine, encoder, job)
-        return
-    while dispatches := dispatch_all(engine):
-        for dispatch in dispatches:
-            claimed = claim(engine, dispatch.chunk_id)
-            assert claimed is not None
-            finish(engine, claimed)
 
 
 def keep(engine: Engine, rounds: int = 10) -> str:

@@ -19,7 +19,7 @@ import pyarrow.dataset
 import pytest
 from sqlalchemy import Engine
 
-from tests.environments import find_packages, make_environment
+from tests.environments import CLUSTERS, find_packages, make_cluster_variables, make_environment
 from tests.kinds import RECORDS, SCORES, records_of
 from tests.outputs import add_output
 from tests.protocol import SPEC, make_items, vector_of
@@ -34,6 +34,7 @@ PINS: Final = (
     "polars==2.1.0",
     "pyarrow==26.0.1",
 )
+READERS: Final = ("duckdb", "polars", "spark", "ray", "daft", "parts into lancedb")
 # Our own packages come first: only what is not installed here is taken from the other environment.
 COMMAND: Final = "import sys; sys.path.append({!r}); from vectormill.cli import main; main(sys.argv[1:])"
 ITEMS: Final = [Item("k'ü", b"one", b'{"lang": "de", "key": "no"}'), *make_items(10, "m")]
@@ -100,16 +101,35 @@ def test_polars_and_datasets_of_arrow_read_the_parts_of_a_swept_output_as_we_do(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the first run installs the packages
-@pytest.mark.parametrize("program", ["duckdb", "polars", "parts into lancedb"])
-@pytest.mark.parametrize("vector_type", ["float32", "float16"])
+@pytest.mark.parametrize("program", READERS)
 def test_another_program_reads_the_parts_of_a_swept_output_as_we_do(
-    python: Path, engine: Engine, tmp_path: Path, program: str, vector_type: str
+    engine: Engine, tmp_path: Path, program: str
 ) -> None:
-    add_output(engine, f"file://{tmp_path}/out", ITEMS, replace(SPEC, vector_type=vector_type))
-    table = read_table(f"{tmp_path}/out")
-    vectors = np.array(table.column("embedding").to_pylist(), np.float32)
-    expected = dict(zip(table.column("key").to_pylist(), vectors, strict=True))
-    assert_rows(read(python, program, f"{tmp_path}/out"), expected)
+    for kind in ("float32", "float16", "int8", "binary"):
+        folder = f"{tmp_path}/{kind}"
+        add_output(engine, f"file://{folder}", ITEMS, replace(SPEC, vector_type=kind))
+        assert len([*Path(folder).glob("part-*.parquet")]) == 3
+        done = run_reader(program, folder)
+        if (program, kind) == ("spark", "float16"):
+            assert "PARQUET_TYPE_ILLEGAL" in done.stderr
+            continue
+        assert done.returncode == 0, done.stderr
+        rows = sorted(json.loads(done.stdout.splitlines()[-1]), key=lambda row: str(row["key"]))
+        expected = sorted(read_table(folder).to_pylist(), key=lambda row: str(row["key"]))
+        # A number of 32 bits or less, and its text in JSON, are exact: equal numbers are equal bits.
+        assert rows == [{**row, "content_hash": list(row["content_hash"])} for row in expected], kind
+
+
+def run_reader(program: str, folder: str) -> "subprocess.CompletedProcess[str]":
+    """Read a folder by a program in its environment, or in ours with the packages of a cluster behind."""
+    python, environment = sys.executable, None
+    if program in CLUSTERS:
+        environment = make_cluster_variables(program)
+    else:
+        python = str(make_environment("objects", PINS))
+    return subprocess.run(
+        (python, SCRIPT, program, folder), capture_output=True, text=True, timeout=300, env=environment, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
