@@ -1,11 +1,13 @@
 """The reaper: makes chunks pending again that a dead worker or a lost message left behind."""
 
 import logging
+from typing import Final
 
 from sqlalchemy import Engine
 
 from vectormill.jobs.rescue import (
     end_cancelled_jobs,
+    end_finished_jobs,
     read_clock,
     recall_paused_chunks,
     rescue_expired_chunks,
@@ -14,6 +16,9 @@ from vectormill.jobs.rescue import (
 from vectormill.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+# The statement that ends unfinished jobs reads all open ones, and should find none.
+FINISHED_SECONDS: Final = 600.0
 
 
 class Reaper:
@@ -31,6 +36,7 @@ class Reaper:
         self._longest_gap_seconds = settings.reap_seconds + settings.lease_seconds / 2
         self._last_round: float | None = None
         self._patient_until = 0.0
+        self._finished_due = 0.0
 
     def reap(self) -> int:
         """Carry out one round, each repair in a short transaction.
@@ -44,6 +50,7 @@ class Reaper:
             recall_paused_chunks(connection)
         with self._engine.begin() as connection:
             end_cancelled_jobs(connection)
+        self._end_finished()
         if expired:
             logger.warning(
                 "%d chunks had an expired lease: their worker died or was cut off. They are encoded again.",
@@ -62,3 +69,13 @@ class Reaper:
                 self._patient_until = now + self._lease_seconds
             self._last_round = now
             return 0 if now < self._patient_until else rescue_expired_chunks(connection)
+
+    def _end_finished(self) -> None:
+        assert self._last_round is not None
+        if self._last_round < self._finished_due:
+            return
+        self._finished_due = self._last_round + FINISHED_SECONDS
+        with self._engine.begin() as connection:
+            num_jobs = end_finished_jobs(connection)
+        if num_jobs:
+            logger.warning("Ended %d jobs whose last chunk had ended without them.", num_jobs)

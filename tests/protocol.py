@@ -16,7 +16,7 @@ from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.dispatch import list_demands, mark_queued
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
-from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.job import OPEN_JOB_STATES, Job, NewJob
 from vectormill.jobs.submission import JobWriter
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
@@ -105,6 +105,29 @@ def claim_next(engine: Engine, owner: str = "w", lease_seconds: float = 30) -> C
     )
     assert claimed is not None
     return claimed
+
+
+COUNT_ANEW = text(f"""
+    SELECT model, state, priority, generation_id, count(*),
+           sum(vectormill.round_open(num_items - num_done - num_failed, num_items))::bigint,
+           sum(vectormill.round_open(num_open_chunks, num_chunks))::bigint
+      FROM vectormill.jobs WHERE state IN {OPEN_JOB_STATES}
+     GROUP BY model, state, priority, generation_id
+""")
+SUM_COUNTS = text("""
+    SELECT model, state, priority, generation_id, sum(num_jobs)::bigint, sum(num_items)::bigint, sum(num_chunks)::bigint
+      FROM vectormill.open_job_counts
+     GROUP BY model, state, priority, generation_id
+    HAVING sum(num_jobs) <> 0 OR sum(num_items) <> 0 OR sum(num_chunks) <> 0
+""")
+
+
+def check_open_job_counts(engine: Engine) -> None:
+    """Fail unless the counts of open jobs are what a count of all jobs gives."""
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        anew = connection.execute(COUNT_ANEW).all()
+        counted = connection.execute(SUM_COUNTS).all()
+    assert set(counted) == set(anew)
 
 
 def vector_of(text: bytes, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.float32]:

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Engine
 
 from api.problems import Limit, Problem
 from vectormill.domain.errors import LimitReached, SubmissionTooLarge
-from vectormill.jobs.jobs import count_pending_items
+from vectormill.jobs.backlog import count_pending_items
 from vectormill.settings import Settings
 
 # At best, thousands of pending items are encoded per second.

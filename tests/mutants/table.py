@@ -34,6 +34,11 @@ FLOODS: Final = "tests/integration/limits/test_trickle_and_flood.py"
 REPEATED: Final = "tests/integration/api/test_api_idempotency.py"
 CRASHES: Final = "tests/integration/crashes/test_crash_points.py"
 WORK: Final = "tests/integration/work/test_contract.py"
+BACKLOG: Final = "tests/integration/jobs/test_backlog.py"
+FREQUENT: Final = (
+    "tests/integration/scale/test_frequent_statements.py::"
+    "test_what_runs_often_reads_little_among_a_hundred_thousand_open_jobs"
+)
 SENDER: Final = "tests/integration/webhooks/test_webhook_sender.py"
 
 
@@ -367,8 +372,8 @@ MUTANTS: Final = (
     Mutant(
         "a twin is given up with the generation of its original",
         "vectormill/jobs/twins.py",
-        "AND (former.state = 'building' OR former.live_at IS NOT NULL))",
-        ")",
+        "AND (former.state = 'building' OR former.live_at IS NOT NULL)\n",
+        "\n",
         (f"{ORDER}::test_a_job_outlives_the_generation_that_was_live_when_it_was_submitted",),
     ),
     Mutant(
@@ -388,8 +393,8 @@ MUTANTS: Final = (
     Mutant(
         "jobs are given up while a rollback still carries them",
         "vectormill/jobs/twins.py",
-        "generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})",
-        "generations.live_at IS NULL)",
+        "generations.live_at IS NULL AND NOT {IS_CARRIED_FROM}\n     UNION",
+        "generations.live_at IS NULL\n     UNION",
         (f"{ORDER}::test_a_job_of_a_generation_that_is_given_up_while_a_rollback_carries_it_is_not_lost",),
     ),
     Mutant(
@@ -1022,5 +1027,47 @@ MUTANTS: Final = (
             "tests/integration/runs/test_run_plans.py::"
             "test_few_changes_find_their_vectors_without_reading_the_generation",
         ),
+    ),
+    Mutant(
+        "the counts of open jobs do not follow progress",
+        "alembic/versions/0029_open_jobs.py",
+        "CREATE TRIGGER count_changed_job AFTER UPDATE ON",
+        "CREATE TRIGGER count_changed_job AFTER UPDATE OF state ON",
+        (f"{BACKLOG}::test_a_large_job_changes_the_counts_rarely_and_is_never_counted_too_small",),
+    ),
+    Mutant(
+        "the counts of open jobs leave out jobs that are retried",
+        "alembic/versions/0029_open_jobs.py",
+        "WHEN ((OLD.state IN {_OPEN} OR NEW.state IN {_OPEN})",
+        "WHEN ((OLD.state IN {_OPEN})",
+        (f"{BACKLOG}::test_a_job_that_is_retried_is_counted_again",),
+    ),
+    Mutant(
+        "counts that are added up change",
+        "vectormill/jobs/backlog.py",
+        "SELECT model, state, priority, generation_id, sum(num_jobs), sum(num_items), sum(num_chunks) FROM counted",
+        "SELECT model, state, priority, NULL, sum(num_jobs), sum(num_items), max(num_chunks) FROM counted",
+        (f"{BACKLOG}::test_added_up_counts_are_the_same_and_few",),
+    ),
+    Mutant(
+        "the limit of pending items reads all open jobs",
+        "vectormill/jobs/backlog.py",
+        "SELECT CAST(coalesce(sum(num_items), 0) AS bigint) FROM vectormill.open_job_counts",
+        "SELECT CAST(coalesce(sum(num_items), 0) AS bigint) FROM vectormill.jobs WHERE finished_at IS NULL",
+        (f"{FREQUENT}[serve] -m tail",),
+    ),
+    Mutant(
+        "paused jobs stand before those that the dispatcher looks for",
+        "alembic/versions/0029_open_jobs.py",
+        "(model, priority, seq) WHERE state IN ('queued', 'running')",
+        "(model, priority, seq) WHERE state IN {_OPEN}",
+        (f"{FREQUENT}[dispatch] -m tail",),
+    ),
+    Mutant(
+        "the maintainer reads all runs for those of a collection",
+        "alembic/versions/0029_open_jobs.py",
+        "ON vectormill.runs (collection_id, finished_at) WHERE kind = 'index'",
+        "ON vectormill.runs (finished_at, collection_id) WHERE kind = 'check'",
+        (f"{FREQUENT}[keep_house] -m tail",),
     ),
 )

@@ -113,10 +113,14 @@ FIND_UNSCRUBBED: Final = text("""
 # have their payloads for a moment.
 FIND_OLDEST_OPEN: Final = text(f"""
     SELECT min(seq) FROM (
-        SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
-          LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
-         WHERE jobs.state IN {OPEN_JOB_STATES}
-           AND (generations.collection_id = :collection_id OR jobs.state = 'uploading')
+        SELECT oldest.place FROM vectormill.generations
+         CROSS JOIN LATERAL (
+               SELECT coalesce(place, seq) AS place FROM vectormill.jobs
+                WHERE jobs.generation_id = generations.id AND state IN {OPEN_JOB_STATES}
+                ORDER BY coalesce(place, seq) LIMIT 1) AS oldest
+         WHERE generations.collection_id = :collection_id
+         UNION ALL
+        SELECT min(seq) FROM vectormill.jobs WHERE state = 'uploading'
          UNION ALL
         SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
           LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id

@@ -139,9 +139,10 @@ LIST_COLLECTIONS = f"""
                                     to_regclass('vectormill.generation_' || id || '_attributes')), 0)), 0)
               FROM vectormill.generations WHERE collection_id = collections.id) AS num_bytes,
            (SELECT count(*) FROM vectormill.generations WHERE collection_id = collections.id) AS num_generations,
-           (SELECT max(finished_at) FROM vectormill.runs
+           (SELECT finished_at FROM vectormill.runs
              WHERE collection_id = collections.id AND kind = 'reindex' AND NOT options ? 'carry_from'
-               AND state IN {GOOD_RUN_STATES}) AS synced_at
+               AND state IN {GOOD_RUN_STATES}
+             ORDER BY created_at DESC LIMIT 1) AS synced_at
       FROM vectormill.collections
       JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'
       LEFT JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || live.id)

@@ -546,8 +546,8 @@ HELD_BACK_SECONDS: Final = 3600.0
 
 LIST_TENDED: Final = text(f"""
     WITH loads AS (
-        SELECT generation_id, sum(num_items - num_done - num_failed) AS num_waiting
-          FROM vectormill.jobs
+        SELECT generation_id, sum(num_items) AS num_waiting
+          FROM vectormill.open_job_counts
          WHERE state IN {MOVING_JOB_STATES} AND generation_id IS NOT NULL
          GROUP BY generation_id
     )
@@ -580,11 +580,11 @@ LIST_TENDED: Final = text(f"""
        AND counted.num_rows >= CASE collections.index_policy WHEN 'auto' THEN CAST(:least_rows AS bigint) ELSE 1 END
        AND NOT EXISTS (
             SELECT 1 FROM vectormill.runs
-             WHERE runs.collection_id = collections.id
-               AND (runs.state IN {OPEN_RUN_STATES}
-                    OR runs.kind = 'index' AND runs.state IN {BROKEN_RUN_STATES}
-                       AND runs.finished_at
-                           > now() - make_interval(secs => CAST(:held_back_seconds AS double precision))))
+             WHERE runs.collection_id = collections.id AND runs.state IN {OPEN_RUN_STATES})
+       AND NOT EXISTS (
+            SELECT 1 FROM vectormill.runs
+             WHERE runs.collection_id = collections.id AND runs.kind = 'index' AND runs.state IN {BROKEN_RUN_STATES}
+               AND runs.finished_at > now() - make_interval(secs => CAST(:held_back_seconds AS double precision)))
      ORDER BY collections.name
 """)
 

@@ -63,6 +63,7 @@ generations = Table(
     Index(
         "uq_generations_building", "collection_id", unique=True, postgresql_where=text("state = 'building'")
     ),
+    Index("ix_generations_collection_id", "collection_id"),
 )
 
 calibrations = Table(

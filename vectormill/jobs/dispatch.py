@@ -9,7 +9,12 @@ import psycopg
 from sqlalchemy import Connection, text
 
 from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS, Dispatch
-from vectormill.jobs.job import DISPATCHED_JOB_STATES, TENDED_JOB_STATES
+from vectormill.jobs.job import (
+    DISPATCHED_JOB_STATES,
+    LEAST_URGENT_PRIORITY,
+    MOST_URGENT_PRIORITY,
+    TENDED_JOB_STATES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +103,19 @@ def list_demands(
 
 
 # Jobs are ordered by the moment at which they would have aged to the most urgent class, so that later jobs
-# cannot overtake forever. The statement reads every open job of the model (50 ms with 100,000), so it is run
-# rarely.
+# cannot overtake forever. Only the first jobs of each priority are looked at, because they have waited longest.
 LIST_AGED_JOBS = text(f"""
     SELECT aged.id
       FROM unnest(CAST(:models AS text[])) AS served (model)
      CROSS JOIN LATERAL (
-           SELECT id FROM vectormill.jobs
-            WHERE jobs.model = served.model AND state IN {DISPATCHED_JOB_STATES}
-              AND updated_at < now() - make_interval(secs => :ageing_seconds)
-            ORDER BY updated_at + make_interval(secs => priority * :ageing_seconds)
+           SELECT first.id FROM generate_series({MOST_URGENT_PRIORITY}, {LEAST_URGENT_PRIORITY}) AS class (priority)
+            CROSS JOIN LATERAL (
+                  SELECT id, priority, updated_at FROM vectormill.jobs
+                   WHERE jobs.model = served.model AND jobs.priority = class.priority
+                     AND state IN {DISPATCHED_JOB_STATES}
+                   ORDER BY seq LIMIT :limit) AS first
+            WHERE updated_at < now() - make_interval(secs => :ageing_seconds)
+            ORDER BY updated_at + make_interval(secs => first.priority * :ageing_seconds)
             LIMIT :limit) AS aged
 """)
 
@@ -126,7 +134,8 @@ def list_aged_jobs(
 # Interactive chunks are counted separately, because they have their own slots. A lease counts only while
 # its owner is alive: a dead worker's leases must not occupy capacity of the surviving workers until they
 # expire. Each state has its own SELECT, because a partial index serves state = 'queued' but no IN; with a
-# million ended chunks that is 1 ms instead of 236.
+# million ended chunks that is 1 ms instead of 236. LIMIT 1 makes the planner look each job up: a join of
+# thousands of jobs is planned as a scan of all open ones.
 LIST_ROOMS = text("""
     WITH alive AS MATERIALIZED (
         SELECT model, slots, left(incarnation::text, 8) AS tag,
@@ -138,16 +147,20 @@ LIST_ROOMS = text("""
            slots.max_tokens, coalesce(held.tokens, 0)
       FROM (SELECT model, sum(slots)::int AS slots, sum(max_tokens)::bigint AS max_tokens
               FROM alive GROUP BY model) AS slots
-      LEFT JOIN (SELECT jobs.model, count(*) FILTER (WHERE jobs.priority > 0)::int AS outstanding,
-                        count(*) FILTER (WHERE jobs.priority = 0)::int AS interactive,
-                        sum(estimated_tokens) FILTER (WHERE jobs.priority > 0)::bigint AS tokens
-                   FROM (SELECT job_id, estimated_tokens
-                           FROM vectormill.chunks WHERE state = 'queued'
-                          UNION ALL
-                         SELECT job_id, estimated_tokens FROM vectormill.chunks
-                          WHERE state = 'leased' AND right(lease_owner, 8) IN (SELECT tag FROM alive)) AS chunks
-                   JOIN vectormill.jobs ON jobs.id = chunks.job_id
-                  GROUP BY jobs.model) AS held ON held.model = slots.model
+      LEFT JOIN (SELECT job.model, sum(num_chunks) FILTER (WHERE job.priority > 0)::int AS outstanding,
+                        sum(num_chunks) FILTER (WHERE job.priority = 0)::int AS interactive,
+                        sum(num_tokens) FILTER (WHERE job.priority > 0)::bigint AS tokens
+                   FROM (SELECT job_id, count(*) AS num_chunks, sum(estimated_tokens) AS num_tokens
+                           FROM (SELECT job_id, estimated_tokens
+                                   FROM vectormill.chunks WHERE state = 'queued'
+                                  UNION ALL
+                                 SELECT job_id, estimated_tokens FROM vectormill.chunks
+                                  WHERE state = 'leased' AND right(lease_owner, 8) IN (SELECT tag FROM alive))
+                                AS chunks
+                          GROUP BY job_id) AS dispatched
+                  CROSS JOIN LATERAL (
+                        SELECT model, priority FROM vectormill.jobs WHERE id = dispatched.job_id LIMIT 1) AS job
+                  GROUP BY job.model) AS held ON held.model = slots.model
 """)
 
 
@@ -205,7 +218,8 @@ def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> l
 # There are only a few queued chunks for each worker. They are listed in the order of their dispatch.
 LIST_QUEUED = text("""
     SELECT chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
-      FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+      FROM vectormill.chunks AS chunk
+     CROSS JOIN LATERAL (SELECT model, priority FROM vectormill.jobs WHERE id = chunk.job_id LIMIT 1) AS job
      WHERE chunk.state = 'queued' ORDER BY chunk.queued_at LIMIT :limit
 """)
 

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.chunk import read_keys
 from vectormill.jobs.item import MODEL_NOT_LOADED
-from vectormill.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES
+from vectormill.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.jobs.waiting import LIST_SERVING_WORKERS, ServingWorker, explain_load_failure
 from vectormill.workers.workers import ALIVE_SECONDS
 
@@ -17,11 +17,9 @@ LIST_FAILING_MODELS = text("""
      WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots = 0
 """)
 
-# The first condition repeats that of ix_jobs_in_progress word for word.
 LIST_STUCK_JOBS = text(f"""
     SELECT id, spec FROM vectormill.jobs
-     WHERE state IN {OPEN_JOB_STATES}
-       AND model = ANY(CAST(:models AS text[])) AND state IN {DISPATCHED_JOB_STATES}
+     WHERE model = ANY(CAST(:models AS text[])) AND state IN {DISPATCHED_JOB_STATES}
        AND updated_at <= now() - make_interval(secs => :seconds)
      ORDER BY model, priority, seq LIMIT 10000
 """)

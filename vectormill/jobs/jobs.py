@@ -12,7 +12,6 @@ from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES
 from vectormill.jobs.job import (
     JOB_STATES,
-    OPEN_JOB_STATES,
     PAUSED,
     Job,
     state_after_cancel,
@@ -321,16 +320,3 @@ def list_item_errors(
     """List the errors of a job's items in item order, from after position `after` on; a keyset page."""
     values = {"job_id": job_id, "after": -1 if after is None else after, "limit": limit}
     return [ItemError(*row) for row in connection.execute(LIST_ITEM_ERRORS, values)]
-
-
-# Jobs in progress are few and are found by their own index. Items of an upload count only once it is
-# complete.
-COUNT_PENDING_ITEMS = text(f"""
-    SELECT CAST(coalesce(sum(num_items - num_done - num_failed), 0) AS bigint) FROM vectormill.jobs
-     WHERE state IN {OPEN_JOB_STATES}
-""")
-
-
-def count_pending_items(connection: Connection) -> int:
-    number: int = connection.execute(COUNT_PENDING_ITEMS).scalar_one()
-    return number

@@ -93,13 +93,16 @@ END_CANCELLING = text(f"""
         RETURNING chunk.job_id
     )
     UPDATE vectormill.jobs
-       SET num_open_chunks = num_open_chunks - by_job.count, updated_at = now()
+       SET num_open_chunks = num_open_chunks - by_job.count, updated_at = now(),
+           state = CASE WHEN num_open_chunks = by_job.count THEN 'cancelled' ELSE state END,
+           finished_at = CASE WHEN num_open_chunks = by_job.count THEN now() END
       FROM (SELECT job_id, count(*)::int FROM ended GROUP BY job_id) AS by_job
      WHERE jobs.id = by_job.job_id
+    RETURNING finished_at
 """)
 
-# Normally the transaction that brings the counter of open chunks to zero also ends the job. This statement
-# ends jobs for which that did not happen, which no code path should cause.
+# The transaction that brings the counter of open chunks to zero also ends the job. This statement ends jobs for
+# which that did not happen, which no code path should cause. It reads all open jobs, so it is run rarely.
 END_FINISHED = text(f"""
     UPDATE vectormill.jobs
        SET finished_at = now(), updated_at = now(),
@@ -113,11 +116,12 @@ END_FINISHED = text(f"""
 
 
 def end_cancelled_jobs(connection: Connection) -> int:
-    """End pending chunks of jobs that are being cancelled, and jobs without open chunks.
+    """End pending chunks of jobs that are being cancelled. Return the number of jobs that have ended with them."""
+    return sum(row.finished_at is not None for row in connection.execute(END_CANCELLING))
 
-    Return the number of jobs ended.
-    """
-    connection.execute(END_CANCELLING)
+
+def end_finished_jobs(connection: Connection) -> int:
+    """End jobs without open chunks that nobody has ended. Return their number."""
     return len(connection.execute(END_FINISHED).all())
 
 

@@ -26,7 +26,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from vectormill.collections.table import generations
 from vectormill.db.schema import BUSY, count, metadata, moment, one_of
 from vectormill.jobs.chunk import CHUNK_STATES
-from vectormill.jobs.job import ALL_JOB_STATES, OPEN_JOB_STATES
+from vectormill.jobs.job import ALL_JOB_STATES, DISPATCHED_JOB_STATES, OPEN_JOB_STATES
+
+_IS_OPEN = one_of("state", OPEN_JOB_STATES)
 
 jobs = Table(
     "jobs",
@@ -79,14 +81,28 @@ jobs = Table(
     Column("place", BigInteger),
     # The W3C trace context of the request that submitted the job; NULL if no traces are recorded.
     Column("traceparent", Text),
-    # The dispatcher and the reaper look at jobs in progress many times a second, while nearly all jobs have
-    # ended.
+    # The dispatcher reads its beginning many times a second, so jobs that it must not dispatch are not in it.
     Index(
-        "ix_jobs_in_progress",
+        "ix_jobs_dispatched",
         "model",
         "priority",
         "seq",
-        postgresql_where=text(one_of("state", OPEN_JOB_STATES)),
+        postgresql_where=text(one_of("state", DISPATCHED_JOB_STATES)),
+    ),
+    # The open jobs of a generation, in the order of writers.
+    Index(
+        "ix_jobs_open",
+        "generation_id",
+        text("coalesce(place, seq)"),
+        postgresql_where=text(f"{_IS_OPEN} AND generation_id IS NOT NULL"),
+    ),
+    Index("ix_jobs_open_twins", "twin_of", postgresql_where=text(f"{_IS_OPEN} AND twin_of IS NOT NULL")),
+    # A hash, because clients choose the metadata, and a tree refuses long values.
+    Index(
+        "ix_jobs_changes_of",
+        text("(metadata ->> 'changes_of')"),
+        postgresql_using="hash",
+        postgresql_where=text(f"{_IS_OPEN} AND metadata ? 'changes_of'"),
     ),
     Index("ix_jobs_state_seq", "state", "seq"),
     Index("ix_jobs_generation_id", "generation_id", postgresql_where=text("generation_id IS NOT NULL")),
@@ -173,6 +189,22 @@ item_errors = Table(
     Column("key", Text, nullable=False),
     Column("code", Text, nullable=False),
     Column("detail", Text, nullable=False),
+)
+
+# Counts of open jobs: a trigger on `jobs` adds rows for what a transaction has changed, negative ones for what
+# is no longer so, and the scheduler adds rows up (backlog.py). Nobody waits for a row, and nobody reads `jobs`.
+open_job_counts = Table(
+    "open_job_counts",
+    metadata,
+    Column("model", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("generation_id", BigInteger),
+    Column("num_jobs", BigInteger, nullable=False),
+    # Items without a result and chunks that have not ended, rounded up to 64ths of each job.
+    Column("num_items", BigInteger, nullable=False),
+    Column("num_chunks", BigInteger, nullable=False),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "1000"},
 )
 
 # The Idempotency-Keys of files, pushes, runs and webhooks, with the id of what each has made. Jobs and

@@ -155,18 +155,28 @@ def change_twins(engine: Engine, wish: JobChange, job_id: UUID) -> None:
 
 # These are twins that the API did not reach after it had cancelled their original, and open jobs of a
 # discarded generation. If an original was cancelled because its generation was discarded, and not by a
-# client, its twins go on.
+# client, its twins go on. Of the open twins, a thousand around a random place are looked at: of more, each has its
+# turn within minutes.
 LIST_UNWANTED_JOBS = text(f"""
+    WITH middle AS MATERIALIZED (SELECT gen_random_uuid() AS id)
     SELECT job.id
-      FROM vectormill.jobs AS job
-      JOIN vectormill.generations ON generations.id = job.generation_id
-      LEFT JOIN vectormill.jobs AS original ON original.id = job.twin_of
-      LEFT JOIN vectormill.generations AS former ON former.id = original.generation_id
+      FROM vectormill.generations JOIN vectormill.jobs AS job ON job.generation_id = generations.id
      WHERE job.state IN {STEERABLE_JOB_STATES}
-       AND ((generations.state = 'retired' AND generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})
-            OR original.state IN {UNWANTED_JOB_STATES}
-               AND (former.state = 'building' OR former.live_at IS NOT NULL))
-     ORDER BY job.seq LIMIT 1000
+       AND generations.state = 'retired' AND generations.live_at IS NULL AND NOT {IS_CARRIED_FROM}
+     UNION
+    SELECT twin.id
+      FROM ((SELECT id, twin_of, generation_id FROM vectormill.jobs
+              WHERE twin_of >= (SELECT id FROM middle) AND state IN {STEERABLE_JOB_STATES}
+              ORDER BY twin_of LIMIT 500)
+             UNION ALL
+            (SELECT id, twin_of, generation_id FROM vectormill.jobs
+              WHERE twin_of < (SELECT id FROM middle) AND state IN {STEERABLE_JOB_STATES}
+              ORDER BY twin_of DESC LIMIT 500)) AS twin
+      JOIN vectormill.jobs AS original ON original.id = twin.twin_of
+      JOIN vectormill.generations AS former ON former.id = original.generation_id
+     WHERE twin.generation_id IS NOT NULL AND original.state IN {UNWANTED_JOB_STATES}
+       AND (former.state = 'building' OR former.live_at IS NOT NULL)
+     LIMIT 1000
 """)
 
 

@@ -68,6 +68,8 @@ runs = Table(
     ),
     Index("ix_runs_collection_id", "collection_id", "created_at"),
     Index("ix_runs_created_at", "created_at", "id"),
+    # The index maintainer asks each collection for its last builds.
+    Index("ix_runs_builds", "collection_id", "finished_at", postgresql_where=text("kind = 'index'")),
     Index(
         "ix_runs_schedule_id", "schedule_id", "created_at", postgresql_where=text("schedule_id IS NOT NULL")
     ),

@@ -45,7 +45,7 @@ from vectormill.schedules.schedule import (
 )
 from vectormill.sources.source import PUSH
 
-# The counts read the runs of one schedule since its last success, through the index of (schedule_id, due_at).
+# The counts read the runs of one schedule since its last success, through the index of (schedule_id, created_at).
 SCHEDULES_WITH_RUNS = f"""
     SELECT schedules.id, schedules.name, collections.name AS collection, schedules.cron, schedules.timezone,
            schedules.overlap, schedules.options, schedules.next_due_at, schedules.paused_at, schedules.created_at,
@@ -64,7 +64,7 @@ SCHEDULES_WITH_RUNS = f"""
                                 (array_agg(error ORDER BY created_at DESC))[1] AS last_error
                            FROM vectormill.runs
                           WHERE schedule_id = schedules.id AND state IN {MISSED_RUN_STATES}
-                            AND (success.created_at IS NULL OR created_at > success.created_at)) AS since
+                            AND created_at > coalesce(success.created_at, '-infinity')) AS since
 """
 
 FIND_SCHEDULE = text(f"{SCHEDULES_WITH_RUNS} WHERE schedules.name = :name")

@@ -67,7 +67,7 @@ FIND_FOLLOWED_COLLECTION = text(f"""
            EXISTS (SELECT 1 FROM vectormill.jobs
                     WHERE state IN {TENDED_JOB_STATES}
                       AND created_at > now() - make_interval(secs => CAST(:patience_seconds AS double precision))
-                      AND metadata @> jsonb_build_object('changes_of', collections.name)) AS is_busy
+                      AND metadata ? 'changes_of' AND metadata ->> 'changes_of' = collections.name) AS is_busy
       FROM vectormill.collections
       LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
      WHERE collections.id = :id

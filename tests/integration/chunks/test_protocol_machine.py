@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Engine, text
 
-from tests.protocol import claim, complete, dispatch_all, make_items, submit, vector_of
+from tests.protocol import check_open_job_counts, claim, complete, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import LeaseLost, WrongJobState
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.chunks import release_chunk, split_chunk
@@ -184,6 +184,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             for row in connection.execute(COUNTERS):
                 assert tuple(row) == (True, True, True)
             assert not connection.execute(DISPATCHED_OF_PAUSED).scalar_one()
+        check_open_job_counts(self.engine)
 
     def teardown(self) -> None:
         """The faults and pauses stop: honest workers finish what is left, and every item must be accounted for."""

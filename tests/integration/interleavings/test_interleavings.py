@@ -16,7 +16,7 @@ from tests.integration.interleavings.stage import Role, Stage, choose_actors
 from tests.integration.interleavings.steps import Actor
 from tests.integration.interleavings.world import World, list_jobs, repair
 from tests.promises import Witness, check_items
-from tests.protocol import SPEC, complete_on, dispatch_all
+from tests.protocol import SPEC, check_open_job_counts, complete_on, dispatch_all
 from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.deletion import discard_stale_uploads
 from vectormill.jobs.job import PAUSED
@@ -125,6 +125,7 @@ def finish(world: World) -> None:
         items = witness.acknowledged[job_id]
         shared = [item.key for item in items if item.key.startswith("k")]
         check_items(engine, job_id, items, newer_keys=shared)
+    check_open_job_counts(engine)
 
 
 @pytest.fixture

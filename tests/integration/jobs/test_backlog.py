@@ -1,14 +1,26 @@
 """What waits, by model and priority: counted without reading chunks that nobody was given, nor jobs that have ended."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine, text
 
-from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.jobs.backlog import LIST_WAITING, Waiting, list_waiting
-from vectormill.jobs.jobs import pause_job, resume_job
+from tests.protocol import (
+    SPEC,
+    check_open_job_counts,
+    claim,
+    claim_next,
+    complete,
+    dispatch_all,
+    make_items,
+    submit,
+)
+from vectormill.jobs.backlog import Waiting, add_up_counts, count_open_jobs, count_pending_items, list_waiting
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.jobs import cancel_job, delete_job, pause_job, resume_job, retry_job
+from vectormill.jobs.submission import JobWriter
+from vectormill.settings import Settings
 
 AGE = text("UPDATE vectormill.jobs SET created_at = now() - CAST(:age AS interval) WHERE id = :job_id")
 
@@ -81,20 +93,72 @@ def test_a_paused_job_waits_for_its_client_and_its_pause_is_no_age(engine: Engin
     assert 50 < waiting.oldest_seconds < 120
 
 
-def test_ten_thousand_ended_jobs_are_not_read(engine: Engine) -> None:
-    job = submit(engine, make_items(4))
+def test_the_counts_of_open_jobs_follow_every_change_of_a_job(engine: Engine) -> None:
+    upload = JobWriter(engine, NewJob(SPEC, collection="docs"), Settings(chunk_max_items=4))
+    jobs = [submit(engine, make_items(12), priority=3), submit(engine, make_items(4), collection="docs")]
+    with upload:
+        for item in make_items(400):
+            upload.add(item)
+        upload.finish()
+    check_open_job_counts(engine)
+    complete(engine, claim_next(engine))
+    check_open_job_counts(engine)
+    for change in (pause_job, resume_job, cancel_job):
+        with engine.begin() as connection:
+            change(connection, jobs[0].id)
+        check_open_job_counts(engine)
     with engine.begin() as connection:
+        delete_job(connection, jobs[1].id)
         connection.execute(
-            text("""
-                INSERT INTO vectormill.jobs (state, model, spec, priority, num_items, num_done, id, finished_at)
-                SELECT 'completed', model, spec, priority, 4, 4, gen_random_uuid(), now()
-                  FROM vectormill.jobs, generate_series(1, 10000) WHERE id = :id
-            """),
-            {"id": job.id},
-        )
-        connection.execute(text("ANALYZE vectormill.jobs"))
-        connection.execute(text("ANALYZE vectormill.chunks"))
-        plan = connection.execute(text(f"EXPLAIN (FORMAT JSON) {LIST_WAITING.text}")).scalar_one()
-    assert "ix_jobs_in_progress" in json.dumps(plan)
-    (waiting,) = look(engine)
-    assert waiting.num_jobs == 1
+            text("DELETE FROM vectormill.generations")
+        )  # the upload's job loses its generation
+    check_open_job_counts(engine)
+    with engine.connect() as connection:
+        assert count_pending_items(connection) == 400
+        assert [(each.state, each.num_jobs) for each in count_open_jobs(connection)] == [("running", 1)]
+
+
+def test_a_job_that_is_retried_is_counted_again(engine: Engine) -> None:
+    job = submit(engine, make_items(4))
+    assert complete(engine, claim_next(engine), {1: ItemFailure(EMPTY_TEXT, "It is empty.")})
+    with engine.begin() as connection:
+        assert count_pending_items(connection) == 0
+        retry_job(connection, job.id)
+        assert count_pending_items(connection) == 1
+    check_open_job_counts(engine)
+
+
+def test_added_up_counts_are_the_same_and_few(engine: Engine) -> None:
+    for _ in range(30):
+        submit(engine, make_items(1))
+    with engine.begin() as connection:  # each a job that came and went
+        for _ in range(2):
+            connection.execute(
+                text("""
+                    INSERT INTO vectormill.open_job_counts (model, state, priority, num_jobs, num_items, num_chunks)
+                    SELECT 'fake', 'running', 5, sign, sign, sign
+                      FROM generate_series(1, 400), unnest(ARRAY[-1, 1]) AS sign
+                """)
+            )
+    add_up_counts(engine)
+    check_open_job_counts(engine)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM vectormill.open_job_counts")).scalar_one() == 1
+
+
+def test_a_large_job_changes_the_counts_rarely_and_is_never_counted_too_small(engine: Engine) -> None:
+    job = submit(engine, make_items(6400), chunk_max_items=1)
+    with engine.connect() as connection:
+        num_before = connection.execute(text("SELECT count(*) FROM vectormill.open_job_counts")).scalar_one()
+    for num_done in range(0, 6401, 40):
+        with engine.begin() as connection:
+            connection.execute(
+                text(
+                    "UPDATE vectormill.jobs SET num_done = :num, num_open_chunks = 6400 - :num WHERE id = :id"
+                ),
+                {"num": num_done, "id": job.id},
+            )
+            assert 0 <= count_pending_items(connection) - (6400 - num_done) < 6400 / 64
+    with engine.connect() as connection:
+        num_after = connection.execute(text("SELECT count(*) FROM vectormill.open_job_counts")).scalar_one()
+    assert num_after - num_before == 2 * 64

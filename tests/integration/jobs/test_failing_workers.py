@@ -203,4 +203,4 @@ def test_stuck_jobs_are_found_without_reading_ended_ones(engine: Engine) -> None
         plan = connection.execute(
             text(f"EXPLAIN {LIST_STUCK_JOBS.text}"), {"models": ["fake"], "seconds": DAY}
         ).scalars()
-        assert any("ix_jobs_in_progress" in line for line in plan)
+        assert any("ix_jobs_dispatched" in line for line in plan)

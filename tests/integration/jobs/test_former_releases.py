@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.former import extract_release, fill_as_release
-from tests.protocol import claim_next, complete, vector_of
+from tests.protocol import check_open_job_counts, claim_next, complete, vector_of
 from vectormill.db.migrations import find_missing_revision, upgrade
 from vectormill.jobs.jobs import find_job
 
@@ -57,6 +57,7 @@ def test_what_a_former_release_has_stored_is_all_there_and_its_jobs_go_on(
     upgrade(database_url)
 
     assert find_missing_revision(engine) is None
+    check_open_job_counts(engine)
     after = read_tables(engine)
     for name, rows in before.items():
         assert len(after[name]) == len(rows), name

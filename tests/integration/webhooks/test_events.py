@@ -26,7 +26,7 @@ from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import ALL_JOB_STATES, NewJob
 from vectormill.jobs.jobs import cancel_job, retry_job
-from vectormill.jobs.rescue import end_cancelled_jobs
+from vectormill.jobs.rescue import end_cancelled_jobs, end_finished_jobs
 from vectormill.jobs.submission import JobWriter
 from vectormill.runs.run import REINDEX, RUN_STATES
 from vectormill.runs.runs import cancel_run, claim_run, create_run, end_run
@@ -76,7 +76,7 @@ def lose_the_finisher(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.jobs SET num_open_chunks = 0, num_done = num_items"))
     with engine.begin() as connection:
-        end_cancelled_jobs(connection)
+        end_finished_jobs(connection)
 
 
 def take_the_collection(engine: Engine) -> None:
