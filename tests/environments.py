@@ -23,9 +23,7 @@ STRATEGY: Final = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": 
 
 def make_environment(name: str, packages: Sequence[str]) -> Path:
     """Return the Python that has these packages, of an environment made once for each choice of versions."""
-    wanted = "\n".join((sys.version, *packages))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "vectormill-tests" / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    folder = name_folder(name, (sys.version, *packages))
     python, is_complete = folder / "bin" / "python", folder / "complete"
     if not is_complete.exists():
         subprocess.run((sys.executable, "-m", "venv", "--clear", str(folder)), check=True)
@@ -37,6 +35,25 @@ def make_environment(name: str, packages: Sequence[str]) -> Path:
         subprocess.run((*install, *packages), check=True, env={**STRATEGY, **variables, **os.environ})
         is_complete.touch()
     return python
+
+
+def make_node_package(name: str, version: str) -> Path:
+    """Return the folder of a package of npm with its dependencies, installed once for each version."""
+    if shutil.which("npm") is None:
+        pytest.skip(f"{name} runs on Node.js, and there is no npm here: install npm")
+    folder = name_folder(name, (version,))
+    if not (folder / "complete").exists():
+        options = ("--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder))
+        subprocess.run(("npm", "install", *options, f"{name}@{version}"), check=True)
+        (folder / "complete").touch()
+    return folder / "node_modules" / name
+
+
+def name_folder(name: str, wanted: Sequence[str]) -> Path:
+    """Return the folder that keeps an environment with these versions."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256("\n".join(wanted).encode()).hexdigest()[:12]
+    return cache / "vectormill-tests" / f"{name}-{digest}"
 
 
 def make_cluster_variables(name: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ CANARY: Final = "tests/integration/runs/test_canary.py"
 REFERENCES: Final = "tests/integration/objects/test_references.py"
 LEDGER: Final = "tests/unit/chunk/test_key_ledger.py"
 OUTPUTS: Final = "tests/integration/objects/test_outputs.py"
+REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
 ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
@@ -970,6 +971,13 @@ MUTANTS: Final = (
         "if held.place.table_url is not None and held.lease.fence > 1:",
         "if False:",
         (f"{ICEBERG}::test_parts_that_a_table_may_have_are_merged_no_more -m slow",),
+    ),
+    Mutant(
+        "the same object of Azure has another entity tag in a list",
+        "vectormill/objects/store.py",
+        'if url.startswith("az://"):',
+        "if False:",
+        (f"{REAL_STORES}::test_a_job_goes_from_a_store_into_a_store_and_leaves_nothing_over[azure] -m slow",),
     ),
     Mutant(
         "a local folder is written wherever a link leads",

@@ -162,7 +162,10 @@ def describe_object(url: str) -> StoredObject:
 
 def _describe(url: str, meta: Any) -> StoredObject:
     modified = meta["last_modified"].timestamp()
-    return StoredObject(url, meta["size"], meta["e_tag"] or f"{modified}-{meta['size']}", modified)
+    tag = meta["e_tag"] or f"{modified}-{meta['size']}"
+    if url.startswith("az://"):
+        tag = f'"{tag.strip(chr(34))}"'  # lists of Azure have no quotes around it
+    return StoredObject(url, meta["size"], tag, modified)
 
 
 def read_range(url: str, tag: str, start: int, end: int) -> bytes:

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, text
 
 from indexer.outputs import OutputKeeper
 from tests.architecture.sources import ROOT
-from tests.environments import find_packages, make_environment
 from tests.kinds import RECORDS, SCORES
+from tests.lake import configured_catalog, find_pyiceberg
 from tests.obedient_engine import FussyEngine, encoding_chunks, run_to_end
 from tests.outputs import encode
 from tests.protocol import SPEC, make_items, submit, vector_of
@@ -30,7 +30,6 @@ from vectormill.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first run installs the package
 
-PIN: Final = "pyiceberg==0.12.0"
 URL: Final = "iceberg://lake/papers.vectors"
 # Claims an output as the indexer does, and is killed once its table has it and before Postgres knows.
 KILLED: Final = """
@@ -44,32 +43,14 @@ OutputKeeper(sys.argv[1], Settings(lease_seconds=30), "killed").step()
 """
 
 
-@pytest.fixture(scope="module")
-def packages() -> Path:
-    return find_packages(make_environment("iceberg", (PIN,)))
-
-
 @pytest.fixture(params=["sqlite"])
 def catalog(
-    request: pytest.FixtureRequest,
-    packages: Path,
-    tmp_path: Path,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A catalog `lake` with a namespace `papers`, whose tables lie below the test's folder."""
+    """A catalog whose tables lie below the test's folder."""
     uri = f"sqlite:///{tmp_path}/catalog.db" if request.param == "sqlite" else database_url
-    for name, value in {"TYPE": "sql", "URI": uri, "WAREHOUSE": f"file://{tmp_path}/warehouse"}.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
     monkeypatch.setenv("VECTORMILL_OUTPUT_ROOT", str(tmp_path))
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
-    import pyiceberg.catalog
-    from pyiceberg.utils.config import Config
-
-    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # it was read when it was imported
-    with pyiceberg.catalog.load_catalog("lake") as lake:
-        lake.create_namespace("papers")
+    with configured_catalog(monkeypatch, uri=uri, warehouse=f"file://{tmp_path}/warehouse") as lake:
         yield lake
 
 
@@ -151,14 +132,12 @@ def test_a_table_has_the_values_that_the_parts_have(engine: Engine, catalog: Any
     assert catalog.load_table("papers.vectors").scan().to_arrow().to_pylist() == expected
 
 
-def test_a_kill_after_the_commit_of_the_table_adds_nothing_twice(
-    engine: Engine, catalog: Any, packages: Path
-) -> None:
+def test_a_kill_after_the_commit_of_the_table_adds_nothing_twice(engine: Engine, catalog: Any) -> None:
     items = make_items(6)
     job = submit(engine, items, output_url=URL, chunk_max_items=2)
     encode(engine, job)
     url = engine.url.render_as_string(hide_password=False)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{find_pyiceberg()}"}
     killed = subprocess.run(
         (sys.executable, "-c", KILLED, url), env=environment, capture_output=True, timeout=60
     )
@@ -173,9 +152,7 @@ def test_a_kill_after_the_commit_of_the_table_adds_nothing_twice(
 
 
 @pytest.mark.parametrize("since", ["nothing", "killed", "compacted"])
-def test_a_retry_adds_only_what_failed_before(
-    engine: Engine, catalog: Any, since: str, packages: Path
-) -> None:
+def test_a_retry_adds_only_what_failed_before(engine: Engine, catalog: Any, since: str) -> None:
     items = [*make_items(5), Item("blank", b" "), Item("last", b"text")]
     job = submit(engine, items, output_url=URL, chunk_max_items=2)
     fussy = FussyEngine()
