@@ -2,12 +2,14 @@
 
 Removed are deleted jobs, ended jobs, abandoned uploads, files of requests, dead workers, deliveries of
 webhooks, old Idempotency-Keys, and generations that others have replaced. The pruner has a thread and a
-connection of its own, because a job of ten million vectors takes minutes to remove.
+connection of its own, because a job of ten million vectors takes minutes to remove. Duties and jobs take turns, so
+none waits for the end of another.
 """
 
 import logging
 import time
 from collections.abc import Callable
+from uuid import UUID
 
 from sqlalchemy import Engine
 
@@ -17,6 +19,7 @@ from vectormill.batches.files import delete_file_batch, discard_old_files
 from vectormill.collections.removals import drop_orphaned_tables
 from vectormill.collections.swaps import prune_retired_generations
 from vectormill.db.idempotency import delete_old_keys
+from vectormill.db.outages import is_outage
 from vectormill.jobs.deletion import (
     delete_batch,
     delete_dead_workers,
@@ -24,6 +27,7 @@ from vectormill.jobs.deletion import (
     discard_ended_puts,
     discard_expired_jobs,
     discard_stale_uploads,
+    lock_discarded_job,
 )
 from vectormill.jobs.failing import fail_waiting_chunks, find_stuck_jobs
 from vectormill.runs.runs import prune_runs
@@ -33,18 +37,29 @@ from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)
 
-# The chunks that one transaction deletes. Postgres keeps long values in pieces, so 100 chunks of 1 MiB of
-# text are some 50,000 rows.
+# The chunks of a job that its first transaction deletes, and later ones at most. Postgres keeps long values in
+# pieces, so 100 chunks of 1 MiB of text are some 50,000 rows, while chunks by reference are one row each.
 BATCH_CHUNKS = 100
+MOST_CHUNKS = 10_000
+# A transaction that takes no longer than this is followed by one of twice its size.
+QUICK_SECONDS = 0.2
 BATCH_ERRORS = 10_000
 # The chunks that one transaction fails. Each has up to 2,048 items by default, and each item becomes a row.
 BATCH_FAILED_CHUNKS = 10
 BATCH_DELIVERIES = 10_000
+BATCH_JOBS = 1_000
 BATCH_RUNS = 1_000
 # After this time the other duties get their turn, and the removal continues afterwards.
-DELETING_SECONDS = 5.0
+DELETING_SECONDS = 2.0
 _PAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
+
+
+def plan_batch(num_chunks: int, seconds: float) -> int:
+    """Return the chunks that the next transaction deletes after one that deleted `num_chunks` in `seconds`."""
+    if seconds <= QUICK_SECONDS:
+        return min(2 * num_chunks, MOST_CHUNKS)
+    return num_chunks if seconds <= 2 * QUICK_SECONDS else max(num_chunks // 2, 1)
 
 
 class Pruner(Loop):
@@ -71,23 +86,41 @@ class Pruner(Loop):
         self._upload_timeout_seconds = upload_timeout_seconds
         self._clock = clock
         self._has_more = False
+        self._last_seq = 0  # of the job that had the last turn
+        self._num_chunks: dict[UUID, int] = {}  # by job, that the next transaction deletes
         self._scrubber = Scrubber(engine)
 
     def step(self) -> bool:
         self._has_more = False
         self.prune()
-        self._scrubber.scrub(self.stopping.is_set)
+        self._take_turn(lambda: self._scrubber.scrub(self.stopping.is_set))
         return self._has_more
 
     def prune(self) -> int:
-        """Carry out one round, which removes jobs for at most DELETING_SECONDS.
+        """Carry out one round, in which each duty has a turn of at most a few seconds.
 
         Return the number of jobs removed.
         """
+        for duty in (self._discard, self._drop_tables, self._fail_stuck_jobs, self._delete_files):
+            self._take_turn(duty)
+        return self._take_turn(self._delete_jobs)
+
+    def _take_turn(self, duty: Callable[[], int | None]) -> int:
+        """Return the result of a duty. An error of its own is logged, and must not take the turns of the others."""
+        try:
+            return duty() or 0
+        except Exception as error:
+            if is_outage(error):
+                raise
+            logger.exception("Retrying after an error in pruning.")
+            return 0
+
+    def _discard(self) -> None:
         with self._engine.begin() as connection:
             num_uploads = discard_stale_uploads(connection, self._upload_timeout_seconds)
-            discard_expired_jobs(connection, self._retention_seconds)
-            discard_ended_puts(connection)
+            num_expired = discard_expired_jobs(connection, self._retention_seconds, BATCH_JOBS)
+            num_puts = discard_ended_puts(connection, limit=BATCH_JOBS)
+            self._has_more |= BATCH_JOBS in (num_expired, num_puts)
             delete_dead_workers(connection)
             delete_forgotten_queries(connection)
             prune_pushes(connection, self._upload_timeout_seconds)
@@ -99,25 +132,35 @@ class Pruner(Loop):
             prune_runs(connection, self._retention_seconds, BATCH_RUNS)
         if num_uploads:
             logger.info("Removing %d uploads whose client went silent.", num_uploads)
+
+    def _drop_tables(self) -> None:
         num_generations = prune_retired_generations(self._engine, self._retired_seconds)
         if num_generations:
             logger.info("Dropped the tables of %d replaced generations.", num_generations)
         num_tables = drop_orphaned_tables(self._engine)
         if num_tables:
             logger.info("Dropped %d tables of deleted collections.", num_tables)
-        self._fail_stuck_jobs()
-        self._delete_files()
+
+    def _delete_jobs(self) -> int:
+        """Remove discarded jobs for at most DELETING_SECONDS, a batch of each in turn. Return the number of jobs."""
         num_jobs = 0
-        until = self._clock() + DELETING_SECONDS
+        now = self._clock()
+        until = now + DELETING_SECONDS
         while not self.stopping.is_set():
-            if self._clock() >= until:
+            if now >= until:
                 self._has_more = True
                 break
             with self._engine.begin() as connection:
-                is_gone = delete_batch(connection, BATCH_CHUNKS, BATCH_ERRORS)
-            if is_gone is None:
-                break
+                job = lock_discarded_job(connection, self._last_seq)
+                if job is None:
+                    break
+                num_chunks = self._num_chunks.pop(job.id, BATCH_CHUNKS)
+                is_gone = delete_batch(connection, job.id, num_chunks, BATCH_ERRORS)
+            self._last_seq = job.seq
+            began, now = now, self._clock()
             num_jobs += is_gone
+            if not is_gone:
+                self._num_chunks[job.id] = plan_batch(num_chunks, now - began)
         if num_jobs:
             logger.info("Removed %d jobs that were deleted or past their retention period.", num_jobs)
         return num_jobs
@@ -142,7 +185,11 @@ class Pruner(Loop):
 
     def _delete_files(self) -> None:
         num_files = 0
+        until = self._clock() + DELETING_SECONDS
         while not self.stopping.is_set():
+            if self._clock() >= until:
+                self._has_more = True
+                break
             with self._engine.begin() as connection:
                 is_gone = delete_file_batch(connection)
             if is_gone is None:

@@ -36,6 +36,7 @@ REPEATED: Final = "tests/integration/api/test_api_idempotency.py"
 CRASHES: Final = "tests/integration/crashes/test_crash_points.py"
 WORK: Final = "tests/integration/work/test_contract.py"
 BACKLOG: Final = "tests/integration/jobs/test_backlog.py"
+PRUNING: Final = "tests/integration/jobs/test_pruning.py"
 FREQUENT: Final = (
     "tests/integration/scale/test_frequent_statements.py::"
     "test_what_runs_often_reads_little_among_a_hundred_thousand_open_jobs"
@@ -1077,5 +1078,19 @@ MUTANTS: Final = (
         "ON vectormill.runs (collection_id, finished_at) WHERE kind = 'index'",
         "ON vectormill.runs (finished_at, collection_id) WHERE kind = 'check'",
         (f"{FREQUENT}[keep_house] -m tail",),
+    ),
+    Mutant(
+        "a large job is removed to its end before the next",
+        "scheduler/pruner.py",
+        "self._last_seq = job.seq",
+        "self._last_seq = 0",
+        (f"{PRUNING}::test_a_small_job_is_removed_before_a_large_one_that_was_deleted_earlier",),
+    ),
+    Mutant(
+        "an error of one duty of the pruner ends the round",
+        "scheduler/pruner.py",
+        "if is_outage(error):",
+        "if True:",
+        (f"{PRUNING}::test_an_error_of_one_duty_takes_no_turn_from_the_others",),
     ),
 )

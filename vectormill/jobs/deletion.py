@@ -4,10 +4,10 @@ In between the job's state is `deleting`: find_job and list_jobs skip it, and it
 pruner that is killed between batches loses nothing; the next one continues. Rows in collections stay.
 """
 
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from vectormill.jobs.job import state_after_delete
 from vectormill.jobs.jobs import lock_job
@@ -125,7 +125,8 @@ def discard_ended_puts(
 # The row is locked until the batch is done, so that two pruners never work on one job. Unlike elsewhere the
 # job is locked before its chunks, which is safe because nobody else locks chunks of an ended job.
 FIND_DISCARDED_JOB = text("""
-    SELECT id FROM vectormill.jobs WHERE state = 'deleting' ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
+    SELECT id, seq FROM vectormill.jobs WHERE state = 'deleting' AND seq > :after_seq
+     ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
 """)
 
 # The payload, vectors and truncations of a chunk are deleted with it by cascade.
@@ -146,15 +147,23 @@ DELETE_EMPTY_JOB = text("""
 """)
 
 
-def delete_batch(connection: Connection, max_chunks: int, max_errors: int) -> bool | None:
-    """Delete at most this many chunks and errors of one discarded job.
+def lock_discarded_job(connection: Connection, after_seq: int = 0) -> Row[Any] | None:
+    """Lock the next discarded job after `after_seq`, or else the first one.
 
-    Return True if the job itself was deleted too, False if rows of it remain, and None if no job is
-    discarded.
+    Return its id and seq, or None if no job is discarded.
     """
-    job_id = connection.execute(FIND_DISCARDED_JOB).scalar_one_or_none()
-    if job_id is None:
-        return None
+    for after in (after_seq, 0):
+        row = connection.execute(FIND_DISCARDED_JOB, {"after_seq": after}).one_or_none()
+        if row is not None:
+            return row
+    return None
+
+
+def delete_batch(connection: Connection, job_id: UUID, max_chunks: int, max_errors: int) -> bool:
+    """Delete at most this many chunks and errors of a locked, discarded job.
+
+    Return True if the job itself was deleted too, False if rows of it remain.
+    """
     num_chunks = len(connection.execute(DELETE_CHUNKS, {"job_id": job_id, "limit": max_chunks}).all())
     num_errors = len(connection.execute(DELETE_ERRORS, {"job_id": job_id, "limit": max_errors}).all())
     if num_chunks == max_chunks or num_errors == max_errors:

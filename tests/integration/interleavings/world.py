@@ -31,7 +31,13 @@ from vectormill.domain.errors import (
 from vectormill.jobs.chunk import LEASED, ChunkOutcome, Claim, load_payload
 from vectormill.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
-from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
+from vectormill.jobs.deletion import (
+    delete_batch,
+    discard_expired_jobs,
+    discard_job,
+    discard_stale_uploads,
+    lock_discarded_job,
+)
 from vectormill.jobs.dispatch import list_queued, recall_dispatches
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import CANCELLING
@@ -170,7 +176,9 @@ class World:
         with outage(), self.engine.begin() as connection:
             discard_expired_jobs(connection, -1, limit=1)
         with outage(), self.engine.begin() as connection:
-            delete_batch(connection, max_chunks=2, max_errors=1)
+            job = lock_discarded_job(connection)
+            if job is not None:
+                delete_batch(connection, job.id, max_chunks=2, max_errors=1)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

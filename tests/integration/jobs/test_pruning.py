@@ -3,14 +3,15 @@
 import itertools
 
 import pytest
+from psycopg.errors import UndefinedTable
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from scheduler import pruner
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job
+from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, lock_discarded_job
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import Job, NewJob
@@ -110,12 +111,13 @@ def test_a_job_is_removed_in_batches_and_whoever_comes_after_a_crash_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
-    discard(engine, run_job(engine, 7))
+    job = run_job(engine, 7)
+    discard(engine, job)
     with engine.begin() as connection:
-        assert delete_batch(connection, max_chunks=2, max_errors=3) is False
+        assert delete_batch(connection, job.id, max_chunks=2, max_errors=3) is False
     assert count_rows(engine) == (1, 5, 5, 5, 4)
     with engine.connect() as connection:  # killed in the middle of the next batch
-        assert delete_batch(connection, max_chunks=2, max_errors=3) is False
+        assert delete_batch(connection, job.id, max_chunks=2, max_errors=3) is False
         connection.rollback()
     assert count_rows(engine) == (1, 5, 5, 5, 4)
     assert Pruner(engine, NEVER, NEVER).prune() == 1
@@ -126,7 +128,9 @@ def test_two_pruners_do_not_wait_for_each_other(engine: Engine) -> None:
     first, second = run_job(engine, prefix="first"), run_job(engine, prefix="second")
     discard(engine, first)
     with engine.begin() as connection:
-        assert delete_batch(connection, 9, 9) is True
+        job = lock_discarded_job(connection)
+        assert job is not None
+        assert delete_batch(connection, job.id, 9, 9) is True
         assert Pruner(engine, NEVER, NEVER).prune() == 0
         discard(engine, second)
         assert Pruner(engine, NEVER, NEVER).prune() == 1
@@ -180,10 +184,49 @@ def test_the_removal_of_a_large_job_gives_the_other_duties_their_turn(
 ) -> None:
     monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
     discard(engine, run_job(engine, 7))
-    moments = itertools.count(step=pruner.DELETING_SECONDS / 2)
+    moments = itertools.count(step=pruner.DELETING_SECONDS)
     duty = Pruner(engine, NEVER, NEVER, clock=lambda: next(moments))
     assert duty.prune() == 0  # one batch, and then the time is over
     assert 0 < count_rows(engine)[1] < 7
     while duty.prune() == 0:
         pass
     assert count_rows(engine) == (0, 0, 0, 0, 0)
+
+
+def test_a_small_job_is_removed_before_a_large_one_that_was_deleted_earlier(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
+    discard(engine, run_job(engine, 7))
+    discard(engine, run_job(engine, 1, prefix="small"))
+    moments = itertools.count(step=pruner.DELETING_SECONDS / 2)
+    duty = Pruner(engine, NEVER, NEVER, clock=lambda: next(moments))
+    assert duty.prune() == 1
+    assert count_rows(engine)[:2] == (1, 5)
+
+
+def test_an_error_of_one_duty_takes_no_turn_from_the_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> int:
+        raise ProgrammingError("DROP TABLE", {}, UndefinedTable("it is gone"))
+
+    monkeypatch.setattr(pruner, "drop_orphaned_tables", fail)
+    discard(engine, run_job(engine))
+    assert Pruner(engine, NEVER, NEVER).prune() == 1
+
+
+@pytest.mark.parametrize(
+    ("num_chunks", "seconds", "planned"),
+    [
+        (100, 0.01, 200),
+        (8_000, 0.2, 10_000),  # a transaction has a limit whatever its time
+        (200, 0.3, 200),
+        (200, 0.5, 100),
+        (1, 9.0, 1),
+    ],
+)
+def test_a_batch_grows_while_it_is_quick_and_shrinks_when_it_is_slow(
+    num_chunks: int, seconds: float, planned: int
+) -> None:
+    assert pruner.plan_batch(num_chunks, seconds) == planned
