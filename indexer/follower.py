@@ -6,11 +6,10 @@ a follower is killed. Any number of followers may run. Scheduled re-indexing rem
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg import sql
 from sqlalchemy import Connection, Engine
 
 from vectormill.collections.collections import find_generation
@@ -39,7 +38,7 @@ from vectormill.sources.following import (
     remove_failed,
     try_to_follow,
 )
-from vectormill.sources.opening import open_source
+from vectormill.sources.lookups import read_keys
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import NONE, Source, parse_split
 from vectormill.work.loop import Loop
@@ -56,7 +55,6 @@ PATIENCE_SECONDS: Final = 60.0
 # The pause after a failure; it doubles with each further one, up to a limit.
 FIRST_BACKOFF_SECONDS: Final = 2.0
 LAST_BACKOFF_SECONDS: Final = 60.0
-READ_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 5.0
 
 
@@ -222,28 +220,3 @@ def _submit(
         for item in items:
             writer.add(item)
         writer.finish(lambda connection, _: settle(connection))
-
-
-ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} = ANY({keys})"
-
-
-def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[Item]:
-    """Return the rows or passages that the source has under these keys now. Raise SourceFailed.
-
-    The keys are an untyped literal, which takes the type of the column, so that an index on it is used.
-    """
-    options = source.options
-    query = ROWS_OF_KEYS.format(
-        query=options["query"].strip().rstrip("; \n\t"),
-        key=sql.Identifier(source.key_column).as_string(None),
-        keys=sql.Literal(write_array(keys)).as_string(None),
-    )
-    some = Source(source.kind, {**options, "query": query}, source.split)
-    batches = open_source(some, place, patience_seconds=READ_SECONDS).read()
-    return [item for batch in batches for item in batch]
-
-
-def write_array(values: Sequence[str]) -> str:
-    """Return the texts as a literal of a Postgres array."""
-    quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return "{" + ",".join(f'"{value}"' for value in quoted) + "}"

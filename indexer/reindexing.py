@@ -61,10 +61,11 @@ from vectormill.runs.run import (
     refuse_change,
 )
 from vectormill.runs.runs import forget_attempts, refuse_without_texts
+from vectormill.sources.lookups import find_present
 from vectormill.sources.opening import open_source
 from vectormill.sources.own_texts import CarriedTextReader
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import OWN_TEXTS, Source
+from vectormill.sources.source import OWN_TEXTS, SQL, Source
 from vectormill.sources.sources import find_source_of_run
 
 # The number of batches that wait for the database; each takes up memory.
@@ -185,7 +186,8 @@ def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target,
 def describe_reading(source: Reader) -> dict[str, Any]:
     """Return the report of a reading: faults of rows, and whether rows missing from the source are gone."""
     complaints = source.complaints.to_json() if source.complaints else {}
-    return {**complaints, "tells_what_vanished": source.tells_what_vanished}
+    asked = {"must_be_asked": True} if source.must_be_asked else {}
+    return {**complaints, "tells_what_vanished": source.tells_what_vanished, **asked}
 
 
 # A place after all others, so that only jobs that have not ended get twins.
@@ -204,7 +206,13 @@ def open_run_source(context: RunContext) -> Reader:
     with context.engine.connect() as connection:
         refuse_without_texts(connection, run.collection)
         source = find_source_of_run(connection, run.collection_id) or Source(OWN_TEXTS, {})
-    place = SourcePlace(
+    return open_source(source, place_of(context))
+
+
+def place_of(context: RunContext) -> SourcePlace:
+    """Return the context in which the run reads its source."""
+    run = context.run
+    return SourcePlace(
         context.engine,
         context.settings,
         context.registry,
@@ -212,7 +220,6 @@ def open_run_source(context: RunContext) -> Reader:
         spec=run.spec,
         run_id=run.id,
     )
-    return open_source(source, place)
 
 
 def open_carried(context: RunContext) -> CarriedTextReader:
@@ -228,10 +235,7 @@ def open_carried(context: RunContext) -> CarriedTextReader:
     if live.id != retired_id:
         twins_since = since_seq if run.options.get("allow_missing") else _OPEN_JOBS_ONLY
         add_missing_twins(engine, live, retired_id, twins_since)
-    place = SourcePlace(
-        engine, context.settings, context.registry, collection=run.collection, spec=run.spec, run_id=run.id
-    )
-    return CarriedTextReader(place, retired_id, since_seq)
+    return CarriedTextReader(place_of(context), retired_id, since_seq)
 
 
 _MOVED_PER_BATCH: Final = 2000
@@ -537,6 +541,25 @@ def delete_failed(context: RunContext, progress: ClaimProgress, job: Job) -> Non
 _DELETED_PER_BATCH: Final = 1000
 
 
+def leave_out_present(context: RunContext, keys: list[str]) -> list[str]:
+    """Return the keys that the source does not have now either, if it has not been read at one moment.
+
+    Raise SourceFailed if it cannot be asked.
+    """
+    run = context.run
+    if not run.report.get(READING, {}).get("must_be_asked"):
+        return keys
+    with context.engine.connect() as connection:
+        source = find_source_of_run(connection, run.collection_id)
+    if source is None or source.kind != SQL:
+        raise SourceFailed(
+            "The collection got another source, which cannot be asked for rows that seem to have vanished; they were "
+            "left. Start the run again."
+        )
+    present = find_present(source, place_of(context), keys)
+    return [key for key in keys if key not in present]
+
+
 def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
     """Delete rows that the source no longer has, except those that a client put since the run began."""
     run = context.run
@@ -549,9 +572,13 @@ def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
             target = find_target(connection, run)
             require_stage(connection, target.stage)
             vanished = list_vanished(connection, target.stage, after=after, limit=_DELETED_PER_BATCH)
-            if not vanished:
-                return
-            keys = [key for _, key in vanished]
+        if not vanished:
+            return
+        keys = leave_out_present(context, [key for _, key in vanished])
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            require_stage(connection, target.stage)
             num_deleted = remove_items(connection, target.generation, keys, [run.seq] * len(keys))
             counts = progress.add(num_deleted=num_deleted)
             progress.save(connection, counts)

@@ -1093,4 +1093,28 @@ MUTANTS: Final = (
         "if True:",
         (f"{PRUNING}::test_an_error_of_one_duty_takes_no_turn_from_the_others",),
     ),
+    Mutant(
+        "a row that was inserted behind its page is deleted",
+        "indexer/reindexing.py",
+        "return [key for key in keys if key not in present]",
+        "return keys",
+        (
+            "tests/integration/runs/test_followed_sources.py::"
+            "test_a_row_that_no_page_had_is_deleted_only_if_the_source_does_not_have_it",
+        ),
+    ),
+    Mutant(
+        "a key that lies on two pages is not found",
+        "vectormill/sources/sql.py",
+        "if num_known > 1:",
+        "if False:",
+        ("tests/integration/sources/test_source_readers.py::test_pages_refuse_what_one_reading_refuses",),
+    ),
+    Mutant(
+        "rows without a key are on no page",
+        "vectormill/sources/sql.py",
+        "yield columns, rows  # which is refused",
+        "pass  # which is refused",
+        ("tests/integration/sources/test_source_readers.py::test_pages_refuse_what_one_reading_refuses",),
+    ),
 )

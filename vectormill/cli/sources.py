@@ -93,6 +93,7 @@ def set_source(
     text_pair: str | None = None,
     metadata: Texts = None,
     metadata_json: str | None = None,
+    pages: bool = False,
     url_env: str | None = None,
     url_file: str | None = None,
     format: str | None = None,
@@ -115,6 +116,8 @@ def set_source(
         text (COLUMN): The column with the text.  [default: text]
         metadata (COLUMN): A column to keep as metadata. May be repeated.
         metadata_json (COLUMN): The column with the metadata as JSON objects, instead of --metadata.
+        pages: Read the query in the order of its key, a page in each transaction; for large tables of Postgres with
+            an index by that column.
         url_env (VARIABLE): The environment variable with the database's URL, in the processes that read the source.
         url_file (FILE): The file with the database's URL, for the same processes. Without either, the service's own
             database is read.
@@ -133,7 +136,13 @@ def set_source(
     }
     asked: dict[str, dict[str, Any]] = {}
     if sql is not None:
-        asked["sql"] = {"query": sql, **columns, "url_env": url_env, "url_file": url_file}
+        asked["sql"] = {
+            "query": sql,
+            **columns,
+            "pages": pages or None,
+            "url_env": url_env,
+            "url_file": url_file,
+        }
     if files:
         asked["files"] = {"files": [absolute(name) for name in files], **columns, "format": format}
     if tree is not None:

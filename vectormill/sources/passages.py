@@ -32,6 +32,7 @@ class PassageReader(Reader):
         self._split = split
         self._place = place
         self.complaints = documents.complaints
+        self.must_be_asked = documents.must_be_asked
 
     def read(self) -> Iterator[Sequence[Item]]:
         plain, markdown = make_cuts(self._split, self._place)

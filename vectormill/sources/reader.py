@@ -98,6 +98,8 @@ class Reader:
 
     # True if a row that was not read no longer exists in the source.
     tells_what_vanished: bool = True
+    # True if a row that was not read may exist nevertheless, so that the source must be asked before it is deleted.
+    must_be_asked: bool = False
 
     def __init__(self) -> None:
         self.complaints = Complaints()

@@ -167,6 +167,8 @@ class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
     kind = SQL
 
     query: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    # Read in the order of the key, a page in each transaction, instead of all rows in one.
+    pages: bool = False
     url_env: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = None
     url_file: Named | None = None
 

@@ -12,6 +12,7 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 import psycopg
+from psycopg import sql
 from psycopg.types.json import set_json_loads
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,13 +21,13 @@ from sqlalchemy.pool import NullPool
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
-from vectormill.sources.reader import Assembler, BatchSize, Reader, SourcePlace, choose_failure
+from vectormill.sources.reader import MOST_ROWS, Assembler, BatchSize, Reader, SourcePlace, choose_failure
 from vectormill.sources.settings import read_secret, read_secret_file
 from vectormill.sources.source import SqlOptions
 
 APPLICATION_NAME: Final = "vectormill source"
 
-# Reading a source is one long transaction on purpose, so the timeout of idle transactions, which ends
+# Reading a source at once is one long transaction on purpose, so the timeout of idle transactions, which ends
 # forgotten ones elsewhere, is switched off.
 READ_ON = (
     "SET LOCAL idle_in_transaction_session_timeout = 0",
@@ -50,6 +51,7 @@ class SqlReader(Reader):
     def __init__(self, options: SqlOptions, place: SourcePlace, patience_seconds: float = 0) -> None:
         super().__init__()
         self._options = options
+        self.must_be_asked = options.pages
         self._place = place
         self._patience_ms = int(1000 * patience_seconds)
         self._lock = threading.Lock()
@@ -57,16 +59,68 @@ class SqlReader(Reader):
         self._is_cancelled = False
 
     def read(self) -> Iterator[Sequence[Item]]:
-        query = strip(self._options.query)
-        with self._speaking() as connection, streaming(connection, query) as (names, fetch):
-            columns = find_columns(names, self._options)
-            assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
-            size = BatchSize()
-            while rows := fetch(size.rows):
+        assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
+        size = BatchSize()
+        with self._speaking() as connection:
+            batches = self._read_pages if self._options.pages else self._read_at_once
+            for columns, rows in batches(connection, size):
                 values = list(zip(*rows, strict=True))
                 items = assembler.assemble(*self._options.pick(values, columns))
                 size.learn(items)
                 yield items
+
+    def _read_at_once(
+        self, connection: Connection, size: BatchSize
+    ) -> Iterator[tuple[list[int], Sequence[Any]]]:
+        """Yield batches of rows, all from one transaction, each with the positions of its columns."""
+        query = strip(self._options.query)
+        with self._transaction(connection), streaming(connection, query) as (names, fetch):
+            columns = find_columns(names, self._options)
+            while rows := fetch(size.rows):
+                yield columns, rows
+
+    def _read_pages(
+        self, connection: Connection, size: BatchSize
+    ) -> Iterator[tuple[list[int], Sequence[Any]]]:
+        """Yield batches of rows in the order of the key, each read in a transaction that is over by then.
+
+        A page begins with the last row of the one before, so that equal keys are found, and rows without a key are
+        looked for at the end.
+        """
+        if connection.dialect.name != "postgresql":
+            raise SourceFailed("Only a query on Postgres can be read in pages.")
+        last: str | None = None
+        is_over = False
+        while not is_over:
+            limit = size.rows + (last is not None)
+            columns, rows = self._read_page(connection, write_page(self._options, last, limit))
+            is_over = len(rows) < limit
+            num_known = 0 if last is None else sum(row[-1] == last for row in rows[:2])
+            if num_known > 1:
+                raise SourceFailed(f"The query: duplicate key {last!r}; each row must have a unique key.")
+            if rows[num_known:]:
+                last = rows[-1][-1]
+                yield columns, rows[num_known:]
+        columns, rows = self._read_page(connection, write_page(self._options, None, 1, only_null=True))
+        if rows:
+            yield columns, rows  # which is refused as any row without a key
+
+    def _read_page(self, connection: Connection, query: str) -> tuple[list[int], Sequence[Any]]:
+        with self._transaction(connection), streaming(connection, query) as (names, fetch):
+            return find_columns(names, self._options), fetch(2 * MOST_ROWS)
+
+    def describe_key(self) -> str:
+        """Return the type of the key column, as Postgres writes it in SQL."""
+        with self._speaking() as connection, self._transaction(connection):
+            driver: Any = connection.connection.driver_connection
+            found = driver.execute(write_page(self._options, None, 0).encode())
+            columns = {column.name: column.type_code for column in found.description}
+            find_columns(list(columns), self._options)
+            return str(
+                driver.execute("SELECT format_type(%s::oid, NULL)", (columns[self._options.key],)).fetchone()[
+                    0
+                ]
+            )
 
     def cancel(self) -> None:
         """Cancel the query on the server, from another thread, so that reading fails.
@@ -91,7 +145,7 @@ class SqlReader(Reader):
 
     def count_rows(self) -> int | None:
         """Return the Postgres planner's estimate of the number of rows; None for other databases."""
-        with self._speaking() as connection:
+        with self._speaking() as connection, self._transaction(connection):
             if connection.dialect.name != "postgresql":
                 return None
             plain = connection.execution_options(no_parameters=True)
@@ -106,16 +160,11 @@ class SqlReader(Reader):
         try:
             engine = self._open(secrets)
             with engine.connect() as connection:
-                is_postgres = connection.dialect.name == "postgresql"
-                if is_postgres:
+                if connection.dialect.name == "postgresql":
                     connection = connection.execution_options(postgresql_readonly=True)
                 self._hold(connection)
                 try:
-                    with connection.begin() as transaction:
-                        for statement in READ_ON if is_postgres else ():
-                            connection.execute(text(statement.format(milliseconds=self._patience_ms)))
-                        yield connection
-                        transaction.rollback()  # leaves no trace, whatever the query did
+                    yield connection
                 finally:
                     self._hold(None)
         except SourceFailed:
@@ -126,6 +175,14 @@ class SqlReader(Reader):
         finally:
             if engine is not None and engine is not self._place.engine:
                 engine.dispose()
+
+    @contextmanager
+    def _transaction(self, connection: Connection) -> Iterator[None]:
+        with connection.begin() as transaction:
+            for statement in READ_ON if connection.dialect.name == "postgresql" else ():
+                connection.execute(text(statement.format(milliseconds=self._patience_ms)))
+            yield
+            transaction.rollback()  # leaves no trace, whatever the query did
 
     def _open(self, secrets: list[str]) -> Engine:
         options = self._options
@@ -163,6 +220,23 @@ def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], F
     options = {"stream_results": True, "max_row_buffer": 1, "no_parameters": True}
     with connection.execution_options(**options).exec_driver_sql(query) as result:
         yield list(result.keys()), result.fetchmany
+
+
+# The key is compared in its own type and order, for which its text is an untyped literal.
+PAGE: Final = """
+SELECT source.*, CAST(source.{key} AS text) FROM (
+{query}
+) AS source WHERE {condition} ORDER BY source.{key} LIMIT {limit}
+"""
+
+
+def write_page(options: SqlOptions, first: str | None, limit: int, *, only_null: bool = False) -> str:
+    """Return the query of a page from the key `first` on; the key as text is its last column."""
+    key = sql.Identifier(options.key).as_string(None)
+    condition = f"source.{key} IS NULL" if only_null else "true"
+    if first is not None:
+        condition = f"source.{key} >= {sql.Literal(first).as_string(None)}"
+    return PAGE.format(key=key, query=strip(options.query), condition=condition, limit=limit)
 
 
 def find_columns(there: list[str], options: SqlOptions) -> list[int]:

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
+from indexer import reindexing
 from tests.api_server import api_client, encoding_meanwhile
 from tests.indexers import (
     KeptSource,
@@ -118,6 +119,33 @@ def test_a_query_is_followed_and_one_that_fails_midway_deletes_nothing(
     assert failed.state == "failed"
     assert "integer overflow" in str(failed.error)
     assert contents(followed) == before
+
+
+@pytest.mark.parametrize("split", [{}, PARAGRAPHS])
+def test_a_row_that_no_page_had_is_deleted_only_if_the_source_does_not_have_it(
+    followed: Engine, monkeypatch: pytest.MonkeyPatch, split: dict[str, Any]
+) -> None:
+    with followed.begin() as connection:
+        connection.execute(text("CREATE TABLE papers (id int PRIMARY KEY, body text)"))
+        connection.execute(text("INSERT INTO papers SELECT n, 'text ' || n FROM generate_series(1, 20) AS n"))
+    options = {"query": "SELECT * FROM papers", "key": "id", "text": "body", "pages": True}
+    set_source(followed, Source(SQL, options, split))
+    assert follow(followed).counts.num_new == 20
+    before = contents(followed)
+    with followed.begin() as connection:
+        connection.execute(text("DELETE FROM papers WHERE id IN (3, 7, 9)"))
+    look_for_vanished = reindexing.look_for_vanished
+
+    def look_after_an_insert(*arguments: Any) -> None:
+        with followed.begin() as connection:
+            connection.execute(text("INSERT INTO papers VALUES (3, 'back'), (9, 'text 9')"))
+        look_for_vanished(*arguments)
+
+    monkeypatch.setattr(reindexing, "look_for_vanished", look_after_an_insert)
+    ended = follow(followed)
+    assert (ended.state, ended.counts.num_deleted) == ("completed", 1)
+    gone = {"7#0" if split else "7"}
+    assert contents(followed) == {key: row for key, row in before.items() if key not in gone}
 
 
 def test_only_a_push_of_all_rows_deletes_the_others(followed: Engine) -> None:

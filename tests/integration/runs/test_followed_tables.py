@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
 from indexer import follower
-from indexer.follower import ROWS_OF_KEYS, Follower, follow_collection, write_array
+from indexer.follower import Follower, follow_collection
 from tests.api_server import encode_waiting
 from tests.kinds import RECORDS, SCORES
 from tests.papers import (
@@ -32,6 +32,7 @@ from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption
 from vectormill.jobs.deletion import discard_ended_puts
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.sources import lookups
 from vectormill.sources.following import (
     LIST_CHANGED_COLLECTIONS,
     LIST_CHANGES,
@@ -41,6 +42,7 @@ from vectormill.sources.following import (
     list_followed_tables,
     unfollow_table,
 )
+from vectormill.sources.lookups import ROWS_OF_KEYS, write_array
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_a_transaction_that_commits_late_is_not_overlooked(engine: Engine, follo
 def test_a_change_during_a_round_is_done_in_the_next(
     engine: Engine, followed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = follower.read_keys
+    read = lookups.read_keys
     run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")
 
     def read_and_be_overtaken(*arguments: Any) -> Any:
@@ -154,7 +156,7 @@ def test_of_two_followers_at_once_one_submits_a_change(engine: Engine, followed:
 def test_a_follower_whose_changes_another_has_taken_keeps_nothing(
     engine: Engine, followed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = follower.read_keys
+    read = lookups.read_keys
     run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")
 
     def read_and_lose(*arguments: Any) -> Any:

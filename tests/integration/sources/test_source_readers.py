@@ -14,6 +14,7 @@ from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrup
 from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.sources.lookups import find_present
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import OWN_TEXTS, PUSH, SQL, Source
@@ -106,6 +107,96 @@ def test_what_cannot_be_read_is_refused_with_its_reason(place: SourcePlace) -> N
             read_all(open_query(place, query))
         with place.engine.connect() as connection:
             assert connection.execute(text("SELECT to_regclass('vectormill.jobs')")).scalar_one() is not None
+
+
+ARTICLES = """
+    CREATE TABLE articles (
+        id {type}, body text GENERATED ALWAYS AS ('text ' || id::text) STORED, lang text DEFAULT 'de'
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("type", "made"),
+    [
+        ("bigint", "n - 300"),
+        ("text", "'k' || n"),
+        ("uuid", "CAST(md5(CAST(n AS text)) AS uuid)"),
+        ("numeric", "n * 1.5"),
+    ],
+)
+def test_pages_have_the_rows_of_the_query_in_the_order_of_their_keys(
+    place: SourcePlace, type: str, made: str
+) -> None:
+    with place.engine.begin() as connection:
+        connection.execute(text(ARTICLES.format(type=type)))
+        connection.execute(text(f"INSERT INTO articles SELECT {made} FROM generate_series(1, 700) AS n"))
+    paged, whole = (
+        open_query(place, "SELECT * FROM articles -- all", metadata=["lang"], pages=pages)
+        for pages in (True, False)
+    )
+    items = read_all(paged)
+    assert len(items) == 700
+    assert {item.key: item for item in items} == {item.key: item for item in read_all(whole)}
+    with place.engine.connect() as connection:
+        ordered = (
+            connection.execute(text("SELECT CAST(id AS text) FROM articles ORDER BY articles.id"))
+            .scalars()
+            .all()
+        )
+    assert [item.key for item in items] == ordered
+
+
+NUMBERS = "CREATE TABLE articles AS SELECT n AS id, 'x' AS body FROM generate_series(1, {count}) AS n"
+HELD_BACK = text("""
+    SELECT count(*) FROM pg_stat_activity
+     WHERE datname = current_database() AND pid <> pg_backend_pid()
+       AND (backend_xmin IS NOT NULL OR xact_start IS NOT NULL)
+""")
+
+
+def test_nothing_is_held_back_between_two_pages(place: SourcePlace) -> None:
+    with place.engine.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE articles AS SELECT n AS id, 'x' AS body FROM generate_series(1, 600) AS n")
+        )
+    for pages, num_held in ((True, 0), (False, 1)):
+        batches = open_query(place, "SELECT * FROM articles", pages=pages).read()
+        assert len(next(batches)) == 256
+        with place.engine.connect() as connection:
+            assert connection.execute(HELD_BACK).scalar_one() == num_held
+        assert sum(map(len, batches)) == 344
+
+
+def test_pages_refuse_what_one_reading_refuses(
+    place: SourcePlace, sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = "SELECT n AS id, 'x' AS body FROM generate_series(1, 256) AS n"
+    cases = [
+        (f"{numbers} UNION ALL SELECT 256, 'y'", "duplicate key '256'"),  # on two pages
+        (f"{numbers} UNION ALL SELECT 255, 'y'", "duplicate key '255'"),
+        (f"{numbers} UNION ALL SELECT NULL, 'y'", "row 257: the key is null"),
+        ("SELECT NULL::int AS id, 'x' AS body", "row 1: the key is null"),
+        ("SELECT 1 AS id", "no column 'body'"),
+        ("SELECT 1 AS number, 'x' AS body", "column source.id does not exist"),
+        ("SELECT 'x' AS body, 1 AS id; COMMIT", "syntax error"),
+    ]
+    for query, said in cases:
+        with pytest.raises(SourceFailed, match=said):
+            read_all(open_query(place, query, pages=True))
+    monkeypatch.setenv("ARTICLES_URL", f"sqlite:///{sqlite_file}")
+    with pytest.raises(SourceFailed, match="Only a query on Postgres"):
+        read_all(open_query(place, "SELECT id, body FROM articles", url_env="ARTICLES_URL", pages=True))
+
+
+def test_a_source_is_asked_for_keys_of_any_form(place: SourcePlace) -> None:
+    with place.engine.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE articles AS SELECT n AS id, 'x' AS body FROM generate_series(1, 9) AS n")
+        )
+    source = Source(SQL, {"query": "SELECT * FROM articles;", **QUERY, "pages": True})
+    asked = {"1", "9", "10", "007", "no number", 'a "quoted" \\ key', "99999999999999999999", "1#0"}
+    assert find_present(source, place, asked) == {"1", "9"}
 
 
 def test_a_row_with_a_fault_does_not_end_the_reading(place: SourcePlace) -> None:

@@ -1,0 +1,57 @@
+"""Lookups of single rows in the source of a collection that is a query on Postgres, by their keys."""
+
+from collections.abc import Collection, Sequence
+from typing import Final, cast
+
+from psycopg import sql
+
+from vectormill.jobs.item import Item
+from vectormill.sources.opening import open_source
+from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import NONE, Source, SqlOptions, parse_options, parse_split
+from vectormill.sources.sql import SqlReader, strip
+
+READ_SECONDS: Final = 30.0
+
+# The keys are an untyped literal, which takes the type of the column, so that an index on it is used.
+ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} = ANY({keys})"
+
+# What is no value of the column's type is in no row. The subquery is evaluated once, and an index is used too.
+VALID_KEYS: Final = """
+    ARRAY(SELECT CASE WHEN pg_input_is_valid(key, {name}) THEN CAST(key AS {type}) END
+            FROM unnest(CAST({keys} AS text[])) AS key)"""
+
+
+def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[Item]:
+    """Return the rows or passages that the source has under these values of its key column. Raise SourceFailed."""
+    return _read(source, place, sql.Literal(write_array(keys)).as_string(None))
+
+
+def find_present(source: Source, place: SourcePlace, keys: Collection[str]) -> set[str]:
+    """Return those keys of rows of the collection that the source has now, whatever a key looks like.
+
+    Raise SourceFailed; Postgres 16 or later is needed.
+    """
+    is_split = parse_split(source).by != NONE
+    wanted = {key.rpartition("#")[0] for key in keys} if is_split else set(keys)
+    options = cast(SqlOptions, parse_options(source))
+    type_name = SqlReader(options, place, READ_SECONDS).describe_key()
+    literal = sql.Literal(write_array(sorted(wanted))).as_string(None)
+    name = sql.Literal(type_name).as_string(None)
+    items = _read(source, place, VALID_KEYS.format(name=name, type=type_name, keys=literal))
+    return {item.key for item in items} & set(keys)
+
+
+def _read(source: Source, place: SourcePlace, keys: str) -> list[Item]:
+    query = ROWS_OF_KEYS.format(
+        query=strip(source.options["query"]), key=sql.Identifier(source.key_column).as_string(None), keys=keys
+    )
+    some = Source(source.kind, {**source.options, "query": query, "pages": False}, source.split)
+    batches = open_source(some, place, patience_seconds=READ_SECONDS).read()
+    return [item for batch in batches for item in batch]
+
+
+def write_array(values: Sequence[str]) -> str:
+    """Return the texts as a literal of a Postgres array."""
+    quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return "{" + ",".join(f'"{value}"' for value in quoted) + "}"
