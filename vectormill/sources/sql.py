@@ -114,13 +114,9 @@ class SqlReader(Reader):
         with self._speaking() as connection, self._transaction(connection):
             driver: Any = connection.connection.driver_connection
             found = driver.execute(write_page(self._options, None, 0).encode())
-            columns = {column.name: column.type_code for column in found.description}
-            find_columns(list(columns), self._options)
-            return str(
-                driver.execute("SELECT format_type(%s::oid, NULL)", (columns[self._options.key],)).fetchone()[
-                    0
-                ]
-            )
+            names = [column.name for column in found.description]
+            type_code = found.description[find_columns(names, self._options)[0]].type_code
+            return str(driver.execute("SELECT format_type(%s::oid, NULL)", (type_code,)).fetchone()[0])
 
     def cancel(self) -> None:
         """Cancel the query on the server, from another thread, so that reading fails.
