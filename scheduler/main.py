@@ -28,6 +28,7 @@ from vectormill.db.locks import win_election
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.jobs.backlog import add_up_counts
+from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import has_heard_of_job, has_open_jobs, listen_for_jobs
 from vectormill.processes.stopping import StopSignals
 from vectormill.settings import Settings
@@ -45,6 +46,7 @@ _RINGING_SECONDS = 0.01
 _SENTINEL_SECONDS = 1.0
 _SCHEDULE_SECONDS = 1.0
 _COUNT_SECONDS = 5.0
+_ADD_UP_SECONDS = 0.2
 
 
 class Duty:
@@ -137,6 +139,7 @@ def _serve_term(
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, Reaper(engine, settings).reap),
             Duty(settings.tend_seconds, IndexMaintainer(engine, settings).tend),
+            Duty(_ADD_UP_SECONDS, lambda: add_up_jobs(engine)),
             Duty(_SCHEDULE_SECONDS, lambda: fire_due_schedules(engine)),
             Duty(_COUNT_SECONDS, lambda: add_up_counts(engine)),
         ]

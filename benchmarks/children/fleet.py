@@ -80,6 +80,7 @@ class Fleet:
     def __init__(self, order: FleetOrder) -> None:
         self._order = order
         self._engine = self._connect("fleet", order.num_connections)
+        self._committing = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._workers = [SimulatedWorker(f"{order.name}-{number}") for number in range(order.num_workers)]
         self._slots = threading.Semaphore(order.num_workers * order.slots)
         # What the threads have to do next; and chunks on a device, in the order in which they will be ready, since all
@@ -139,9 +140,8 @@ class Fleet:
         order = self._order
         worker = min(self._workers, key=lambda worker: len(worker.held))
         began = time.perf_counter()
-        with self._engine.connect() as connection:
+        with self._committing.connect() as connection:
             claimed = claim_chunk(connection, chunk_id, worker.owner, order.model, order.lease_seconds)
-            connection.commit()
         self._claims.append(time.perf_counter() - began)
         if claimed is None:
             self._slots.release()

@@ -21,6 +21,7 @@ REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
 ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
+COUNTERS: Final = "tests/integration/chunks/test_counters.py"
 COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
@@ -75,17 +76,48 @@ MUTANTS: Final = (
     ),
     Mutant(
         "whoever counts a chunk has ended the job",
-        "vectormill/jobs/completion.py",
+        "vectormill/jobs/counters.py",
         "RETURNING num_open_chunks = 0 AS is_finished",
         "RETURNING true AS is_finished",
         (f"{PROTOCOL}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
     ),
     Mutant(
         "the job's counter returns nothing",
-        "vectormill/jobs/completion.py",
+        "vectormill/jobs/counters.py",
         "    RETURNING num_open_chunks = 0 AS is_finished\n",
         "",
         (f"{PROTOCOL}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
+    ),
+    Mutant(
+        "every commit locks the row of its job, however many chunks are open",
+        "vectormill/jobs/counters.py",
+        'f" AND (num_open_chunks <= {_NEAR_END_CHUNKS} OR CAST(:is_turn AS boolean))"',
+        '" AND (:is_turn OR true)"',
+        (f"{COUNTERS}::test_of_a_large_job_few_commits_change_the_row_and_it_ends_without_a_scheduler",),
+    ),
+    Mutant(
+        "a job is changed without what was noted of it",
+        "vectormill/jobs/jobs.py",
+        "    add_up_job(connection, job_id)\n",
+        "",
+        (f"{COUNTERS}::test_a_retry_knows_of_failures_that_were_only_noted",),
+    ),
+    Mutant(
+        "what was noted of a removed job stays",
+        "vectormill/jobs/counters.py",
+        '            connection.execute(FORGET_REMOVED, {"job_id": job_id})\n',
+        "",
+        (f"{COUNTERS}::test_what_was_noted_of_a_job_that_was_removed_is_forgotten",),
+    ),
+    Mutant(
+        "the scheduler does not count what was noted",
+        "scheduler/main.py",
+        "            Duty(_ADD_UP_SECONDS, lambda: add_up_jobs(engine)),\n",
+        "",
+        (
+            "tests/integration/broker/test_scheduler_process.py::"
+            "test_a_scheduler_counts_what_commits_have_only_noted",
+        ),
     ),
     Mutant(
         "a flush of Redis is not noticed",

@@ -9,12 +9,12 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.row_kinds import Results, take_objects
-from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import RECORD
 from vectormill.jobs.bottleneck import PERSIST
 from vectormill.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
+from vectormill.jobs.counters import count_chunk
 from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
     NON_FINITE_VECTOR,
@@ -50,37 +50,6 @@ INSERT_ERRORS = text("""
     INSERT INTO vectormill.item_errors (job_id, item, chunk_id, key, code, detail)
     VALUES (:job_id, :item, :chunk_id, :key, :code, :detail)
     ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
-""")
-
-# This is the last statement, so the job's row is locked only until COMMIT. The transaction that brings
-# num_open_chunks to zero ends the job.
-COUNT_CHUNK = text("""
-    UPDATE vectormill.jobs
-       SET num_open_chunks = num_open_chunks - 1,
-           num_done = num_done + :num_done,
-           num_failed = num_failed + :num_failed,
-           num_tokens = num_tokens + :num_tokens,
-           num_computed_tokens = num_computed_tokens + :num_computed_tokens,
-           num_truncated = num_truncated + :num_truncated,
-           num_passages = num_passages + :num_passages,
-           num_reused = num_reused + :num_reused,
-           stage_seconds = (
-               SELECT coalesce(jsonb_object_agg(stage, round((total)::numeric, 4)), '{}')
-                 FROM (SELECT stage, sum(seconds::float8) AS total
-                         FROM (SELECT * FROM jsonb_each_text(stage_seconds)
-                               UNION ALL
-                               SELECT * FROM jsonb_each_text(CAST(:stage_seconds AS jsonb))) AS part (stage, seconds)
-                        GROUP BY stage) AS sums),
-           updated_at = now(),
-           finished_at = CASE WHEN num_open_chunks = 1 THEN now() END,
-           state = CASE
-               WHEN num_open_chunks > 1 THEN state
-               WHEN state = 'cancelling' THEN 'cancelled'
-               WHEN num_failed + :num_failed = 0 THEN 'completed'
-               WHEN num_done + :num_done = 0 THEN 'failed'
-               ELSE 'completed_with_errors' END
-     WHERE id = :job_id
-    RETURNING num_open_chunks = 0 AS is_finished
 """)
 
 SELECT_CHUNK_VECTORS = text("SELECT vectors, item_tokens FROM vectormill.chunk_vectors WHERE chunk_id = :id")
@@ -250,7 +219,7 @@ def _end(
             PERSIST, 0.0
         )  # carried over from an earlier chunk
         outcome = replace(outcome, stage_seconds=stage_seconds)
-    return _count_chunk(connection, claim, outcome, num_done, num_failed)
+    return count_chunk(connection, claim, outcome, num_done, num_failed)
 
 
 def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
@@ -339,26 +308,6 @@ def _insert_errors(
         )
 
 
-def _count_chunk(
-    connection: Connection, claim: Claim, outcome: ChunkOutcome, num_done: int, num_failed: int
-) -> bool:
-    row = connection.execute(
-        COUNT_CHUNK,
-        {
-            "job_id": claim.job_id,
-            "num_done": num_done,
-            "num_failed": num_failed,
-            "num_tokens": outcome.num_tokens,
-            "num_computed_tokens": outcome.num_computed_tokens,
-            "num_truncated": len(outcome.truncated),
-            "num_passages": outcome.num_passages,
-            "num_reused": outcome.num_reused,
-            "stage_seconds": to_jsonb(dict(outcome.stage_seconds)),
-        },
-    ).one()
-    return bool(row.is_finished)
-
-
 NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
 
 
@@ -368,7 +317,7 @@ def cancel_chunk(connection: Connection, claim: Claim) -> None:
     Raise LeaseLost.
     """
     _end_under_fence(connection, claim, CANCELLED)
-    _count_chunk(connection, claim, NOTHING, 0, 0)
+    count_chunk(connection, claim, NOTHING, 0, 0)
 
 
 def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], failure: ItemFailure) -> bool:
@@ -377,4 +326,4 @@ def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], fail
     failures = dict.fromkeys(wanted, failure)
     _end_under_fence(connection, claim, FAILED)
     _insert_errors(connection, claim, items, failures)
-    return _count_chunk(connection, claim, NOTHING, 0, len(failures))
+    return count_chunk(connection, claim, NOTHING, 0, len(failures))

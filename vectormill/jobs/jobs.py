@@ -10,6 +10,7 @@ from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES
+from vectormill.jobs.counters import add_up_job
 from vectormill.jobs.job import (
     JOB_STATES,
     PAUSED,
@@ -287,10 +288,14 @@ def draw_seq(connection: Connection) -> int:
 
 
 def lock_job(connection: Connection, job_id: UUID) -> Job:
-    """Lock the job's row until the transaction ends and return the job. Raise JobNotFound."""
+    """Lock the job's row until the transaction ends, and return the job with all chunks counted that have ended.
+
+    Raise JobNotFound.
+    """
     connection.execute(
         text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id}
     )
+    add_up_job(connection, job_id)
     return find_job(connection, job_id)
 
 

@@ -112,6 +112,25 @@ jobs = Table(
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "1000"},
 )
 
+# What ended chunks add to the counters of their jobs, as long as it is not in the job's row: see counters.py. No
+# constraint names the job: its check would lock the row that commits are not to wait for.
+job_increments = Table(
+    "job_increments",
+    metadata,
+    Column("job_id", Uuid, nullable=False),
+    Column("num_chunks", Integer, nullable=False),
+    count("num_done"),
+    count("num_failed"),
+    count("num_tokens"),
+    count("num_computed_tokens"),
+    count("num_truncated"),
+    count("num_passages"),
+    count("num_reused"),
+    Column("stage_seconds", JSONB, nullable=False),
+    Index("ix_job_increments_job_id", "job_id"),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "5000"},
+)
+
 chunks = Table(
     "chunks",
     metadata,

@@ -18,8 +18,8 @@ from tests.waiting import wait_for
 from vectormill.broker.queues import SENTINEL_KEY, list_of
 from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.deletion import discard_job
-from vectormill.jobs.job import Job
-from vectormill.jobs.jobs import cancel_job, find_job
+from vectormill.jobs.job import COMPLETED, Job
+from vectormill.jobs.jobs import cancel_job, find_job, lock_job
 from vectormill.processes.lifetimes import free_port
 from vectormill.workers.workers import is_scheduler_alive
 
@@ -64,6 +64,22 @@ def test_a_scheduler_says_that_it_was_elected_dispatches_and_stops_when_told_to(
     assert ELECTED in log.read_text()
     with engine.connect() as connection:
         assert is_scheduler_alive(connection)
+
+
+def test_a_scheduler_counts_what_commits_have_only_noted(
+    engine: Engine, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    job = submit(engine, make_items(4))
+    claimed = claim_next(engine)
+    with engine.connect() as connection, connection.begin():
+        lock_job(connection, job.id)
+        assert not complete(engine, claimed)
+    with (
+        running_scheduler(database_url, redis_url, tmp_path / "scheduler.log"),
+        engine.connect() as connection,
+    ):
+        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+        wait_for(lambda: find_job(connection, job.id).state == COMPLETED)
 
 
 def test_another_scheduler_rings_for_what_one_had_marked_when_it_was_killed(

@@ -30,11 +30,12 @@ from tests.protocol import check_open_job_counts, claim, complete, dispatch_all,
 from vectormill.domain.errors import LeaseLost, WrongJobState
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.chunks import release_chunk, split_chunk
+from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import list_queued, recall_dispatches
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import CANCELLED, CANCELLING, PAUSED, Job
-from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
+from vectormill.jobs.jobs import cancel_job, find_job, lock_job, pause_job, resume_job, retry_job
 from vectormill.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
@@ -45,12 +46,16 @@ from vectormill.jobs.rescue import (
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 
 COUNTERS = text("""
-    SELECT jobs.num_open_chunks = count(*) FILTER (WHERE chunks.state IN ('pending', 'queued', 'leased'))
-               AS open_adds_up,
-           jobs.num_failed = (SELECT count(*) FROM vectormill.item_errors WHERE job_id = jobs.id) AS failed_adds_up,
+    SELECT jobs.num_open_chunks - noted.num_chunks
+               = count(*) FILTER (WHERE chunks.state IN ('pending', 'queued', 'leased')) AS open_adds_up,
+           jobs.num_failed + noted.num_failed
+               = (SELECT count(*) FROM vectormill.item_errors WHERE job_id = jobs.id) AS failed_adds_up,
            (jobs.finished_at IS NOT NULL) = (jobs.num_open_chunks = 0) AS end_adds_up
       FROM vectormill.jobs JOIN vectormill.chunks ON chunks.job_id = jobs.id
-     GROUP BY jobs.id
+     CROSS JOIN LATERAL (
+           SELECT coalesce(sum(num_chunks), 0) AS num_chunks, coalesce(sum(num_failed), 0) AS num_failed
+             FROM vectormill.job_increments WHERE job_id = jobs.id) AS noted
+     GROUP BY jobs.id, noted.num_chunks, noted.num_failed
 """)
 
 
@@ -98,10 +103,13 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.newest_fence[claimed.chunk_id] = claimed.fence
         return claimed
 
-    @rule(claimed=consumes(claims), has_bad_item=st.booleans())
-    def finish(self, claimed: Claim, has_bad_item: bool) -> None:
+    @rule(claimed=consumes(claims), has_bad_item=st.booleans(), is_row_held=st.booleans())
+    def finish(self, claimed: Claim, has_bad_item: bool, is_row_held: bool) -> None:
+        """While somebody holds the row of the job, the commit is only noted."""
         wanted = claimed.only_items or tuple(range(claimed.num_items))
-        with self.expect_fence(claimed):
+        with self.engine.begin() as other, self.expect_fence(claimed):
+            if is_row_held:
+                lock_job(other, claimed.job_id)
             complete(self.engine, claimed, {wanted[0]: FAILURE} if has_bad_item else None)
 
     @rule(claimed=consumes(claims), is_lost=st.booleans())
@@ -170,6 +178,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             end_cancelled_jobs(connection)
             if is_flushed:
                 recall_dispatches(connection, list_queued(connection))
+        add_up_jobs(self.engine)
 
     def find(self, job_id: object) -> Job:
         with self.engine.connect() as connection:
@@ -203,6 +212,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                     text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'")
                 )
                 end_cancelled_jobs(connection)
+            add_up_jobs(self.engine)
             dispatches = dispatch_all(self.engine)
             if not dispatches:
                 break

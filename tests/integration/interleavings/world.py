@@ -31,6 +31,7 @@ from vectormill.domain.errors import (
 from vectormill.jobs.chunk import LEASED, ChunkOutcome, Claim, load_payload
 from vectormill.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.deletion import (
     delete_batch,
     discard_expired_jobs,
@@ -160,6 +161,8 @@ class World:
         ):
             with outage(), self.engine.begin() as connection:
                 repair(connection)
+        with outage():
+            add_up_jobs(self.engine)
 
     def recall(self) -> None:
         """Redis has lost what it held."""
@@ -308,3 +311,4 @@ def repair(engine: Engine) -> None:
         recall_paused_chunks(connection)
         connection.execute(text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'"))
         end_cancelled_jobs(connection)
+    add_up_jobs(engine)
