@@ -43,6 +43,11 @@ _BEAT_SECONDS = 5.0
 # The time to collect further wake-ups, so that workers which wake the dispatcher together, or one that does
 # so at every small chunk, cost one round.
 _RINGING_SECONDS = 0.01
+# A round that took long is followed by a rest of so many times its duration, at most a second, whoever wakes the
+# dispatcher: it reads the chunks in flight, and with thousands of them it must not take Postgres for itself.
+_REST = 3.0
+_LONG_ROUND_SECONDS = 0.01
+_MOST_REST_SECONDS = 1.0
 _SENTINEL_SECONDS = 1.0
 _SCHEDULE_SECONDS = 1.0
 _COUNT_SECONDS = 5.0
@@ -148,20 +153,36 @@ def _serve_term(
                 now = time.monotonic()
                 for duty in duties:
                     duty.run_if_due(now)
+                began = time.monotonic()
                 dispatcher.dispatch()
+                rest = plan_rest(time.monotonic() - began)
                 # A submission or a worker that runs low ends the pause early. Otherwise it is short while
                 # jobs are open, and long while none is.
                 seconds = (
                     settings.dispatch_seconds if has_open_jobs(driver) else settings.idle_dispatch_seconds
                 )
-                pause(driver, subscriber, seconds, stop)
+                pause(driver, subscriber, seconds, stop, rest)
+
+
+def plan_rest(round_seconds: float) -> float:
+    """Return the seconds for which nothing wakes the dispatcher after a round of this duration."""
+    return min(_REST * round_seconds, _MOST_REST_SECONDS) if round_seconds > _LONG_ROUND_SECONDS else 0.0
 
 
 def pause(
-    driver: psycopg.Connection[Any], subscriber: WakeUpSubscriber, seconds: float, stop: threading.Event
+    driver: psycopg.Connection[Any],
+    subscriber: WakeUpSubscriber,
+    seconds: float,
+    stop: threading.Event,
+    rest_seconds: float = 0.0,
 ) -> None:
-    """Wait until a job arrives, a worker wakes the dispatcher, or the time is over."""
+    """Rest, then wait until a job arrives, a worker wakes the dispatcher, or the time is over.
+
+    What has happened during the rest ends the wait at once.
+    """
     subscriber.listen()
+    if rest_seconds:
+        stop.wait(rest_seconds)
     if has_heard_of_job(driver):
         return
     has_rung = subscriber.wait(seconds, driver)

@@ -1149,4 +1149,24 @@ MUTANTS: Final = (
         "pass  # which is refused",
         ("tests/integration/sources/test_source_readers.py::test_pages_refuse_what_one_reading_refuses",),
     ),
+    Mutant(
+        "whoever wakes the dispatcher ends its rest",
+        "scheduler/main.py",
+        "        stop.wait(rest_seconds)",
+        "        pass",
+        (
+            "tests/integration/broker/test_doorbell.py::"
+            "test_a_submission_wakes_nobody_who_rests_after_a_long_round_and_everybody_afterwards",
+        ),
+    ),
+    Mutant(
+        "each poll of a running job reads all chunks in flight",
+        "vectormill/jobs/waiting.py",
+        "if held.issuperset(job.id for job in jobs):",
+        "if False:",
+        (
+            "tests/integration/jobs/test_waiting.py::"
+            "test_a_job_of_which_a_worker_has_a_chunk_is_explained_without_reading_what_others_have",
+        ),
+    ),
 )

@@ -218,7 +218,7 @@ LIST_SERVING_WORKERS = text("""
 # Each state has its own SELECT, so that each reads its partial index; see LIST_ROOMS. There are as many rows
 # as jobs with dispatched chunks.
 LIST_IN_HAND = text("""
-    SELECT jobs.id, jobs.model, jobs.priority, held.num_queued, held.num_leased, held.oldest_queued_seconds,
+    SELECT held.job_id, job.model, job.priority, held.num_queued, held.num_leased, held.oldest_queued_seconds,
            held.num_tokens
       FROM (SELECT job_id, count(queued_at)::int AS num_queued, count(lease_until)::int AS num_leased,
                    coalesce(extract(epoch FROM now() - min(queued_at)), 0)::float8 AS oldest_queued_seconds,
@@ -229,8 +229,14 @@ LIST_IN_HAND = text("""
                     SELECT job_id, NULL, lease_until, estimated_tokens
                       FROM vectormill.chunks WHERE state = 'leased' AND lease_until > now()) AS chunks
              GROUP BY job_id) AS held
-      JOIN vectormill.jobs ON jobs.id = held.job_id
-     WHERE jobs.model = ANY(CAST(:models AS text[]))
+     CROSS JOIN LATERAL (SELECT model, priority FROM vectormill.jobs WHERE id = held.job_id LIMIT 1) AS job
+     WHERE job.model = ANY(CAST(:models AS text[]))
+""")
+
+LIST_HELD_JOBS = text("""
+    SELECT waiting.job_id FROM unnest(CAST(:job_ids AS uuid[])) AS waiting (job_id)
+     WHERE EXISTS (SELECT 1 FROM vectormill.chunks
+                    WHERE job_id = waiting.job_id AND state = 'leased' AND lease_until > now())
 """)
 
 # CASE guarantees the order: for a job with a chunk that could be dispatched now, nearly always its first,
@@ -300,12 +306,14 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> ClusterSta
     models = {"models": sorted({job.spec.model for job in jobs})}
     values = models | {"alive_seconds": ALIVE_SECONDS}
     workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
+    held = set(connection.execute(LIST_HELD_JOBS, {"job_ids": [job.id for job in jobs]}).scalars())
+    if held.issuperset(job.id for job in jobs):
+        own = [DispatchedChunks(job.id, job.spec.model, job.priority, 0, 1, 0.0) for job in jobs]
+        return replace(nothing, workers=workers, in_hand=own)
     in_hand = [DispatchedChunks(*row) for row in connection.execute(LIST_IN_HAND, models)]
     seen = replace(nothing, workers=workers, in_hand=in_hand)
-    if {job.id for job in jobs} <= {chunks.job_id for chunks in in_hand if chunks.num_leased}:
-        return seen
-    held = {chunks.job_id for chunks in in_hand}
-    idle = {"job_ids": [job.id for job in jobs if job.id not in held]}
+    dispatched = {chunks.job_id for chunks in in_hand}
+    idle = {"job_ids": [job.id for job in jobs if job.id not in dispatched]}
     signs = list_signs_of_life(connection)
     return replace(
         seen,

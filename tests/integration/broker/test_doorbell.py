@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 from sqlalchemy import Engine
 
-from scheduler.main import pause
+from scheduler.main import pause, plan_rest
 from tests.clusters import connect
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
@@ -85,6 +85,19 @@ def test_a_submission_wakes_the_same_pause(
     asked_at = time.monotonic()
     pause(driver, silent_subscriber, 0.2, threading.Event())
     assert time.monotonic() - asked_at >= 0.2, "a submission wakes once"
+
+
+def test_a_submission_wakes_nobody_who_rests_after_a_long_round_and_everybody_afterwards(
+    engine: Engine, silent_subscriber: WakeUpSubscriber, driver: Driver
+) -> None:
+    asked_at = time.monotonic()
+    submit(engine, make_items(1))
+    pause(driver, silent_subscriber, LONG_SECONDS, threading.Event(), plan_rest(0.1))
+    assert 0.3 <= time.monotonic() - asked_at < LONG_SECONDS
+
+
+def test_a_long_round_is_followed_by_a_rest_and_a_short_one_is_not() -> None:
+    assert [plan_rest(seconds) for seconds in (0.002, 0.01, 0.1, 5.0)] == [0, 0, pytest.approx(0.3), 1]
 
 
 def test_a_connection_that_broke_is_made_anew(redis_url: str, driver: Driver) -> None:

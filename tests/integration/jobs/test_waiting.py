@@ -5,9 +5,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from tests.protocol import INCARNATION, SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
+from tests.statements import name_statement
 from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, list_jobs, pause_job
@@ -114,3 +115,22 @@ def test_jobs_that_wait_for_nothing_cost_no_query(engine: Engine, states: tuple[
     with engine.connect() as connection:
         connection.close()
         assert explain_waits(connection, jobs) == {}
+
+
+def test_a_job_of_which_a_worker_has_a_chunk_is_explained_without_reading_what_others_have(
+    engine: Engine,
+) -> None:
+    submit(engine, make_items(4))
+    job = submit(engine, make_items(8))
+    for dispatch in dispatch_all(engine)[:2]:
+        claim(engine, dispatch.chunk_id)
+    beat(engine)
+    names: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        names.append(name_statement(statement))
+
+    event.listen(engine, "before_cursor_execute", note)
+    assert explain(engine, job) is None
+    assert "LIST_HELD_JOBS" in names
+    assert "LIST_IN_HAND" not in names
