@@ -56,14 +56,14 @@ def name_folder(name: str, wanted: Sequence[str]) -> Path:
     return cache / "vectormill-tests" / f"{name}-{digest}"
 
 
-def make_cluster_variables(name: str) -> dict[str, str]:
-    """Return the environment variables with which our Python finds a cluster's packages after its own."""
+def make_cluster_variables(name: str, *others: Path) -> dict[str, str]:
+    """Return the environment variables with which our Python finds a cluster's and other packages after its own."""
     if name == "spark" and "JAVA_HOME" not in os.environ and shutil.which("java") is None:
         pytest.skip("Spark runs on Java, and there is none here: install default-jre-headless")
-    packages = find_packages(make_environment(name, (CLUSTERS[name],)))
+    packages = (find_packages(make_environment(name, (CLUSTERS[name],))), *others)
     return {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *packages))),
         "PYSPARK_PYTHON": sys.executable,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "200",  # on a machine that is busy

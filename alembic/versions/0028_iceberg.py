@@ -9,10 +9,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column, which locks the table only for a moment."""
-    op.execute("ALTER TABLE vectormill.job_outputs ADD COLUMN table_url text")
+    """Add two columns, which locks the table only for a moment."""
+    op.execute("ALTER TABLE vectormill.job_outputs ADD COLUMN table_url text, ADD COLUMN table_schema bytea")
 
 
 def downgrade() -> None:
-    """Drop the column. Outputs that are not closed yet are then closed without being added to their tables."""
-    op.execute("ALTER TABLE vectormill.job_outputs DROP COLUMN table_url")
+    """Drop the columns. Outputs that are not closed yet are then closed without being added to their tables."""
+    op.execute("ALTER TABLE vectormill.job_outputs DROP COLUMN table_url, DROP COLUMN table_schema")

@@ -999,6 +999,13 @@ MUTANTS: Final = (
         (f"{ICEBERG}::test_a_retry_adds_only_what_failed_before[sqlite-compacted] -m slow",),
     ),
     Mutant(
+        "the parts of a table have neither its field ids nor its types",
+        "vectormill/objects/parts.py",
+        "if claim.output_schema is not None:",
+        "if False:",
+        (f"{ICEBERG}::test_a_table_has_the_values_that_the_parts_have[sqlite-vectors] -m slow",),
+    ),
+    Mutant(
         "parts that a table has are merged into others",
         "vectormill/objects/merging.py",
         "if held.place.table_url is not None and held.lease.fence > 1:",

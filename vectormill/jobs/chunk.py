@@ -41,7 +41,8 @@ class Claim:
     counts the failed claims and this one, `lost` the crashes that the chunk's texts may have caused, and
     `lapsed` the leases that ended for other reasons. `job_seq` orders the job among all writers of its
     collection. `generation_fingerprint` names the vector space of the generation that the chunk is written
-    to. `num_tokens` is an estimate. `output_url` is the folder of an object store into which the results go.
+    to. `num_tokens` is an estimate. `output_url` is the folder of an object store into which the results go,
+    and `output_schema` the serialized Arrow schema that they get there for a table.
     """
 
     chunk_id: int
@@ -62,6 +63,7 @@ class Claim:
     num_tokens: int = 0
     traceparent: str | None = None  # W3C trace context of the request that submitted the job
     output_url: str | None = None
+    output_schema: bytes | None = None
 
     def check_space(self) -> None:
         """Raise SpecMismatch if the vectors of the generation are in another vector space than the job's."""

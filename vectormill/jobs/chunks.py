@@ -53,8 +53,9 @@ CLAIM_CHUNK = text(f"""
                 ON collections.id = generations.collection_id
              WHERE generations.id = claimed.generation_id) AS keep_text,
            (SELECT fingerprint FROM vectormill.generations WHERE id = claimed.generation_id) AS generation_fingerprint,
-           (SELECT url FROM vectormill.job_outputs WHERE job_outputs.id = claimed.job_id) AS output_url
+           output.url AS output_url, output.table_schema AS output_schema
       FROM claimed LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id
+                   LEFT JOIN vectormill.job_outputs AS output ON output.id = claimed.job_id
 """)
 
 
@@ -110,6 +111,7 @@ def claim_chunk(
         num_tokens=row.num_tokens,
         traceparent=row.traceparent,
         output_url=row.output_url,
+        output_schema=row.output_schema,
     )
     return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds, row.places)
 

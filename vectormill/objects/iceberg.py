@@ -1,7 +1,8 @@
 """Iceberg: tables of a catalog that get the parts of jobs' outputs, those of each job in one snapshot.
 
 Catalogs are those of pyiceberg's own configuration (https://py.iceberg.apache.org/configuration/) in the
-processes of API and indexer. Workers know no tables: they write their parts into a folder below the table's data.
+processes of API and indexer. Workers know no catalogs: they write their parts into a folder below the table's data,
+with the types and the field ids of the table's columns, which the submission has stored.
 """
 
 import re
@@ -41,8 +42,10 @@ def check_table_url(url: str) -> str:
     return url
 
 
-def find_table_folder(url: str, job_id: UUID, spec: EncodingSpec) -> str:
-    """Return the folder below a table's data for the parts of a job. Create the table if there is none.
+def prepare_table(url: str, job_id: UUID, spec: EncodingSpec) -> tuple[str, bytes]:
+    """Return the folder below a table's data for the parts of a job, and their Arrow schema in the table.
+
+    Create the table if there is none.
 
     Raise InvalidOption if the catalog or the namespace is not known or Iceberg has no such vectors, SpecMismatch
     if the table does not fit, and StorageUnavailable.
@@ -51,12 +54,18 @@ def find_table_folder(url: str, job_id: UUID, spec: EncodingSpec) -> str:
         raise InvalidOption(
             "Iceberg has no half-precision numbers: choose another vector type, such as float32."
         )
+    schema = make_part_schema(spec)
     with _open_catalog(url) as (catalog, name), _translating(url):
-        table = _open_table(catalog, name, make_part_schema(spec))
+        import pyarrow
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        table = _open_table(catalog, name, schema)
         if not table.spec().is_unpartitioned():
             raise SpecMismatch(f"{url} is partitioned, and the parts of a job are not. Give another table.")
         folder = table.properties.get("write.data.path", f"{table.location()}/data")
-        return f"{normalize(folder)}/vectormill-{job_id}"
+        columns = schema_to_pyarrow(table.schema())
+        stored = pyarrow.schema([columns.field(column) for column in schema.names])
+        return f"{normalize(folder)}/vectormill-{job_id}", stored.serialize().to_pybytes()
 
 
 def _open_table(catalog: "Catalog", name: str, schema: "pyarrow.Schema") -> "Table":
@@ -108,9 +117,6 @@ def add_parts(url: str, job_id: UUID, paths: Iterable[str], keep: Callable[[], N
         # By default pyiceberg would repeat this one on top of it.
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         with _translating(url), table.transaction() as transaction:
-            if table.name_mapping() is None:  # parts have no field ids, so readers need the names
-                mapping = table.schema().name_mapping.model_dump_json()
-                transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
             update = transaction.update_snapshot(snapshot_properties={JOB_PROPERTY: str(job_id)})
             with update.fast_append() as append:
                 for file in files:
@@ -159,7 +165,7 @@ def _translating(url: str) -> Iterator[None]:
         yield
     except VectormillError:
         raise
-    except ValueError as error:
+    except (ValueError, KeyError) as error:  # the latter for a column that has another name now
         raise SpecMismatch(f"{url} does not fit the results of this job: {error}") from error
     except Exception as error:
         raise StorageUnavailable(f"{url}: {type(error).__name__}: {error}") from error

@@ -11,7 +11,7 @@ them.
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from sqlalchemy import Connection, text
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import NotFound, ObjectChanged, OutputTaken
 from vectormill.domain.states import States
-from vectormill.objects.iceberg import SCHEME, add_parts, find_table_folder
+from vectormill.objects.iceberg import SCHEME, add_parts, prepare_table
 from vectormill.objects.parts import PREFIX, OutputPart
 from vectormill.objects.store import (
     delete_object,
@@ -86,7 +86,8 @@ REOPEN: Final = OUTPUT.compose_revocation(
 )
 
 ADD_OUTPUT: Final = text("""
-    INSERT INTO vectormill.job_outputs (id, url, table_url, state) VALUES (:job_id, :url, :table_url, 'open')
+    INSERT INTO vectormill.job_outputs (id, url, table_url, table_schema, state)
+    VALUES (:job_id, :url, :table_url, :table_schema, 'open')
 """)
 
 LIST_PARTS: Final = text("""
@@ -130,10 +131,15 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class OutputPlace:
-    """The folder with the parts of an output, and the table to which they are added at the end, if there is one."""
+    """The folder with the parts of an output, and the table to which they are added at the end, if there is one.
+
+    `table_schema` is the Arrow schema of parts that fit the table, serialized; it is not read again when the output
+    is claimed.
+    """
 
     url: str
     table_url: str | None = None
+    table_schema: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,11 +156,12 @@ class HeldOutput(Held):
 def take_place(url: str, job_id: UUID, spec: EncodingSpec, settings: Settings) -> OutputPlace:
     """Make an empty folder, or one of its own below a table of Iceberg, the output of a job.
 
-    Raise OutputTaken if the folder has objects already, StorageUnavailable, and the errors of `find_table_folder`.
+    Raise OutputTaken if the folder has objects already, StorageUnavailable, and the errors of `prepare_table`.
     """
     place = OutputPlace(url)
     if url.startswith(SCHEME):
-        place = OutputPlace(find_table_folder(url, job_id, spec), url)
+        folder, schema = prepare_table(url, job_id, spec)
+        place = OutputPlace(folder, url, schema)
         refuse_outside(place.url, settings.output_root, "VECTORMILL_OUTPUT_ROOT", must_be_set=True)
     _take_folder(place.url, job_id)
     return place
@@ -178,8 +185,7 @@ def leave_folder(url: str) -> None:
 
 def add_output(connection: Connection, job_id: UUID, place: OutputPlace) -> None:
     """Record the output of a job, in the transaction that makes the job visible."""
-    values = {"job_id": job_id, "url": place.url, "table_url": place.table_url}
-    connection.execute(ADD_OUTPUT, values)
+    connection.execute(ADD_OUTPUT, {"job_id": job_id, **asdict(place)})
 
 
 def reopen_output(connection: Connection, job_id: UUID) -> None:

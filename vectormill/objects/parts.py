@@ -102,10 +102,12 @@ def encode_part(items: Items, results: npt.NDArray[Any], claim: Claim) -> memory
         arrays.append(pa.array([metadata.decode() or None for metadata in items.metadata], pa.string()))
     else:
         arrays.append(pa.nulls(len(items), pa.string()))
-    schema = make_part_schema(claim.spec)
+    table = pa.table(arrays, schema=make_part_schema(claim.spec))
+    if claim.output_schema is not None:
+        table = table.cast(pa.ipc.read_schema(pa.py_buffer(claim.output_schema)))
     sink = io.BytesIO()
-    with open_writer(sink, schema) as writer:
-        writer.write_table(pa.table(arrays, schema=schema))
+    with open_writer(sink, table.schema) as writer:
+        writer.write_table(table)
     return sink.getbuffer()
 
 

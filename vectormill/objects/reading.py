@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import NotFound
 from vectormill.objects.output import Manifest
 from vectormill.objects.output import read_manifest as read_manifest
+from vectormill.objects.parts import make_part_schema
 from vectormill.objects.reference import open_parquet
 from vectormill.objects.store import describe_object, normalize
 
@@ -31,18 +33,21 @@ def read_parts(
     url: str, manifest: Manifest, columns: Sequence[str] | None = None, max_rows: int = BATCH_ROWS
 ) -> "Iterator[pyarrow.RecordBatch]":
     """Yield the rows of the parts that a manifest names. Raise ObjectChanged and StorageUnavailable."""
-    folder = normalize(url)
+    import pyarrow
+
+    folder, schema = normalize(url), make_part_schema(EncodingSpec.from_json(manifest.spec))
     for part in manifest.parts:
         with open_parquet(describe_object(f"{folder}/{part.name}")) as file:
-            yield from file.iter_batches(max_rows, columns=None if columns is None else list(columns))
+            for batch in file.iter_batches(max_rows, columns=None if columns is None else list(columns)):
+                # The parts of a table have its types.
+                yield batch.cast(pyarrow.schema([schema.field(name) for name in batch.schema.names]))
 
 
 def read_schema(url: str, manifest: Manifest) -> "pyarrow.Schema":
-    """Return the columns of an output. Raise NotFound if it has no rows, ObjectChanged and StorageUnavailable."""
+    """Return the columns of an output. Raise NotFound if it has no rows."""
     if not manifest.parts:
         raise NotFound(f"{url} has no rows: every item of its job failed.")
-    with open_parquet(describe_object(f"{normalize(url)}/{manifest.parts[0].name}")) as file:
-        return file.schema_arrow
+    return make_part_schema(EncodingSpec.from_json(manifest.spec))
 
 
 def read_table(url: str, columns: Sequence[str] | None = None) -> "pyarrow.Table":

@@ -1,6 +1,17 @@
 """The tables of jobs' outputs in object storage and of their parts."""
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text, Uuid, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
 
 from vectormill.db.schema import BUSY, count, metadata, moment, one_of
 from vectormill.jobs.table import jobs
@@ -12,6 +23,7 @@ job_outputs = Table(
     Column("id", Uuid, ForeignKey(jobs.c.id, ondelete="CASCADE"), primary_key=True),  # of the job
     Column("url", Text, nullable=False, unique=True),
     Column("table_url", Text),  # of a catalog, to which the parts are added at the end
+    Column("table_schema", LargeBinary),  # the Arrow schema of parts that fit the table
     Column("state", Text, CheckConstraint(one_of("state", OUTPUT_STATES), name="state"), nullable=False),
     count("fence"),
     count("attempt"),

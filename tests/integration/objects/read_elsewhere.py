@@ -83,6 +83,22 @@ def read_daft(folder: str, _: str) -> Iterator[dict[str, Any]]:
     yield from daft.read_parquet(f"{folder}/part-*.parquet").to_pylist()
 
 
+def read_iceberg_daft(metadata: str, _: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of Iceberg, given the URL of its metadata."""
+    import daft
+    from pyiceberg.table import StaticTable
+
+    yield from daft.read_iceberg(StaticTable.from_metadata(metadata)).to_pylist()
+
+
+def read_iceberg_polars(metadata: str, _: str) -> Iterator[dict[str, Any]]:
+    import polars
+    from pyiceberg.table import StaticTable
+
+    table = StaticTable.from_metadata(metadata)
+    yield from polars.scan_iceberg(table, reader_override="native").collect().iter_rows(named=True)
+
+
 def read_lancedb(uri: str, name: str) -> Iterator[dict[str, Any]]:
     import lancedb
 
@@ -129,6 +145,8 @@ READERS: Final[dict[str, Callable[[str, str], Iterator[dict[str, Any]]]]] = {
     "spark": read_spark,
     "ray": read_ray,
     "daft": read_daft,
+    "iceberg with daft": read_iceberg_daft,
+    "iceberg with polars": read_iceberg_polars,
     "parts into lancedb": import_lancedb,
     "lancedb": read_lancedb,
     "create lancedb": create_lancedb,

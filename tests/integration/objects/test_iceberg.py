@@ -1,5 +1,6 @@
 """Results into tables of Iceberg: each part is added once, whatever fails in between, by the real pyiceberg."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from sqlalchemy import Engine, text
 
 from indexer.outputs import OutputKeeper
 from tests.architecture.sources import ROOT
+from tests.environments import make_cluster_variables
 from tests.kinds import RECORDS, SCORES
 from tests.lake import configured_catalog, find_pyiceberg
 from tests.obedient_engine import FussyEngine, encoding_chunks, run_to_end
@@ -25,11 +27,13 @@ from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, retry_job
 from vectormill.objects.iceberg import JOB_PROPERTY, add_parts
+from vectormill.objects.parts import make_part_schema
 from vectormill.objects.reading import read_table
 from vectormill.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first run installs the package
 
+SCRIPT: Final = Path(__file__).with_name("read_elsewhere.py")
 URL: Final = "iceberg://lake/papers.vectors"
 # Claims an output as the indexer does, and is killed once its table has it and before Postgres knows.
 KILLED: Final = """
@@ -128,8 +132,19 @@ def test_a_table_has_the_values_that_the_parts_have(engine: Engine, catalog: Any
     job = submit(engine, make_items(5), spec=spec, output_url=URL)
     encode(engine, job)
     assert keep(engine) == "swept"
-    expected = read_table(str(output_of(engine, job).output_url)).to_pylist()
-    assert catalog.load_table("papers.vectors").scan().to_arrow().to_pylist() == expected
+    parts = read_table(str(output_of(engine, job).output_url))
+    assert parts.schema == make_part_schema(spec), "also where the table has other types"
+    table = catalog.load_table("papers.vectors")
+    assert table.scan().to_arrow().to_pylist() == parts.to_pylist()
+    # Daft finds columns only by field ids, and Polars' own reader compares types.
+    for program in ("iceberg with daft", "iceberg with polars"):
+        done = subprocess.run(
+            (sys.executable, SCRIPT, program, table.metadata_location),
+            env=make_cluster_variables("daft", find_pyiceberg()), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        expected = [{**row, "content_hash": list(row["content_hash"])} for row in parts.to_pylist()]
+        assert json.loads(done.stdout.splitlines()[-1]) == expected, program
 
 
 def test_a_kill_after_the_commit_of_the_table_adds_nothing_twice(engine: Engine, catalog: Any) -> None:
@@ -237,17 +252,26 @@ def test_a_table_that_no_longer_fits_keeps_the_output_from_being_closed_and_says
 ) -> None:
     items = make_items(4)
     job = submit(engine, items, output_url=URL)
-    with catalog.load_table("papers.vectors").update_schema() as update:
-        update.delete_column("metadata")
-    encode(engine, job)
-    assert keep(engine, rounds=1) == "closing"
-    assert "SpecMismatch: iceberg://lake/papers.vectors does not fit" in str(
-        output_of(engine, job).output_error
-    )
-    with catalog.load_table("papers.vectors").update_schema() as update:
-        from pyiceberg.types import StringType
+    from pyiceberg.types import StringType
 
-        update.add_column("metadata", StringType())
+    def change() -> Any:
+        return catalog.load_table("papers.vectors").update_schema(allow_incompatible_changes=True)
+
+    def assert_refused() -> None:
+        assert keep(engine, rounds=1) == "closing"
+        error = str(output_of(engine, job).output_error)
+        assert error.startswith("SpecMismatch: iceberg://lake/papers.vectors does not fit")
+
+    encode(engine, job)
+    with change() as update:
+        update.add_column("owner", StringType(), required=True)
+    assert_refused()
+    with change() as update:
+        update.make_column_optional("owner")
+        update.rename_column("content_hash", "hash")
+    assert_refused()
+    with change() as update:
+        update.rename_column("hash", "content_hash")
     assert keep(engine) == "swept"
     assert output_of(engine, job).output_error is None
     assert rows_of(catalog) == vectors_of(items)
