@@ -1176,4 +1176,14 @@ MUTANTS: Final = (
             "test_a_job_of_which_a_worker_has_a_chunk_is_explained_without_reading_what_others_have",
         ),
     ),
+    Mutant(
+        "a source without an index is sorted once a page",
+        "vectormill/sources/sql.py",
+        "if max(sorted_rows, default=0) > MOST_SORTED_ROWS:",
+        "if False:",
+        (
+            "tests/integration/sources/test_source_readers.py::"
+            "test_a_query_that_would_be_sorted_for_each_page_is_refused",
+        ),
+    ),
 )

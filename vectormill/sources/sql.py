@@ -21,6 +21,7 @@ from sqlalchemy.pool import NullPool
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
+from vectormill.search.matches import walk_plan
 from vectormill.sources.reader import MOST_ROWS, Assembler, BatchSize, Reader, SourcePlace, choose_failure
 from vectormill.sources.settings import read_secret, read_secret_file
 from vectormill.sources.source import SqlOptions
@@ -36,6 +37,8 @@ READ_ON = (
 
 
 CANCEL_SECONDS: Final = 10.0
+# The most rows, by the planner's estimate, that are sorted for each page of a query that is read in pages.
+MOST_SORTED_ROWS: Final = 100_000
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +101,8 @@ class SqlReader(Reader):
             num_known = 0 if last is None else sum(row[-1] == last for row in rows[:2])
             if num_known > 1:
                 raise SourceFailed(f"The query: duplicate key {last!r}; each row must have a unique key.")
+            if last is None and not is_over:
+                self._refuse_sorting(connection, write_page(self._options, rows[-1][-1], limit))
             if rows[num_known:]:
                 last = rows[-1][-1]
                 yield columns, rows[num_known:]
@@ -108,6 +113,18 @@ class SqlReader(Reader):
     def _read_page(self, connection: Connection, query: str) -> tuple[list[int], Sequence[Any]]:
         with self._transaction(connection), streaming(connection, query) as (names, fetch):
             return find_columns(names, self._options), fetch(2 * MOST_ROWS)
+
+    def _refuse_sorting(self, connection: Connection, query: str) -> None:
+        """Raise SourceFailed if Postgres would sort many rows for this page, and so for each one."""
+        with self._transaction(connection):
+            plain = connection.execution_options(no_parameters=True)
+            (plan,) = plain.exec_driver_sql("EXPLAIN (FORMAT JSON) " + query).scalar_one()
+        sorted_rows = [node["Plan Rows"] for node in walk_plan(plan["Plan"]) if node["Node Type"] == "Sort"]
+        if max(sorted_rows, default=0) > MOST_SORTED_ROWS:
+            raise SourceFailed(
+                f"Postgres would sort about {max(sorted_rows):,} rows for each page: the query needs an index by "
+                f"{self._options.key!r}, and must not group or sort by itself. Make one, or read it without pages."
+            )
 
     def describe_key(self) -> str:
         """Return the type of the key column, as Postgres writes it in SQL."""

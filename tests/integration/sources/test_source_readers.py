@@ -189,6 +189,23 @@ def test_pages_refuse_what_one_reading_refuses(
         read_all(open_query(place, "SELECT id, body FROM articles", url_env="ARTICLES_URL", pages=True))
 
 
+def test_a_query_that_would_be_sorted_for_each_page_is_refused(
+    place: SourcePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.sources.sql.MOST_SORTED_ROWS", 500)
+    with place.engine.begin() as connection:
+        connection.execute(text(NUMBERS.format(count=10_000)))
+        connection.execute(text("ANALYZE articles"))
+    paged = open_query(place, "SELECT * FROM articles", pages=True)
+    with pytest.raises(
+        SourceFailed, match=r"would sort about .* rows for each page: the query needs an index by 'id'"
+    ):
+        read_all(paged)
+    with place.engine.begin() as connection:
+        connection.execute(text("CREATE INDEX ON articles (id)"))
+    assert len(read_all(paged)) == 10_000
+
+
 def test_a_source_is_asked_for_keys_of_any_form(place: SourcePlace) -> None:
     with place.engine.begin() as connection:
         connection.execute(
