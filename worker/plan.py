@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
-from worker.devices.device import CUDA, Device, Inventory, parse_devices
+from worker.devices.device import CUDA, Device, Inventory, divide_gpus, parse_devices
 from worker.encoder.choice import (
     EXTRACTION_PRECISIONS,
     PACKED,
@@ -40,6 +40,8 @@ def plan_machine(
 
     Raises the same errors as `plan_worker`.
     """
+    names, inventory = divide_gpus(settings.devices, inventory)
+    settings = settings.model_copy(update={"devices": names})
     plans = plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
     said = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
     return tuple(_add_reason(planned, said) for planned in plans) if said else plans

@@ -45,7 +45,8 @@ class WorkerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=WORKER_PREFIX, frozen=True, extra="ignore")
 
     devices: str = Field(
-        default="auto", description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1."
+        default="auto",
+        description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1; cuda:0*4 shares a GPU.",
     )
     backend: Annotated[str, one_of(AUTO, *BACKENDS)] = Field(
         default=AUTO, description="The library that runs the model."

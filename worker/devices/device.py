@@ -146,6 +146,54 @@ def parse_devices(text: str, inventory: Inventory) -> list[Device]:
     return [known[name] for name in names]
 
 
+def divide_gpus(text: str, inventory: Inventory) -> tuple[str, Inventory]:
+    """Divide each GPU whose name is followed by a number of workers, as in "cuda:0*4", into so many devices.
+
+    Return the names of all devices, and the inventory that has these. Each part has an equal share of the memory and of
+    the host's threads, and its workers compute in turn with those of the others. Raises ConfigurationError.
+    """
+    if "*" not in text:
+        return text, inventory
+    names: list[str] = []
+    divided: dict[str, list[Device]] = {}
+    for written in text.split(","):
+        name, star, count = written.strip().partition("*")
+        if not star:
+            names.append(name)
+            continue
+        if not count.isdecimal() or int(count) == 0:
+            raise ConfigurationError(
+                f"Invalid devices {text!r}: after * there must be a number of workers, as in cuda:0*4."
+            )
+        for device in parse_devices(name, inventory):
+            if device.kind == CPU:
+                raise ConfigurationError(
+                    f"Invalid devices {text!r}: only a GPU can be shared so. Write cpu:0,cpu:1 for workers that share "
+                    "the cores of a processor."
+                )
+            divided[device.name] = _divide_gpu(device, int(count))
+            names += [part.name for part in divided[device.name]]
+    accelerators = [part for device in inventory.accelerators for part in divided.get(device.name, [device])]
+    return ",".join(names), replace(inventory, accelerators=tuple(accelerators))
+
+
+def _divide_gpu(device: Device, count: int) -> list[Device]:
+    return [
+        replace(
+            device,
+            name=f"{device.name}.{number}",
+            memory_bytes=device.memory_bytes // count,
+            free_bytes=None if device.free_bytes is None else device.free_bytes // count,
+            num_threads=max(1, device.num_threads // count),
+            num_tokenizer_threads=device.num_tokenizer_threads
+            and max(1, device.num_tokenizer_threads // count),
+            card=device.card or device.uuid or device.name,
+            reason=f"one of {count} workers that share {device.name}",
+        )
+        for number in range(count)
+    ]
+
+
 def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
     """Split the CPU into devices with equally many physical cores; a remainder goes to the first ones."""
     groups = inventory.physical_cores

@@ -17,6 +17,7 @@ from worker.devices.device import (
     Device,
     Inventory,
     device_environment,
+    divide_gpus,
     parse_devices,
     thread_environment,
 )
@@ -69,6 +70,34 @@ def test_devices_are_named_as_users_write_them(text: str, inventory: Inventory, 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_devices(text, PROCESSOR)
+
+
+def test_workers_that_share_a_gpu_divide_its_memory_and_the_threads_of_the_host() -> None:
+    names, inventory = divide_gpus("cuda:0*3, cuda:1", MACHINE)
+    assert names == "cuda:0.0,cuda:0.1,cuda:0.2,cuda:1"
+    *parts, other = parse_devices(names, inventory)
+    whole = GPUS[0]
+    assert {device_environment(part)["CUDA_VISIBLE_DEVICES"] for part in parts} == {"0"}
+    assert [part.memory_bytes for part in parts] == [whole.memory_bytes // 3] * 3
+    assert {(part.card, part.num_threads) for part in parts} == {("cuda:0", max(1, whole.num_threads // 3))}
+    assert other == GPUS[1]
+    assert divide_gpus("cuda*2", MACHINE)[0] == "cuda:0.0,cuda:0.1,cuda:1.0,cuda:1.1"
+    assert divide_gpus("auto", MACHINE) == ("auto", MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuda:0*", "a number of workers"),
+        ("cuda:0*0", "a number of workers"),
+        ("cpu*2", "only a GPU"),
+        ("auto*2", "only a GPU"),
+        ("cuda:7*2", "Unknown device 'cuda:7'"),
+    ],
+)
+def test_what_cannot_be_shared_by_workers_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        divide_gpus(text, PROCESSOR if text == "auto*2" else MACHINE)
 
 
 def test_cpu_devices_share_the_physical_cores_and_no_core_is_in_two() -> None:

@@ -126,3 +126,16 @@ def test_a_plan_of_one_model_does_not_depend_on_the_order_of_the_others() -> Non
 def test_two_models_on_two_numa_nodes_have_one_each() -> None:
     plans = plan("2x32cores,256GiB", DEFAULT_MODEL, DEFAULT_MODEL)
     assert [[device.num_threads for device in planned.devices] for planned in plans] == [[32], [32]]
+
+
+def test_workers_that_share_a_gpu_have_a_whole_model_each_and_never_split_it_between_them() -> None:
+    (planned,) = plan("2x24GiB,nvlink", DEFAULT_MODEL, named="cuda:0*3,cuda:1")
+    assert [replica.devices for replica in planned.placement.replicas] == [
+        ("cuda:0.0",), ("cuda:0.1",), ("cuda:0.2",), ("cuda:1",),
+    ]  # fmt: skip
+    assert planned.placement.strategy == REPLICATE
+    shared = [replica.stages[0].shards[0] for replica in planned.placement.replicas[:3]]
+    whole = planned.placement.replicas[3].stages[0].shards[0]
+    assert all(shard.capacity_bytes < whole.capacity_bytes / 3 for shard in shared)
+    with pytest.raises(ModelDoesNotFit):
+        plan("1x24GiB", SEVEN_B, named="cuda:0*2")
