@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 from sqlalchemy import Engine, text
 
 from indexer.outputs import OutputKeeper
+from tests.api_server import SMALL, api_client, assert_problem
 from tests.architecture.sources import ROOT
 from tests.environments import make_cluster_variables
+from tests.integration.objects.test_api_objects import encode_all
 from tests.kinds import RECORDS, SCORES
 from tests.lake import configured_catalog, find_pyiceberg
 from tests.obedient_engine import FussyEngine, encoding_chunks, run_to_end
@@ -54,6 +57,7 @@ def catalog(
     """A catalog whose tables lie below the test's folder."""
     uri = f"sqlite:///{tmp_path}/catalog.db" if request.param == "sqlite" else database_url
     monkeypatch.setenv("VECTORMILL_OUTPUT_ROOT", str(tmp_path))
+    monkeypatch.setenv("PYICEBERG_CATALOG__GONE__URI", "postgresql+psycopg://127.0.0.1:1/gone")
     with configured_catalog(monkeypatch, uri=uri, warehouse=f"file://{tmp_path}/warehouse") as lake:
         yield lake
 
@@ -281,6 +285,7 @@ REFUSED: Final[dict[str, tuple[str, EncodingSpec, type[VectormillError], str]]] 
     "half": (URL, replace(SPEC, vector_type="float16"), InvalidOption, "no half-precision numbers"),
     "catalog": ("iceberg://other/papers.vectors", SPEC, InvalidOption, "The catalog of .* is not configured"),
     "namespace": ("iceberg://lake/none.vectors", SPEC, InvalidOption, "Create the namespace first"),
+    "outage": ("iceberg://gone/papers.vectors", SPEC, StorageUnavailable, "OperationalError.* port 1 failed"),
     "columns": (URL, SCORES, SpecMismatch, "does not fit the results of this job"),
     "partitions": ("iceberg://lake/papers.partitioned", SPEC, SpecMismatch, "is partitioned"),
     "place": ("iceberg://lake/papers.elsewhere", SPEC, InvalidOption, "VECTORMILL_OUTPUT_ROOT"),
@@ -305,3 +310,26 @@ def test_what_a_table_cannot_take_is_refused_at_submission(engine: Engine, catal
 def test_a_repeated_submission_is_the_same_job(engine: Engine, catalog: Any) -> None:
     first = submit(engine, make_items(1), output_url=URL, idempotency_key="once")
     assert submit(engine, make_items(1), output_url=URL, idempotency_key="once").id == first.id
+
+
+def test_the_api_takes_a_table_shows_it_and_says_what_does_not_fit(
+    engine: Engine, catalog: Any, tmp_path: Path
+) -> None:
+    items = [{"key": "a", "text": "one"}]
+    with api_client(engine, output_root=tmp_path) as client:
+
+        def post(to: str, **options: str) -> httpx.Response:
+            return client.post("/v1/jobs", json={"items": items, "to": to, "options": SMALL | options})
+
+        answer = post(URL)
+        assert answer.status_code == 202, answer.text
+        job = answer.json()
+        assert (job["output"]["table"], job["output"]["error"]) == (URL, None)
+        encode_all(engine, job["id"])
+        assert client.get(f"/v1/jobs/{job['id']}").json()["output"]["state"] == "closed"
+        assert rows_of(catalog) == {"a": vector_of(b"one").tolist()}
+        half = post(URL, vector_type="float16")
+        assert_problem(half, 422, "invalid-option", "no half-precision numbers")
+        with catalog.load_table("papers.vectors").update_schema() as update:
+            update.delete_column("metadata")
+        assert_problem(post(URL), 409, "spec-mismatch", "does not fit the results of this job")
