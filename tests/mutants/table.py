@@ -1186,4 +1186,22 @@ MUTANTS: Final = (
             "test_a_query_that_would_be_sorted_for_each_page_is_refused",
         ),
     ),
+    Mutant(
+        "each waiting client reads all chunks in flight",
+        "vectormill/jobs/waiting.py",
+        "        if now < until:",
+        "        if False:",
+        (
+            "tests/integration/jobs/test_waiting.py::test_a_large_answer_is_shared_for_a_second_and_a_small_one_is_not",
+        ),
+    ),
+    Mutant(
+        "an answer is kept for ever",
+        "vectormill/jobs/waiting.py",
+        "(now + KEPT_SECONDS, rows)",
+        "(math.inf, rows)",
+        (
+            "tests/integration/jobs/test_waiting.py::test_a_large_answer_is_shared_for_a_second_and_a_small_one_is_not",
+        ),
+    ),
 )

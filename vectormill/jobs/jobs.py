@@ -49,10 +49,12 @@ LIST_JOBS = text(f"""
      ORDER BY jobs.seq DESC LIMIT :limit
 """)
 
+# Comparing pairs makes the planner read ix_jobs_state_seq. It read through all newer jobs of other states when it
+# took this state for a frequent one.
 LIST_JOBS_IN_STATE = text(f"""
     SELECT {JOB_COLUMNS} {FROM_JOBS}
-     WHERE jobs.state = :state AND jobs.seq < :before_seq
-     ORDER BY jobs.seq DESC LIMIT :limit
+     WHERE jobs.state >= :state AND (jobs.state, jobs.seq) < (:state, CAST(:before_seq AS bigint))
+     ORDER BY jobs.state DESC, jobs.seq DESC LIMIT :limit
 """)
 
 _MAX_SEQ = 2**63 - 1

@@ -5,12 +5,13 @@ with the number of ended chunks.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.bodies import JobBody, describe_job
@@ -254,6 +255,42 @@ LIST_SETBACKS = text("""
 """)
 
 
+# Thousands of chunks in flight take Postgres some 60 ms to list, and each waiting client asks twice a second.
+LARGE_ANSWER: Final = 500
+KEPT_SECONDS: Final = 1.0
+
+
+_Row = TypeVar("_Row")
+
+
+class RecentAnswers:
+    """Large answers of the last second, by database, statement and models, which requests of one process share.
+
+    Thread-safe: at worst several threads read the same.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: dict[tuple[object, ...], tuple[float, list[Any]]] = {}
+
+    def read(
+        self, connection: Connection, statement: TextClause, values: dict[str, Any], make: Callable[..., _Row]
+    ) -> list[_Row]:
+        """Return what `make` makes of each row of the statement, now or at most KEPT_SECONDS ago."""
+        key = connection.engine.url, statement.text, *values["models"]
+        now = self._clock()
+        until, rows = self._kept.get(key, (now, []))
+        if now < until:
+            return rows
+        rows = [make(*row) for row in connection.execute(statement, values)]
+        kept = {each: answer for each, answer in self._kept.items() if now < answer[0]}
+        self._kept = kept | {key: (now + KEPT_SECONDS, rows)} if len(rows) >= LARGE_ANSWER else kept
+        return rows
+
+
+RECENT: Final = RecentAnswers()
+
+
 def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str]:
     """Return by job id the reason why each job makes no progress; jobs that do, or have ended, are left out."""
     waiting = [job for job in jobs if job.state in STEERABLE_JOB_STATES]
@@ -305,12 +342,12 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> ClusterSta
         return nothing
     models = {"models": sorted({job.spec.model for job in jobs})}
     values = models | {"alive_seconds": ALIVE_SECONDS}
-    workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
+    workers = RECENT.read(connection, LIST_SERVING_WORKERS, values, ServingWorker)
     held = set(connection.execute(LIST_HELD_JOBS, {"job_ids": [job.id for job in jobs]}).scalars())
     if held.issuperset(job.id for job in jobs):
         own = [DispatchedChunks(job.id, job.spec.model, job.priority, 0, 1, 0.0) for job in jobs]
         return replace(nothing, workers=workers, in_hand=own)
-    in_hand = [DispatchedChunks(*row) for row in connection.execute(LIST_IN_HAND, models)]
+    in_hand = RECENT.read(connection, LIST_IN_HAND, models, DispatchedChunks)
     seen = replace(nothing, workers=workers, in_hand=in_hand)
     dispatched = {chunks.job_id for chunks in in_hand}
     idle = {"job_ids": [job.id for job in jobs if job.id not in dispatched]}

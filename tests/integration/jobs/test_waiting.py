@@ -7,12 +7,23 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, event, text
 
-from tests.protocol import INCARNATION, SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
+from tests.protocol import (
+    INCARNATION,
+    SPEC,
+    claim,
+    claim_next,
+    complete,
+    dispatch_all,
+    make_items,
+    register_worker,
+    submit,
+)
 from tests.statements import name_statement
+from vectormill.jobs import waiting
 from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, list_jobs, pause_job
-from vectormill.jobs.waiting import explain_waits
+from vectormill.jobs.waiting import RecentAnswers, explain_waits
 from vectormill.workers.workers import beat_scheduler, beat_worker
 
 REPORT = {"revision": SPEC.revision, "pooling": SPEC.pooling, "state": "running"}
@@ -134,3 +145,27 @@ def test_a_job_of_which_a_worker_has_a_chunk_is_explained_without_reading_what_o
     assert explain(engine, job) is None
     assert "LIST_HELD_JOBS" in names
     assert "LIST_IN_HAND" not in names
+
+
+def test_a_large_answer_is_shared_for_a_second_and_a_small_one_is_not(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter([0.0, 0.1, 0.2, 0.9, 1.3])
+    recent = RecentAnswers(clock=lambda: next(moments))
+    names = text(
+        "SELECT name FROM vectormill.workers WHERE model = ANY(CAST(:models AS text[])) ORDER BY name"
+    )
+
+    def read() -> int:
+        with engine.connect() as connection:
+            return len(recent.read(connection, names, {"models": [SPEC.model]}, str))
+
+    monkeypatch.setattr(waiting, "LARGE_ANSWER", 2)
+    assert read() == 0
+    register_worker(engine, name="a")
+    assert read() == 1
+    register_worker(engine, name="b")
+    assert read() == 2
+    register_worker(engine, name="c")
+    assert read() == 2, "it is kept"
+    assert read() == 3

@@ -26,6 +26,7 @@ from tests.services import connected_engine, migrated_database
 from tests.statements import name_statement
 from vectormill.jobs.backlog import add_up_counts
 from vectormill.jobs.chunks import renew_leases
+from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import list_aged_jobs, list_demands, list_queued, list_rooms, mark_queued
 from vectormill.jobs.rescue import rescue_expired_chunks
 from vectormill.models.registry import Registry
@@ -144,6 +145,7 @@ def keep_house(engine: Engine) -> None:
     IndexMaintainer(engine, SETTINGS).tend()
     fire_due_schedules(engine)
     add_up_counts(engine)
+    add_up_jobs(engine)
 
 
 def index(engine: Engine) -> None:
@@ -175,7 +177,7 @@ def serve(engine: Engine) -> None:
     with api_client(engine, max_pending_items=10**10) as client:
         submitted = client.post("/v1/jobs", json={"items": [{"key": "k", "text": "text"}]})
         waiting = f"/v1/jobs/{submitted.raise_for_status().json()['id']}"
-        for path in (waiting, "/v1/jobs", "/metrics", "/readyz", "/v1/workers"):
+        for path in (waiting, "/v1/jobs", "/v1/jobs?state=queued", "/metrics", "/readyz", "/v1/workers"):
             client.get(path).raise_for_status()
 
 
