@@ -272,8 +272,8 @@ MUTANTS: Final = (
     Mutant(
         "a build carries rows in the place of its run",
         "vectormill/sources/own_texts.py",
-        "yield [replace(item, place=places[item.key]) ",
-        "yield [item ",
+        "yield replace(items, places=[places[key] for key in items.keys])",
+        "yield items",
         (f"{ORDER}::test_a_job_that_was_queued_when_a_build_from_own_texts_began_is_not_lost",),
     ),
     Mutant(
