@@ -146,6 +146,27 @@ def test_added_up_counts_are_the_same_and_few(engine: Engine) -> None:
         assert connection.execute(text("SELECT count(*) FROM vectormill.open_job_counts")).scalar_one() == 1
 
 
+def test_counting_waits_for_nobody_and_counts_nobody_twice(engine: Engine) -> None:
+    for _ in range(3):
+        submit(engine, make_items(1))
+    with engine.begin() as uncommitted:
+        uncommitted.execute(text("UPDATE vectormill.jobs SET state = 'paused' WHERE seq % 2 = 0"))
+        with engine.begin() as other:
+            other.execute(text("SET LOCAL lock_timeout = '1s'"))
+            other.execute(text("UPDATE vectormill.jobs SET state = 'running' WHERE seq % 2 = 1"))
+            other.execute(
+                text("""
+                    INSERT INTO vectormill.open_job_counts (model, state, priority, num_jobs, num_items, num_chunks)
+                    SELECT 'fake', 'running', 5, 0, 0, 0 FROM generate_series(1, 1100)
+                """)
+            )
+        add_up_counts(engine)
+        check_open_job_counts(engine)
+    check_open_job_counts(engine)
+    with engine.connect() as connection:
+        assert {each.state for each in count_open_jobs(connection)} == {"running", "paused"}
+
+
 def test_a_large_job_changes_the_counts_rarely_and_is_never_counted_too_small(engine: Engine) -> None:
     job = submit(engine, make_items(6400), chunk_max_items=1)
     with engine.connect() as connection:
