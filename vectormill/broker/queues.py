@@ -87,7 +87,7 @@ def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
     Raise one of BROKER_ERRORS if Redis is away; lost dispatches are repeated later.
     """
     try:
-        with app.producer_or_acquire() as producer:
+        with app.producer_or_acquire() as producer, producer.batch():
             for dispatch in dispatches:
                 _send(app, dispatch, producer)
     except AttributeError as error:
