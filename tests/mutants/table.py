@@ -63,16 +63,26 @@ MUTANTS: Final = (
     Mutant(
         "the commit compares no fence",
         "vectormill/jobs/completion.py",
-        "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
+        "WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}",
         "WHERE id = :chunk_id AND state = 'leased'",
         (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing", WORLDS),
     ),
     Mutant(
         "the commit asks nothing of the chunk's state",
         "vectormill/jobs/completion.py",
-        "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
+        "WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}",
         "WHERE id = :chunk_id AND fence = :fence",
         (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing",),
+    ),
+    Mutant(
+        "a chunk is looked up among all leased ones",
+        "vectormill/jobs/chunk.py",
+        "state || '' = 'leased'",
+        "state = 'leased'",
+        (
+            "tests/integration/chunks/test_chunk_plans.py::"
+            "test_a_chunk_under_its_fence_is_found_without_reading_other_leased_chunks",
+        ),
     ),
     Mutant(
         "whoever counts a chunk has ended the job",
@@ -181,8 +191,8 @@ MUTANTS: Final = (
     Mutant(
         "renewal asks for no fence",
         "vectormill/jobs/chunks.py",
-        "WHERE chunk.fence = held.fence AND chunk.state = 'leased'\n           FOR",
-        "WHERE chunk.state = 'leased'\n           FOR",
+        "WHERE chunk.fence = held.fence AND chunk.{IS_LEASED}\n           FOR",
+        "WHERE chunk.{IS_LEASED}\n           FOR",
         (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_does_not_renew_its_successors",),
     ),
     Mutant(

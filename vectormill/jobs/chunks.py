@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import RECORD
-from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES, Claim, load_blob, split_payload
+from vectormill.jobs.chunk import IS_LEASED, UNCLAIMED_CHUNK_STATES, Claim, load_blob, split_payload
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.jobs.truncations import move_truncations
 from vectormill.vectors.records import pack_records, read_records
@@ -119,12 +119,12 @@ def claim_chunk(
 # Locked rows are skipped: nearly always this worker's own commit holds the lock, and may itself be waiting
 # for another lock. Such a chunk needs no renewal, since nobody can claim a locked row, and as of its last
 # commit it is still ours.
-RENEW_LEASES = text("""
+RENEW_LEASES = text(f"""
     WITH held AS (
         SELECT * FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:fences AS bigint[])) AS held (id, fence)
     ), unlocked AS MATERIALIZED (
         SELECT chunk.id FROM held JOIN vectormill.chunks AS chunk ON chunk.id = held.id
-         WHERE chunk.fence = held.fence AND chunk.state = 'leased'
+         WHERE chunk.fence = held.fence AND chunk.{IS_LEASED}
            FOR NO KEY UPDATE OF chunk SKIP LOCKED
     ), renewed AS (
         UPDATE vectormill.chunks AS chunk SET lease_until = now() + make_interval(secs => :lease_seconds)
@@ -134,7 +134,7 @@ RENEW_LEASES = text("""
       FROM held
       JOIN vectormill.chunks AS chunk ON chunk.id = held.id
       JOIN vectormill.jobs AS job ON job.id = chunk.job_id
-     WHERE chunk.fence = held.fence AND chunk.state = 'leased'
+     WHERE chunk.fence = held.fence AND chunk.{IS_LEASED}
 """)
 
 
@@ -151,14 +151,14 @@ def renew_leases(connection: Connection, claims: Sequence[Claim], lease_seconds:
     return {row.id: row.state for row in connection.execute(RENEW_LEASES, values)}
 
 
-RELEASE_CHUNK = text("""
+RELEASE_CHUNK = text(f"""
     UPDATE vectormill.chunks
        SET state = 'pending', lease_owner = NULL, lease_until = NULL, error = :reason,
            attempt = attempt - CASE WHEN :is_counted THEN 0 ELSE 1 END,
            lost = lost + CASE WHEN :is_lost THEN 1 ELSE 0 END,
            lapsed = lapsed + CASE WHEN :is_lapsed THEN 1 ELSE 0 END,
            available_at = now() + make_interval(secs => :delay_seconds)
-     WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+     WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
     RETURNING job_id
 """)
 
@@ -198,9 +198,9 @@ def release_chunk(
     return row is not None
 
 
-END_PARENT = text("""
+END_PARENT = text(f"""
     UPDATE vectormill.chunks SET state = 'split', lease_owner = NULL, lease_until = NULL, error = :reason
-     WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+     WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
     RETURNING id
 """)
 

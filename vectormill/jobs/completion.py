@@ -13,7 +13,7 @@ from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import RECORD
 from vectormill.jobs.bottleneck import PERSIST
-from vectormill.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
+from vectormill.jobs.chunk import CANCELLED, DONE, FAILED, IS_LEASED, ChunkOutcome, Claim
 from vectormill.jobs.counters import count_chunk
 from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
@@ -39,10 +39,10 @@ from vectormill.vectors.vector_types import (
 )
 
 # This is the first statement: a worker that lost its lease stops here, before it has written anything.
-FENCE = text("""
+FENCE = text(f"""
     UPDATE vectormill.chunks
        SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL
-     WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+     WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
     RETURNING id
 """)
 

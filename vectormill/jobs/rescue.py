@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES, Claim
+from vectormill.jobs.chunk import IS_LEASED, UNCLAIMED_CHUNK_STATES, Claim
 from vectormill.jobs.job import RECEIVED_JOB_STATES
 
 # A lapse says nothing about the texts: the database was away, a lock was waited for, or a host was cut off.
@@ -125,8 +125,8 @@ def end_finished_jobs(connection: Connection) -> int:
     return len(connection.execute(END_FINISHED).all())
 
 
-MARK_ALONE = text("""
-    UPDATE vectormill.chunks SET is_alone = true WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+MARK_ALONE = text(f"""
+    UPDATE vectormill.chunks SET is_alone = true WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
 """)
 
 

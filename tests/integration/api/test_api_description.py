@@ -48,8 +48,9 @@ REFUSED_FOR_ITS_MEANING: Final = frozenset(
     }
 )
 INT_GOT_FLOAT: Final = re.compile(rb"Expected `int\b[^`]*`, got `float`")
-# No worker runs here; and on a busy machine any search may take longer than the tenth of a second.
-UNAVAILABLE: Final = frozenset({"encoding-timeout", "search-timeout"})
+# No worker runs here; on a busy machine any search may take longer than the tenth of a second; and a made-up URL of an
+# object may name a store that nobody has.
+UNAVAILABLE: Final = frozenset({"encoding-timeout", "search-timeout", "storage-unavailable"})
 NOT_THERE_OR_NOT_NOW: Final = (401, 403, 404, 409)
 
 
