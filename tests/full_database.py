@@ -9,7 +9,7 @@ from vectormill.db.parameters import to_jsonb
 from vectormill.jobs.backlog import add_up_counts
 
 NUM_OPEN_JOBS: Final = 100_000
-# What 1,000 workers with 16 slots may hold.
+# This is the number of chunks that 1,000 workers with 16 slots may hold.
 NUM_IN_FLIGHT: Final = 16_000
 NUM_MODELS: Final = 4
 

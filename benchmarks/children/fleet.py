@@ -45,7 +45,7 @@ REPORT: Final = {"state": "running", "stages": {f"stage {number}": 0.123 for num
 
 
 class FleetOrder(Struct, frozen=True, kw_only=True):
-    """What one process of workers is to do. It appends a line of measurements a second to `log`."""
+    """The order for one process of simulated workers, which appends a line of measurements to `log` each second."""
 
     database_url: str
     redis_url: str
@@ -83,8 +83,8 @@ class Fleet:
         self._committing = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._workers = [SimulatedWorker(f"{order.name}-{number}") for number in range(order.num_workers)]
         self._slots = threading.Semaphore(order.num_workers * order.slots)
-        # What the threads have to do next; and chunks on a device, in the order in which they will be ready, since all
-        # take the same time.
+        # The threads take their next step from the first queue. The second one holds the chunks that are on a device;
+        # all take the same time, so they become ready in their order.
         self._steps: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._encoding: SimpleQueue[tuple[float, Callable[[], None]]] = SimpleQueue()
         self._claims: list[float] = []

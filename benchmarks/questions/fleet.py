@@ -98,7 +98,7 @@ MEASURE: Final = text("SELECT pg_total_relation_size(CAST('vectormill.' || :name
 
 @dataclass(slots=True)
 class Moment:
-    """What was read at one moment: chunks that are done, processor seconds by process, resident bytes."""
+    """A reading during the job: the number of finished chunks, and each process's processor seconds and memory."""
 
     seconds: float
     num_done: int

@@ -88,7 +88,7 @@ COUNT_CHUNK = text(
         f" AND (num_open_chunks <= {_NEAR_END_CHUNKS} OR CAST(:is_turn AS boolean))",
         f""", noted AS (
         INSERT INTO vectormill.job_increments (job_id, {_NAMES}, stage_seconds)
-        SELECT :job_id, {_OWN}, CAST(:stage_seconds AS jsonb) WHERE NOT EXISTS (SELECT FROM job)
+        SELECT CAST(:job_id AS uuid), {_OWN}, CAST(:stage_seconds AS jsonb) WHERE NOT EXISTS (SELECT FROM job)
     )""",
         f"SELECT {_OWN}, CAST(:stage_seconds AS jsonb) AS stage_seconds UNION ALL ",
     )

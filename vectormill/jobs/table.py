@@ -112,8 +112,8 @@ jobs = Table(
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "1000"},
 )
 
-# What ended chunks add to the counters of their jobs, as long as it is not in the job's row: see counters.py. No
-# constraint names the job: its check would lock the row that commits are not to wait for.
+# Each row adds an ended chunk to the counters of its job, and is deleted when the job's own row includes it (see
+# counters.py). There is no foreign key, because its check would lock the row that commits must not wait for.
 job_increments = Table(
     "job_increments",
     metadata,

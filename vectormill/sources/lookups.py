@@ -16,7 +16,8 @@ READ_SECONDS: Final = 30.0
 # The keys are an untyped literal, which takes the type of the column, so that an index on it is used.
 ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} = ANY({keys})"
 
-# What is no value of the column's type is in no row. The subquery is evaluated once, and an index is used too.
+# A key that is not a valid value of the column's type cannot be in any row, so it becomes NULL instead of an error. The
+# subquery is evaluated once, so that an index on the column is used.
 VALID_KEYS: Final = """
     ARRAY(SELECT CASE WHEN pg_input_is_valid(key, {name}) THEN CAST(key AS {type}) END
             FROM unnest(CAST({keys} AS text[])) AS key)"""

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first run insta
 
 MOTO: Final = "moto[server]==5.2.5"
 AZURITE: Final = "3.37.0"
-# Of every emulator of Azure, as its documentation says.
+# Every emulator of Azure has this account, as its documentation says.
 ACCOUNT: Final = "devstoreaccount1"
 ACCOUNT_KEY: Final = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

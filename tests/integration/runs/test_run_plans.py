@@ -106,8 +106,8 @@ def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
         assert "Seq Scan" not in plan, plan
 
 
-# Of 20,000 rows one has vanished, one is to be another one's text, one is new with the text of the vanished row
-# and one with that of a row that stays.
+# One of the 20,000 rows has vanished, and another one gets a changed text. Two rows are new: one has the text of the
+# vanished row, the other that of a row that stays.
 FEW_CHANGES = """
     INSERT INTO {changes} (ordinal, kind, key, content_hash, place)
     SELECT ordinal, kind, key, decode(md5(content), 'hex'), 7

@@ -1,4 +1,4 @@
-"""What runs often reads little, however many jobs are open: every statement of every duty, explained at scale.
+"""Statements that run often read little, however many jobs are open: each of them is explained at scale.
 
 The duties run as they are, and each of their statements is explained with its values before it is sent. So a new
 statement is measured without being listed here.
@@ -76,7 +76,7 @@ EXEMPT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What a statement touched: pages of 8 KiB, and the large tables that it read from end to end."""
+    """The cost of one statement: the pages of 8 KiB that it touched, and the large tables that it read as a whole."""
 
     name: str
     num_buffers: int
