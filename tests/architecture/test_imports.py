@@ -5,6 +5,7 @@ The contracts that import-linter checks are in pyproject.toml.
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,19 @@ import torch._dynamo
 assert torch._dynamo.config.recompile_limit
 real = sys.modules["torch._dynamo._trace_wrapped_higher_order_op"].TransformGetItemToIndex
 assert isinstance(transformers.masking_utils.TransformGetItemToIndex(), real)
+"""
+    find_loaded_modules(program)
+
+
+def test_a_model_process_starts_beside_torchvision_which_needs_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text("from torch._dynamo.utils import is_compile_supported")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from worker.model.runtime import transformers
+from transformers.utils import is_torchvision_available
+assert is_torchvision_available()
+assert "torchvision" not in sys.modules
 """
     find_loaded_modules(program)
 

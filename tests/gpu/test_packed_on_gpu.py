@@ -149,7 +149,7 @@ def test_the_packaged_model_packed_agrees_with_padding_in_fp32(
 def test_fp32_is_padded_and_says_why(tmp_path: Path) -> None:
     report = load("cuda", tmp_path, "fp32", "auto").describe()
     assert not report.is_packed
-    assert "16 bit" in report.notes[0]
+    assert "16-bit" in report.notes[0]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -3,11 +3,12 @@
 This saves 2.7 of 8.2 seconds of CPU time at the start of each model process, and 70 MB of its memory.
 transformers needs the compiler for decorators on generation functions, and for one context used with masks of
 another form. Nothing that runs here is decorated so; `worker/model/compilation.py` imports the real compiler
-later. scipy is needed by losses of object detection.
+later. The table of training losses imports scipy and, where they are installed, PIL and torchvision, which
+needs the real compiler.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -17,7 +18,7 @@ import torch
 
 COMPILER: Final = "torch._dynamo"
 CONTEXTS: Final = "torch._dynamo._trace_wrapped_higher_order_op"
-SOLVERS: Final = "scipy.optimize"
+LOSSES: Final = "transformers.loss.loss_utils"
 
 
 class StubCompiler(ModuleType):
@@ -43,6 +44,12 @@ class LazyModule(ModuleType):
         return lambda *args, **options: getattr(import_module(self.__name__), name)(*args, **options)
 
 
+class NoLosses(ModuleType):
+    """An empty table of training losses."""
+
+    LOSS_MAPPING: Final[Mapping[str, object]] = {}
+
+
 @contextmanager
 def stub_modules(*modules: ModuleType) -> Iterator[None]:
     """Make imports of these names find the given modules during the block.
@@ -61,7 +68,7 @@ def stub_modules(*modules: ModuleType) -> Iterator[None]:
             del torch._dynamo
 
 
-with stub_modules(StubCompiler(COMPILER), LazyModule(CONTEXTS), LazyModule(SOLVERS)):
+with stub_modules(StubCompiler(COMPILER), LazyModule(CONTEXTS), NoLosses(LOSSES)):
     import transformers
     import transformers.masking_utils
     import transformers.modeling_utils
