@@ -25,6 +25,7 @@ QUESTIONS: Final = {
     "main_job": "How fast is a whole job, compared with sentence-transformers and our engine alone?",
     "host": "What does a text cost the host if the device takes no time, now and in another checkout?",
     "scale": "What does a text cost the host by reference, from Parquet to Parquet, compared with a collection?",
+    "feeders": "How many texts a second does one device encode when several workers feed it?",
     "fleet": "How many chunks of how many workers does one Postgres carry, and what does a chunk cost it?",
     "engine": "How fast are our service and engine on several mixes of texts, compared with all peers?",
     "queries": "How many searches of 1, 8 and 64 clients are answered, also during a bulk job?",

@@ -19,8 +19,10 @@ from worker.encoder.choice import (
 )
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
+from worker.placement.feeding import choose_num_workers
 from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import PRECISIONS, Placement, PlanSettings
+from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
 
@@ -40,16 +42,35 @@ def plan_machine(
 
     Raises the same errors as `plan_worker`.
     """
-    names, inventory = divide_gpus(settings.devices, inventory)
+    wanted, reasons = _choose_devices(cards, inventory, settings)
+    names, inventory = divide_gpus(wanted, inventory)
     settings = settings.model_copy(update={"devices": names})
     plans = plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
-    said = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
-    return tuple(_add_reason(planned, said) for planned in plans) if said else plans
+    switches = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
+    reasons += [switches] if switches else []
+    return tuple(_add_reasons(planned, reasons) for planned in plans)
 
 
-def _add_reason(planned: Planned, reason: str) -> Planned:
+def _choose_devices(
+    cards: Sequence[ModelCard], inventory: Inventory, settings: WorkerSettings
+) -> tuple[str, list[str]]:
+    """Return the devices with a number of workers for each GPU if it is left to us, and the reasons.
+
+    Several models share a GPU already, each with a worker of its own.
+    """
+    if settings.devices != AUTO or len(cards) > 1 or settings.strategy not in (AUTO, REPLICATE):
+        return settings.devices, []
+    shape = find_shape(cards[0])
+    chosen = {device.name: choose_num_workers(device, shape) for device in inventory.accelerators}
+    reasons = [reason for _, reason in chosen.values() if reason]
+    if not reasons:
+        return settings.devices, []
+    return ",".join(f"{name}*{count}" if count > 1 else name for name, (count, _) in chosen.items()), reasons
+
+
+def _add_reasons(planned: Planned, reasons: Sequence[str]) -> Planned:
     placement = planned.placement
-    return replace(planned, placement=replace(placement, reasons=(*placement.reasons, reason)))
+    return replace(planned, placement=replace(placement, reasons=(*placement.reasons, *reasons)))
 
 
 def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Tenant:

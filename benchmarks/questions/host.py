@@ -126,14 +126,19 @@ class Bench:
         directory: Path,
         card: ModelCard,
         variables: Mapping[str, str] = MappingProxyType({}),
+        *,
+        is_null: bool = True,
     ) -> None:
-        """Prepare the stack; `variables` are added to its environment."""
+        """Prepare the stack; `variables` are added to its environment.
+
+        Without `is_null` the checkout's own encoder computes on the devices that the variables name.
+        """
         directory.mkdir(mode=0o711)
         self._directory = directory
         self._card = card
-        self._linked = link_tree(tree.resolve(), directory / "tree")
+        self._linked = link_tree(tree.resolve(), directory / "tree") if is_null else tree.resolve()
         variables = {
-            **variables, **python_environment(self._linked), **BATCH_TOKENS,
+            **variables, **python_environment(self._linked), **(BATCH_TOKENS if is_null else {}),
             "VECTORMILL_MODELS": json.dumps({MODEL: {"path": str(card.path)}}),
         }  # fmt: skip
         self._stack = OwnStack(directory / "data", variables, MODEL)

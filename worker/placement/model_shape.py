@@ -76,6 +76,11 @@ class ModelShape:
     is_extractor: bool = False
 
     @property
+    def flop_per_token(self) -> float:
+        """Return the arithmetic of all layers for a token, without that of attention between tokens."""
+        return 2.0 * sum(tensor.num_values for tensor in self.tensors if tensor.layer is not None)
+
+    @property
     def num_relative_positions(self) -> int:
         """Return a DeBERTa's number of relative positions in both directions; 0 for other models."""
         found = (each.shape[0] for each in self.tensors if each.name.endswith("rel_embeddings.weight"))

@@ -172,8 +172,7 @@ class ReplicaBuilder:
         self.full_bytes = self.weight_bytes + self._bias_bytes + needs.full_batch_tokens * self._token_bytes
         self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
         self.cost = TokenCost(
-            flop_per_token=2.0
-            * sum(tensor.num_values for tensor in shape.tensors if tensor.layer is not None),
+            flop_per_token=shape.flop_per_token,
             num_layers=shape.num_layers,
             hidden_bytes_per_token=self._hidden_bytes,
             layer_weight_bytes=self._layer_bytes,
