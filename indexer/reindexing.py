@@ -19,8 +19,11 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection
 
 from indexer.context import ClaimProgress, RunContext, Target, find_target, live_stage, make_target
+from indexer.filling import end_fill
+from vectormill.collections.collection import BUILDING
 from vectormill.collections.collections import find_generation
 from vectormill.collections.deletions import hold_deletions_of
+from vectormill.collections.fills import open_fill
 from vectormill.collections.items import remove_items
 from vectormill.collections.swaps import open_target_generation
 from vectormill.domain.errors import JobNotFound, RunError, SourceFailed
@@ -172,6 +175,8 @@ def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target,
     Deletions are held off meanwhile, so that the run reads no row that was deleted in an earlier place.
     """
     generation = open_target_generation(context.engine, context.run.collection, context.run.spec)
+    if generation.state == BUILDING:
+        end_fill(context, generation.id)  # that of an earlier run, or of an earlier reading
     with context.engine.begin() as connection:
         progress.save(connection, RunCounts())
         hold_deletions_of(connection, generation.collection_id)
@@ -372,8 +377,10 @@ def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
     )  # first, because it finds rows whose text older jobs have changed
     if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
         job_id = submit(context, progress)
-    if job_id is not None:
-        job = await_job(context, progress, job_id, wait)
+    job = None if job_id is None else await_job(context, progress, job_id, wait)
+    assert run.generation_id is not None
+    end_fill(context, run.generation_id)
+    if job is not None:
         delete_failed(context, progress, job)
     if num_refused:
         context.report(KEPT_TEXTS, {"num_refused": num_refused})
@@ -409,6 +416,8 @@ def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
         progress.save(connection, job_id=job_id)
         target = find_target(connection, run)
         require_stage(connection, target.stage)
+        if not target.is_live and is_fill(context, progress):
+            open_fill(connection, target.generation, job_id)
     new_job = NewJob(
         target.spec,
         run.collection,
@@ -441,6 +450,16 @@ def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
         if num_items == 0:
             return None
         return writer.finish().id
+
+
+def is_fill(context: RunContext, progress: ClaimProgress) -> bool:
+    """Return whether the run writes at least as many rows as the new generation already has.
+
+    It has rows if an earlier run did not complete it, or of clients' jobs since the build began. Merging them
+    into a fill must not cost more than the fill saves.
+    """
+    num_rows = int(context.run.report.get(COMPARING, {}).get("num_rows", 0))
+    return num_rows <= progress.counts.num_new + progress.counts.num_changed
 
 
 def update_metadata(context: RunContext, progress: ClaimProgress) -> int:

@@ -184,10 +184,13 @@ LIST_GENERATIONS = """
            coalesce({estimate}, 0) AS num_rows,
            coalesce(pg_table_size(class.oid), 0) AS table_bytes,
            coalesce(pg_indexes_size(class.oid), 0) AS index_bytes,
-           coalesce(pg_total_relation_size(to_regclass('vectormill.generation_' || generation.id || '_attributes')), 0)
-               AS attribute_bytes
+           coalesce(pg_total_relation_size(coalesce(
+               to_regclass('vectormill.generation_' || generation.id || '_fill_attributes'),
+               to_regclass('vectormill.generation_' || generation.id || '_attributes'))), 0) AS attribute_bytes
       FROM vectormill.generations AS generation
-      LEFT JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || generation.id)
+      LEFT JOIN pg_class AS class ON class.oid = coalesce(
+               to_regclass('vectormill.generation_' || generation.id || '_fill'),
+               to_regclass('vectormill.generation_' || generation.id))
      WHERE generation.collection_id = :id AND generation.state <> 'pruned'
      ORDER BY generation.id DESC
 """

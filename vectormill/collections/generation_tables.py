@@ -78,7 +78,7 @@ def create_attributes_table(
 
 # Dropping the column drops its full-text index, which the next index run builds again.
 REWRITE_LANGUAGE: Final = """
-    ALTER TABLE {name}
+    ALTER TABLE IF EXISTS {name}
         DROP COLUMN search,
         ADD COLUMN search tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED
 """
@@ -87,16 +87,16 @@ REWRITE_LANGUAGE: Final = """
 def rewrite_language(connection: Connection, generation_id: int, language: str) -> None:
     """Re-parse every kept text with another text search configuration.
 
-    This rewrites the attributes table, which stays locked for reading and writing until the transaction ends.
+    This rewrites the attributes tables, which stay locked for reading and writing until the transaction ends.
     """
     driver = connection.connection.driver_connection
     assert driver is not None
-    driver.execute(
-        sql.SQL(REWRITE_LANGUAGE).format(
-            name=sql.Identifier("vectormill", attributes_name(generation_id)),
-            language=sql.Literal(f"pg_catalog.{language}"),
+    for name in (attributes_name(generation_id), filled_names(generation_id)[1]):
+        driver.execute(
+            sql.SQL(REWRITE_LANGUAGE).format(
+                name=sql.Identifier("vectormill", name), language=sql.Literal(f"pg_catalog.{language}")
+            )
         )
-    )
 
 
 # Attributes are written only for rows that this job has just written: the results table decides which job is newest,
@@ -206,6 +206,11 @@ MAX_DIMENSIONS: Final = 16_000
 
 def table_name(generation_id: int) -> str:
     return f"generation_{generation_id}"
+
+
+def filled_names(generation_id: int) -> tuple[str, str]:
+    """Return the names of the tables, for results and attributes, that a generation has during its first fill."""
+    return f"generation_{generation_id}_fill", f"generation_{generation_id}_fill_attributes"
 
 
 def create_generation_tables(

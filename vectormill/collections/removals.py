@@ -188,7 +188,7 @@ def _refuse_open_work(
 LIST_ORPHANS: Final = text("""
     SELECT relname FROM pg_class
      WHERE relnamespace = CAST('vectormill' AS regnamespace) AND relkind = 'r'
-       AND relname ~ '^generation_[0-9]+(_attributes)?$'
+       AND relname ~ '^generation_[0-9]+(_fill)?(_attributes)?$'
        AND NOT EXISTS (SELECT 1 FROM vectormill.generations
                         WHERE id = CAST(substring(relname FROM '[0-9]+') AS bigint))
      ORDER BY relname

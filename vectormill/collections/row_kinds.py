@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from psycopg import Cursor, sql
 
-from vectormill.db.parameters import TEXT_OID, WireArray, find_type, make_bytes_array, open_array
+from vectormill.db.copying import Field
+from vectormill.db.parameters import (
+    JSONB_VERSION,
+    TEXT_OID,
+    WireArray,
+    find_type,
+    make_bytes_array,
+    open_array,
+)
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import RECORD, SCORE, VECTOR
 from vectormill.vectors.scores import choose_scores, names_labels
@@ -20,6 +28,7 @@ from vectormill.vectors.vector_types import (
     choose_vector_type,
     missing_rows,
     read_columns,
+    send_rows,
     write_columns,
 )
 
@@ -90,6 +99,10 @@ class RowKind(Protocol):
         """Encode results as one Postgres array per column, by column name, in binary format."""
         ...
 
+    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[Field]]:
+        """Encode results as the fields of a binary COPY, by column name."""
+        ...
+
 
 def take_objects(values: Sequence[bytes | None]) -> Results:
     """Return the values as an object array [n]; np.array would make a fixed-width bytes array."""
@@ -127,6 +140,10 @@ class Numbers:
         write_columns(elements, rows, kind, spec.dimensions)
         return array
 
+    def send_numbers(self, rows: Results, spec: EncodingSpec) -> list[bytes]:
+        """Encode rows [n, width] as fields of the column."""
+        return send_rows(rows, kept_type(spec), spec.dimensions)
+
 
 def kept_type(spec: EncodingSpec) -> VectorType:
     return choose_vector_type(spec, in_collection=True)
@@ -152,6 +169,9 @@ class Vectors(Numbers):
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
     ) -> Mapping[str, WireArray]:
         return {self.column: self.make_numbers(cursor, results, spec)}
+
+    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[Field]]:
+        return {self.column: self.send_numbers(results, spec)}
 
 
 FLOAT4_OID: Final = 700
@@ -194,23 +214,34 @@ class Scores(Numbers):
     def make_arrays(
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
     ) -> Mapping[str, WireArray]:
-        scores, best = choose_scores(results, spec.labels)
+        scores, labels = self._choose(results, spec)
         array, elements = open_array(FLOAT4_OID, len(results), _SCORE_BYTES)
-        elements[:] = scores.astype(">f4").view("u1").reshape(-1, _SCORE_BYTES)
-        labels = [b""] * len(results)
-        if names_labels(spec.labels):
-            encoded = [label.encode() for label in spec.labels]
-            labels = [encoded[place] for place in best.tolist()]
+        elements[:] = scores.view("u1").reshape(-1, _SCORE_BYTES)
         return {
             "score": array,
             "label": make_bytes_array(TEXT_OID, labels, empty_is_null=True),
             self.column: self.make_numbers(cursor, results, spec),
         }
 
+    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[Field]]:
+        scores, labels = self._choose(results, spec)
+        return {
+            "score": scores.view("V4").tolist(),
+            "label": [label or None for label in labels],
+            self.column: self.send_numbers(results, spec),
+        }
+
+    def _choose(self, results: Results, spec: EncodingSpec) -> tuple[Results, list[bytes]]:
+        """Return the scores [n] as Postgres sends them, and the name of each best label, empty if it has none."""
+        scores, best = choose_scores(results, spec.labels)
+        labels = [b""] * len(results)
+        if names_labels(spec.labels):
+            encoded = [label.encode() for label in spec.labels]
+            labels = [encoded[place] for place in best.tolist()]
+        return scores.astype(">f4"), labels
+
 
 JSONB_OID: Final = 3802
-# The binary format of jsonb is a version byte and then text (PostgreSQL, jsonb_recv in src/backend/utils/adt/jsonb.c).
-JSONB_VERSION: Final = b"\x01"
 
 
 class Records:
@@ -244,7 +275,10 @@ class Records:
     def make_arrays(
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
     ) -> Mapping[str, WireArray]:
-        return {"output": make_bytes_array(JSONB_OID, [JSONB_VERSION + output for output in results])}
+        return {"output": make_bytes_array(JSONB_OID, self.make_fields(results, spec)["output"])}
+
+    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[bytes]]:
+        return {"output": [JSONB_VERSION + output for output in results]}
 
 
 ROW_KINDS: Final[Mapping[str, RowKind]] = {kind.result: kind for kind in (Vectors(), Scores(), Records())}

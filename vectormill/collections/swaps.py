@@ -24,7 +24,12 @@ from vectormill.collections.collection import (
     check_kind,
 )
 from vectormill.collections.collections import find_generation, keeps_texts
-from vectormill.collections.generation_tables import attributes_name, create_generation_tables, table_name
+from vectormill.collections.generation_tables import (
+    attributes_name,
+    create_generation_tables,
+    filled_names,
+    table_name,
+)
 from vectormill.collections.generations import (
     FROM_GENERATIONS,
     GENERATION_COLUMNS,
@@ -502,7 +507,8 @@ def prune_retired_generations(engine: Engine, retention_seconds: float) -> int:
             if connection.execute(IS_PRUNABLE, values).one_or_none() is None:
                 return 0  # a rollback has just made it live again
             connection.execute(MARK_PRUNED, values)
-            for table in (attributes_name(generation_id), table_name(generation_id)):
+            names = attributes_name(generation_id), table_name(generation_id), *filled_names(generation_id)
+            for table in names:
                 connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{table}"))
             return 1
 

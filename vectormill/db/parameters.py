@@ -22,6 +22,8 @@ from psycopg.pq import Format
 TEXT_OID: Final = 25
 BYTEA_OID: Final = 17
 INT8_OID: Final = 20
+# The binary format of jsonb is a version byte and then text (PostgreSQL, jsonb_recv in src/backend/utils/adt/jsonb.c).
+JSONB_VERSION: Final = b"\x01"
 _LENGTH_BYTES: Final = 4
 _HEADER_BYTES: Final = 20
 _NULL: Final = -1

@@ -46,7 +46,8 @@ class Claim:
     `lapsed` the leases that ended for other reasons. `job_seq` orders the job among all writers of its
     collection. `generation_fingerprint` names the vector space of the generation that the chunk is written
     to. `num_tokens` is an estimate. `output_url` is the folder of an object store into which the results go,
-    and `output_schema` the serialized Arrow schema that they get there for a table.
+    and `output_schema` the serialized Arrow schema that they get there for a table. With `is_fill` the job was
+    filling its generation (vectormill/collections/fills.py) when the chunk was claimed.
     """
 
     chunk_id: int
@@ -68,6 +69,7 @@ class Claim:
     traceparent: str | None = None  # W3C trace context of the request that submitted the job
     output_url: str | None = None
     output_schema: bytes | None = None
+    is_fill: bool = False
 
     def check_space(self) -> None:
         """Raise SpecMismatch if the vectors of the generation are in another vector space than the job's."""

@@ -49,13 +49,13 @@ CLAIM_CHUNK = text(f"""
       FROM claimed WHERE jobs.id = claimed.job_id AND claimed.has_lapsed
     )
     SELECT claimed.*, payload.items, payload.places,
-           (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
-                ON collections.id = generations.collection_id
-             WHERE generations.id = claimed.generation_id) AS keep_text,
-           (SELECT fingerprint FROM vectormill.generations WHERE id = claimed.generation_id) AS generation_fingerprint,
+           (SELECT keep_text FROM vectormill.collections WHERE id = generation.collection_id) AS keep_text,
+           generation.fingerprint AS generation_fingerprint,
+           generation.report #>> '{{fill,job}}' = CAST(claimed.job_id AS text) AS is_fill,
            output.url AS output_url, output.table_schema AS output_schema
       FROM claimed LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id
                    LEFT JOIN vectormill.job_outputs AS output ON output.id = claimed.job_id
+                   LEFT JOIN vectormill.generations AS generation ON generation.id = claimed.generation_id
 """)
 
 
@@ -112,6 +112,7 @@ def claim_chunk(
         traceparent=row.traceparent,
         output_url=row.output_url,
         output_schema=row.output_schema,
+        is_fill=bool(row.is_fill),
     )
     return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds, row.places)
 

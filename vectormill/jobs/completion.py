@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
+from vectormill.collections.fills import copy_rows, hold_fill
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.domain.encoding import FLOAT16, INT8
@@ -179,15 +180,29 @@ def _upsert(
     stored: npt.NDArray[np.int64],
     results: Results,
 ) -> None:
-    """Upsert the results of the items at positions `stored` [n] into the job's generation."""
+    """Write the results of the items at positions `stored` [n] into the job's generation.
+
+    The job that fills a new generation copies its rows; any other one upserts them.
+    """
+    taken = items if len(stored) == len(items) else Items.of(items).take(stored.tolist())
+    if claim.is_fill:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        with driver.cursor() as cursor:
+            if hold_fill(cursor, generation_id, claim.job_id):
+                columns = Items.of(taken)
+                copy_rows(
+                    cursor,
+                    generation_id,
+                    claim.job_seq,
+                    columns,
+                    results,
+                    claim.spec,
+                    keep_text=claim.keep_text,
+                )
+                return
     upsert_rows(
-        connection,
-        generation_id,
-        claim.job_seq,
-        items if len(stored) == len(items) else Items.of(items).take(stored.tolist()),
-        results,
-        claim.spec,
-        keep_text=claim.keep_text,
+        connection, generation_id, claim.job_seq, taken, results, claim.spec, keep_text=claim.keep_text
     )
 
 

@@ -113,6 +113,14 @@ def write_columns(columns: npt.NDArray[np.uint8], rows: Rows, kind: VectorType, 
     columns[:, len(header) :].view(kind.wire)[:] = rows
 
 
+def send_rows(rows: Rows, kind: VectorType, dimensions: int) -> list[bytes]:
+    """Return rows [n, width] as n columns in binary form."""
+    num_bytes = kind.column_bytes(dimensions)
+    columns = np.empty((len(rows), num_bytes), dtype=np.uint8)
+    write_columns(columns, rows, kind, dimensions)
+    return list(columns.view(f"V{num_bytes}").ravel().tolist())
+
+
 def read_columns(wire: bytes, kind: VectorType, dimensions: int) -> Rows:
     """Return the rows [n, width] of consecutive columns in binary form."""
     column = np.dtype([("header", "V4"), ("values", kind.wire, (kind.width(dimensions),))])

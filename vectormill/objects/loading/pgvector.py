@@ -1,10 +1,6 @@
 """PostgresTarget: a table of any Postgres with pgvector as the target of a load.
 
 A batch is copied into a temporary table in the binary format and upserted from there, in one transaction.
-
-Source of the format: PostgreSQL, "COPY", section "Binary Format". After a signature, flags and the length of an
-extension comes each row: int16 fields, then each field as its length in int32 and its bytes, with the length -1
-for NULL. At the end stands an int16 of -1.
 """
 
 import json
@@ -15,28 +11,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import psycopg
 from psycopg import sql
 
+from vectormill.db.copying import Field, encode_rows
+from vectormill.db.parameters import JSONB_VERSION
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable, InvalidOption, SpecMismatch
 from vectormill.domain.task import RECORD, SCORE, VECTOR
 from vectormill.objects.loading.load import take_vectors
 from vectormill.vectors.scores import names_labels
-from vectormill.vectors.vector_types import VectorType, choose_vector_type, write_columns
+from vectormill.vectors.vector_types import VectorType, choose_vector_type, send_rows
 
 if TYPE_CHECKING:
     import pyarrow
 
 COPY_BYTES: Final = 8 << 20
-COPY_START: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-COPY_END: Final = b"\xff\xff"
-NULL: Final = b"\xff\xff\xff\xff"
-# The binary format of jsonb is a version byte and then text (PostgreSQL, src/backend/utils/adt/jsonb.c).
-JSONB_VERSION: Final = b"\x01"
-
-Field = bytes | None
 
 CREATE: Final = sql.SQL("CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY (key))")
 STAGE: Final = sql.SQL("CREATE TEMPORARY TABLE vectormill_load ({columns}) ON COMMIT DELETE ROWS")
@@ -170,22 +160,7 @@ def _encode_scores(rows: "pyarrow.RecordBatch") -> list[bytes]:
 
 
 def _encode_vectors(rows: "pyarrow.RecordBatch", kind: VectorType, dimensions: int) -> list[bytes]:
-    num_bytes = kind.column_bytes(dimensions)
-    fields = np.empty((rows.num_rows, num_bytes), dtype=np.uint8)
-    write_columns(fields, take_vectors(rows), kind, dimensions)
-    return list(fields.view(f"V{num_bytes}").ravel().tolist())
-
-
-def encode_rows(columns: Sequence[Sequence[Field]]) -> bytes:
-    """Return the content of a binary COPY with these columns of equally many fields."""
-    count = len(columns).to_bytes(2)
-    parts = [COPY_START]
-    for row in zip(*columns, strict=True):
-        parts.append(count)
-        for field in row:
-            parts += (NULL,) if field is None else (len(field).to_bytes(4), field)
-    parts.append(COPY_END)
-    return b"".join(parts)
+    return send_rows(take_vectors(rows), kind, dimensions)
 
 
 def _install_pgvector(connection: "psycopg.Connection[tuple[Any, ...]]") -> None:

@@ -1,0 +1,380 @@
+"""A fill that is copied without indexes leaves the rows that upserts would leave, whoever else writes and dies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+
+from indexer.context import RunContext
+from indexer.filling import end_fill
+from tests.api_server import encoding_meanwhile
+from tests.building import NEXT, ask, build, encode_all, hold_nothing, make_run, put, swap
+from tests.indexers import ListedSource, await_run, indexing, row
+from tests.integration.collections.test_rebuilds import start
+from tests.integration.crashes.points import CrashPoints
+from tests.integration.crashes.victims import Servers, running, watched_engine
+from tests.integration.rows.test_upserts import ITEMS
+from tests.kept_rows import read_rows
+from tests.kinds import RECORDS, SCORES
+from tests.protocol import SPEC, claim, complete, dispatch_all, results_of, submit
+from vectormill.collections.collection import CollectionOptions, Generation
+from vectormill.collections.collections import change_collection, create_collection, find_generation
+from vectormill.collections.deletions import delete_scrubbed
+from vectormill.collections.descriptions import describe_collection
+from vectormill.collections.fills import copy_rows, has_fill, open_fill
+from vectormill.collections.generation_tables import upsert_rows
+from vectormill.collections.generations import find_building
+from vectormill.collections.items import delete_items
+from vectormill.collections.removals import drop_orphaned_tables, remove_collection
+from vectormill.collections.row_kinds import choose_kind, take_objects
+from vectormill.collections.swaps import discard_generation, prune_retired_generations
+from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
+from vectormill.domain.task import RECORD, VECTOR
+from vectormill.jobs.chunk import Claim
+from vectormill.jobs.item import Item, Items
+from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.jobs import draw_seq
+from vectormill.jobs.submission import JobWriter
+from vectormill.models.registry import Registry
+from vectormill.runs.run import COMPLETED
+from vectormill.settings import Settings
+from vectormill.vectors.quantization import measure_ranges
+from vectormill.vectors.records import group_records
+from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+
+KEEPING = CollectionOptions(keep_text=True)
+LIST_TABLES = text("""
+    SELECT relname FROM pg_class WHERE relname ~ '^generation_[0-9]+_fill' AND relkind = 'r' ORDER BY relname
+""")
+# What a generation's tables are made of, without its number.
+DESCRIBE_TABLES = text("""
+    SELECT replace(class.relname, :id, 'N'), class.reloptions,
+           (SELECT array_agg(replace(pg_get_indexdef(indexrelid), :id, 'N')
+                             ORDER BY CAST(CAST(indexrelid AS regclass) AS text))
+              FROM pg_index WHERE indrelid = class.oid),
+           (SELECT array_agg(CAST((attname, format_type(atttypid, atttypmod), attnotnull, attgenerated) AS text)
+                             ORDER BY attnum)
+              FROM pg_attribute WHERE attrelid = class.oid AND attnum > 0 AND NOT attisdropped),
+           (SELECT replace(conname, :id, 'N') FROM pg_constraint WHERE conrelid = class.oid AND contype = 'p')
+      FROM pg_class AS class
+     WHERE class.oid IN (to_regclass('vectormill.generation_' || :id),
+                         to_regclass('vectormill.generation_' || :id || '_attributes'))
+     ORDER BY 1
+""")
+
+
+def keep(engine: Engine, spec: EncodingSpec = SPEC) -> None:
+    with engine.begin() as connection:
+        create_collection(connection, "docs", spec, KEEPING, 100)
+
+
+def begin(
+    engine: Engine, items: Sequence[Item], spec: EncodingSpec = NEXT, chunk_max_items: int = 2
+) -> tuple[Generation, Job]:
+    """Queue the job of a run that fills a new generation beside the live one."""
+    building = build(engine, spec)
+    new_job = NewJob(spec, "docs", id=uuid4(), seq=ask(engine, draw_seq), generation_id=building.id)
+    assert new_job.id is not None
+    ask(engine, open_fill, building, new_job.id)
+    with JobWriter(engine, new_job, Settings(chunk_max_items=chunk_max_items)) as writer:
+        for item in items:
+            writer.add(item)
+        return building, writer.finish()
+
+
+def end(engine: Engine, building: Generation) -> None:
+    run = make_run(building, 1, 0, {})
+    end_fill(
+        RunContext(run, engine, Settings(), Registry({}), lambda: None, lambda *_: None, hold_nothing),
+        building.id,
+    )
+
+
+def claim_all(engine: Engine) -> list[Claim]:
+    claims = [claim(engine, dispatch.chunk_id) for dispatch in dispatch_all(engine)]
+    return [each for each in claims if each is not None]
+
+
+def count(engine: Engine, table: str) -> int:
+    with engine.connect() as connection:
+        number: int = connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one()
+    return number
+
+
+def texts_of(engine: Engine, generation: Generation) -> dict[str, tuple[str, str]]:
+    with engine.connect() as connection:
+        return {key: found.content for key, found in read_rows(connection, generation.id).items()}
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(replace(SPEC, dimensions=13, vector_type=vector_type) for vector_type in VECTOR_TYPES),
+        SCORES,
+        replace(SCORES, labels=(), dimensions=1),
+        RECORDS,
+    ],
+    ids=[*VECTOR_TYPES, "scores", "scores without labels", "records"],
+)
+def test_copied_rows_are_those_that_an_upsert_writes(
+    engine: Engine, spec: EncodingSpec, keep_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.collections.fills.PART_BYTES", 100)  # parts of one row or two
+    items = [*ITEMS, Item("bare", b"bare"), Item("carried", b"carried", b'{"a":"\\u00e9"}')]
+    columns = replace(Items.of(items), places=[*range(3, len(items) + 3)])
+    if spec.result == VECTOR:
+        vectors = np.random.default_rng(3).standard_normal((len(items), spec.dimensions)).astype(np.float32)
+        results: Any = make_rows(vectors, VECTOR_TYPE_BY_NAME[spec.vector_type], measure_ranges(vectors))
+    elif spec.result == RECORD:
+        ragged = results_of(spec, items)
+        results = take_objects([group_records(ragged.row(place).tobytes()) for place in range(len(items))])
+    else:
+        results = results_of(spec, items).matrix.reshape(len(items), spec.dimensions)
+    found = []
+    for name in ("upserted", "copied"):
+        with engine.begin() as connection:
+            create_collection(connection, name, spec, KEEPING, 100)
+            generation = find_generation(connection, name)
+            if name == "upserted":
+                upsert_rows(connection, generation.id, 2, columns, results, spec, keep_text=keep_text)
+            else:
+                open_fill(connection, generation, uuid4())
+                driver = connection.connection.driver_connection
+                assert driver is not None
+                with driver.cursor() as cursor:
+                    copy_rows(cursor, generation.id, 2, columns, results, spec, keep_text=keep_text)
+            middle = "" if name == "upserted" else "_fill"
+            for end_of_name in ("", "_attributes"):
+                table = f"vectormill.generation_{generation.id}{middle}{end_of_name}"
+                rows = connection.execute(text(f"SELECT CAST(row AS text) FROM {table} AS row ORDER BY key"))
+                found.append(list(rows.scalars()))
+    assert len(found[0]) == len(items)
+    assert found[:2] == found[2:]
+    assert choose_kind(spec).result == spec.result
+
+
+def test_the_rows_of_a_build_are_copied_and_its_tables_end_as_any_others(engine: Engine) -> None:
+    keep(engine)
+    put(engine, "k1", "k2", "gone")
+    encode_all(engine)
+    rows = [row(f"k{number}", f"text {number}", page=number) for number in range(6)]
+    building, _ = begin(engine, rows)
+    put(engine, "twin")
+    encode_all(engine)
+    assert count(engine, f"generation_{building.id}_fill") == 6
+    assert count(engine, building.table_name) == 1
+    described = ask(engine, lambda connection: describe_collection(connection, "docs"))
+    shown = next(each for each in described.generations if each.id == building.id)
+    assert shown.table_bytes >= 8192
+    end(engine, building)
+    assert texts_of(engine, building).keys() == {*(f"k{number}" for number in range(6)), "twin"}
+    live = ask(engine, find_generation, "docs")
+    with engine.connect() as connection:
+        assert connection.execute(LIST_TABLES).all() == []
+        assert not has_fill(connection, building.id)
+        of_live, of_built = (
+            connection.execute(DESCRIBE_TABLES, {"id": str(each.id)}).all() for each in (live, building)
+        )
+    assert len(of_built) == 2
+    assert of_built == of_live
+    put(engine, "k1", "later")
+    encode_all(engine)
+    swap(engine, building)
+    assert texts_of(engine, building)["k1"] == ("text k1", "")
+
+
+def test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_metadata(engine: Engine) -> None:
+    keep(engine)
+    building = build(engine)
+    older = submit(
+        engine,
+        [row("older", "old", page=0), row("bare", "old", page=0)],
+        collection="docs",
+    )
+    building, job = begin(engine, [row(key, "filled", page=1) for key in ("older", "newer", "stripped")])
+    assert older.seq < job.seq
+    begin_items = [row("newer", "put", page=2), row("stripped", "put"), row("other", "put")]
+    submit(engine, begin_items, collection="docs")
+    for claimed in claim_all(engine):
+        complete(engine, claimed)
+    end(engine, building)
+    assert texts_of(engine, building) == {
+        "older": ("filled", '{"page":1}'),
+        "bare": ("old", '{"page":0}'),
+        "newer": ("put", '{"page":2}'),
+        "stripped": ("put", ""),
+        "other": ("put", ""),
+    }
+
+
+def test_what_is_deleted_during_a_fill_stays_deleted_and_what_is_put_again_is_there(engine: Engine) -> None:
+    keep(engine)
+    building, _ = begin(engine, [row(key, "filled", page=1) for key in ("gone", "back", "stays", "late")])
+    first, *others = claim_all(engine)
+    complete(engine, first)
+    ask(engine, delete_items, "docs", ["gone", "back", "late"])
+    for claimed in others:
+        complete(engine, claimed)
+    submit(engine, [row("back", "put")], collection="docs")
+    for claimed in claim_all(engine):
+        complete(engine, claimed)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.tombstones SET scrubbed_at = now() - interval '1 day'"))
+    assert ask(engine, delete_scrubbed) == 0, "the fill still has the rows"
+    end(engine, building)
+    assert texts_of(engine, building) == {"stays": ("filled", '{"page":1}'), "back": ("put", "")}
+    assert ask(engine, delete_scrubbed) == 3
+
+
+def test_a_commit_after_the_fill_was_closed_is_not_lost(engine: Engine) -> None:
+    keep(engine)
+    building, _ = begin(engine, [row(key, "filled") for key in ("a", "b", "c")], chunk_max_items=1)
+    first, second, third = claim_all(engine)
+    assert first.is_fill
+    complete(engine, first)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("indexer.filling.finish_fill", lambda *_: None)
+        end(engine, building)
+    complete(engine, second)
+    assert count(engine, building.table_name) == 1
+    end(engine, building)
+    complete(engine, third)
+    assert texts_of(engine, building).keys() == {"a", "b", "c"}
+
+
+def test_a_job_in_the_place_of_one_that_has_copied_rows_upserts_its_own(engine: Engine) -> None:
+    keep(engine)
+    building, _ = begin(engine, [row("a", "filled"), row("b", "filled")], chunk_max_items=1)
+    complete(engine, claim_all(engine)[0])
+    _, again = begin(engine, [row("a", "again"), row("b", "again")])
+    (claimed,) = [each for each in claim_all(engine) if each.job_id == again.id]
+    assert not claimed.is_fill
+    complete(engine, claimed)
+    end(engine, building)
+    assert texts_of(engine, building) == {"a": ("again", ""), "b": ("again", "")}
+
+
+def test_a_discarded_or_removed_fill_leaves_no_table(engine: Engine) -> None:
+    keep(engine)
+    building, _ = begin(engine, [row("a", "filled")])
+    encode_all(engine)
+    with engine.connect() as connection:
+        assert len(connection.execute(LIST_TABLES).all()) == 2
+    ask(engine, discard_generation, building.id)
+    assert prune_retired_generations(engine, 1e9) == 1
+    begin(engine, [row("a", "filled")])
+    encode_all(engine)
+    remove_collection(engine, "docs")
+    assert drop_orphaned_tables(engine) == 6
+    with engine.connect() as connection:
+        assert connection.execute(LIST_TABLES).all() == []
+
+
+def test_a_language_that_is_chosen_during_a_fill_is_that_of_its_rows(engine: Engine) -> None:
+    keep(engine)
+    building, _ = begin(engine, [row("a", "running dogs")])
+    encode_all(engine)
+    change_collection(engine, "docs", language="english")
+    end(engine, building)
+    with engine.connect() as connection:
+        found = connection.execute(
+            text(f"SELECT search @@ 'run'::tsquery FROM vectormill.{building.table_name}_attributes")
+        )
+        assert found.scalar_one()
+
+
+def test_a_run_copies_into_an_empty_build_and_upserts_into_one_that_has_more_rows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled: list[str] = []
+
+    def note(
+        cursor: Any, generation_id: int, job_seq: int, items: Items, *arguments: Any, **options: Any
+    ) -> None:
+        filled.extend(items.keys)
+        copy_rows(cursor, generation_id, job_seq, items, *arguments, **options)
+
+    monkeypatch.setattr("vectormill.jobs.completion.copy_rows", note)
+    keep(engine)
+    rows = [row(f"k{number}", f"text {number}", page=number) for number in range(6)]
+    with indexing(engine, ListedSource(rows)), encoding_meanwhile(engine):
+        run = await_run(engine, start(engine, NEXT, confirm=True))
+        assert (run.state, run.error) == (COMPLETED, None)
+        assert sorted(filled) == [each.key for each in rows]
+        filled.clear()
+    third = replace(SPEC, revision="3")
+    building, _ = begin(engine, rows, third)
+    encode_all(engine)
+    end(engine, building)
+    filled.clear()
+    with indexing(engine, ListedSource([*rows, row("new", "new")])), encoding_meanwhile(engine):
+        run = await_run(engine, start(engine, third, confirm=True))
+    assert (run.state, run.counts.num_new) == (COMPLETED, 1)
+    assert run.report["swapping"]["live"] == building.id
+    assert filled == []
+    assert texts_of(engine, building).keys() == {*(each.key for each in rows), "new"}
+
+
+def commit_in_worker(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
+    engine = watched_engine(servers, points)
+    (claimed,) = claim_all(engine)
+    complete(engine, claimed)
+
+
+def test_a_worker_killed_between_copy_and_commit_leaves_each_row_once(
+    database_url: str, engine: Engine
+) -> None:
+    keep(engine)
+    servers = Servers(database_url, "")
+    building, _ = begin(engine, [row("a", "filled", page=1), row("b", "filled")])
+    seen: list[str] = []
+    while not seen or seen[-1] != "after COMMIT" or "before COPY_RESULTS" not in seen:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE vectormill.chunks SET state = 'pending', lease_until = NULL"))
+        with running(commit_in_worker, servers, last=len(seen)) as victim:
+            seen = victim.hear_all()
+        is_there = "before COPY_RESULTS" in seen and seen[-1] == "after COMMIT"
+        assert count(engine, f"generation_{building.id}_fill") == (2 if is_there else 0), seen[-1]
+    assert {"before COPY_ATTRIBUTES", "before COMMIT"} <= set(seen)
+    end(engine, building)
+    assert texts_of(engine, building) == {"a": ("filled", '{"page":1}'), "b": ("filled", "")}
+
+
+def end_in_indexer(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
+    engine = watched_engine(servers, points)
+    building = ask(engine, find_building, "docs")
+    assert building is not None
+    end(engine, building)
+
+
+@pytest.mark.timeout(300)
+def test_an_indexer_killed_at_any_step_of_ending_a_fill_leaves_it_to_another_one(
+    database_url: str, engine: Engine
+) -> None:
+    keep(engine)
+    servers = Servers(database_url, "")
+    building, _ = begin(engine, [row(key, "filled", page=1) for key in ("gone", "newer", "stays")])
+    encode_all(engine)
+    submit(engine, [row("newer", "put"), row("other", "put")], collection="docs")
+    encode_all(engine)
+    ask(engine, delete_items, "docs", ["gone"])
+    seen: list[str] = []
+    while not seen or "before FORGET_FILL" not in seen or seen[-1] != "after COMMIT":
+        with running(end_in_indexer, servers, last=len(seen)) as victim:
+            seen = victim.hear_all()
+        assert len(seen) < 100
+        # Whatever was left, the rows that are in neither place or in both would show at the end.
+    steps = {"CLOSE_FILL", "INDEX_KEYS", "INDEX_DOCUMENTS", "MERGE_ROWS", "REMOVE_DELETED", "EXCHANGE_TABLES"}
+    assert {f"before {step}" for step in steps} <= set(seen)
+    end(engine, building)
+    assert texts_of(engine, building) == {
+        "newer": ("put", ""),
+        "stays": ("filled", '{"page":1}'),
+        "other": ("put", ""),
+    }
