@@ -6,6 +6,7 @@ vectormill/collections/fills.py.
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -16,6 +17,9 @@ from vectormill.collections.generation_tables import filled_names
 from vectormill.collections.generations import find_written
 from vectormill.collections.indexes import analyze_table, run_build
 from vectormill.db.locks import act_in_short_locks
+
+# The scrubber of texts may be reading the fill.
+PATIENCE_SECONDS: Final = 600.0
 
 
 def end_fill(context: RunContext, generation_id: int) -> None:
@@ -36,7 +40,7 @@ def end_fill(context: RunContext, generation_id: int) -> None:
             return generation
 
         context.check()
-        return act_in_short_locks(context.engine, hold_and_act, wait=pause)
+        return act_in_short_locks(context.engine, hold_and_act, patience_seconds=PATIENCE_SECONDS, wait=pause)
 
     generation = act(close_fill)
     for statement in compose_indexes(generation):

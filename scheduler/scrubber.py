@@ -1,10 +1,12 @@
-"""Remove the texts of deleted items from the payloads of jobs, in the pruner's thread."""
+"""Remove the texts of deleted items from payloads of jobs and from fills, in the pruner's thread."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
+import psycopg
 from sqlalchemy import Engine
 
 from vectormill.collections.deletions import (
@@ -17,6 +19,7 @@ from vectormill.collections.deletions import (
     finish_pass,
     scrub_payloads,
 )
+from vectormill.collections.fills import list_fills, remove_deleted
 
 # The chunks of one transaction: some 4 MiB of texts, compressed.
 BATCH_PAYLOADS: Final = 4
@@ -103,6 +106,12 @@ class Scrubber:
         self._end_pass(wanted)
 
     def _finish(self, wanted: Pass) -> None:
+        with self._engine.connect() as connection:
+            fills = list_fills(connection, wanted.collection_id)
+        for generation in fills:
+            # A fill that is gone by now was merged, without deleted rows, or discarded.
+            with contextlib.suppress(psycopg.errors.UndefinedTable), self._engine.begin() as connection:
+                remove_deleted(connection, generation)
         after: str | None = ""
         while after is not None:
             with self._engine.begin() as connection:

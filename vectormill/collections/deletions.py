@@ -271,15 +271,11 @@ def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1
     return str(keys[-1])
 
 
-# A scrubbed tombstone is not needed any more: all older jobs and runs have ended, and a retry finds no text. Only the
-# fill of a generation (fills.py) may still have the row.
+# A scrubbed tombstone is not needed any more: all older jobs and runs have ended, and a retry finds no text.
 DELETE_SCRUBBED: Final = text("""
     DELETE FROM vectormill.tombstones WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM vectormill.tombstones
-         WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds)
-           AND collection_id <> ALL(ARRAY(
-               SELECT collection_id FROM vectormill.generations WHERE state = 'building' AND report ? 'fill'))
-         LIMIT :limit FOR UPDATE SKIP LOCKED))
+         WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds) LIMIT :limit FOR UPDATE SKIP LOCKED))
     RETURNING 1
 """)
 

@@ -11,8 +11,8 @@ Why no row is lost or comes back:
 - A commit copies only after it has seen, under the lock that all commits share, that the fill is open for its job.
   Closing takes this lock exclusively. Afterwards nobody writes the fill tables but the run, under its own lock.
 - Rows are merged by their places in the order of writers: the later one stays, with its own attributes.
-- A deletion does not look into the fill tables. Its tombstone is kept until the fill is merged (deletions.py), and
-  then removes the older row.
+- A deletion does not look into the fill tables, which have no index. Its tombstone removes the older row when the fill
+  is merged, or before it is forgotten itself: when all older writers have ended (scheduler/scrubber.py).
 - The last merge, the removals and the exchange of the tables are one transaction, which no writer overlaps.
 
 A worker that knows nothing of fills writes the generation's own tables, which is right too. The report of the
@@ -37,6 +37,7 @@ from vectormill.collections.generation_tables import (
     split_texts,
     table_name,
 )
+from vectormill.collections.generations import FROM_GENERATIONS, GENERATION_COLUMNS, read_generation
 from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.db.copying import Field, encode_rows
 from vectormill.db.parameters import JSONB_VERSION
@@ -60,6 +61,11 @@ OPEN_FILL: Final = """
 FIND_FILL = text(
     "SELECT report #>> '{fill,job}' AS job FROM vectormill.generations WHERE id = :id AND report ? 'fill'"
 )
+
+LIST_FILLS = text(f"""
+    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
+     WHERE collections.id = :collection_id AND generations.state = 'building' AND generations.report ? 'fill'
+""")
 
 IS_OPEN: Final = """
     SELECT report #>> '{fill,job}' = %(job_id)s::text FROM vectormill.generations WHERE id = %(generation_id)s
@@ -275,10 +281,20 @@ def merge_rows(connection: Connection, generation: Generation) -> None:
     _execute(connection, MERGE_ROWS, generation)
 
 
+def list_fills(connection: Connection, collection_id: int) -> list[Generation]:
+    """Return the generation of a collection that has a fill which is not merged yet."""
+    return list(map(read_generation, connection.execute(LIST_FILLS, {"collection_id": collection_id})))
+
+
+def remove_deleted(connection: Connection, generation: Generation) -> None:
+    """Remove rows that were deleted after they were written from the fill, by reading all of it."""
+    _execute(connection, REMOVE_DELETED, generation, {"collection_id": generation.collection_id})
+
+
 def finish_fill(connection: Connection, generation: Generation) -> None:
     """Merge what is left, remove what was deleted, and put the fill tables in the place of the generation's own."""
     lock_deletions(connection, generation.collection_id)
     merge_rows(connection, generation)
-    _execute(connection, REMOVE_DELETED, generation, {"collection_id": generation.collection_id})
+    remove_deleted(connection, generation)
     _execute(connection, EXCHANGE_TABLES, generation)
     connection.execute(FORGET_FILL, {"id": generation.id})

@@ -38,6 +38,7 @@ LIST_OPEN_CHUNKS = text("""
 LIST_GENERATIONS = text(
     "SELECT id, state, live_at IS NOT NULL AS was_live FROM vectormill.generations ORDER BY id"
 )
+LIST_FILLING = text("SELECT id FROM vectormill.generations WHERE state = 'building' AND report ? 'fill'")
 LIST_OPEN_RUNS = text("SELECT id FROM vectormill.runs WHERE finished_at IS NULL")
 LAST_PLACE = text("SELECT last_value FROM vectormill.jobs_seq_seq")
 
@@ -240,6 +241,11 @@ class Followed(RuleBasedStateMachine):
         with self.engine.connect() as connection:
             rows = connection.execute(LIST_GENERATIONS).all()
         return [row.id for row in rows if row.state in states and (row.was_live or row.state == "building")]
+
+    def list_filling(self) -> list[int]:
+        """Return the ids of generations that have a fill, see vectormill/collections/fills.py."""
+        with self.engine.connect() as connection:
+            return list(connection.execute(LIST_FILLING).scalars())
 
     def list_open_runs(self) -> list[UUID]:
         with self.engine.connect() as connection:

@@ -243,6 +243,33 @@ class Collection(Followed):
             self.commit_claim(claimed)
 
     @precondition(lambda self: not self.list_open_runs())
+    @rule(
+        kind=st.sampled_from([OWN, OUTSIDE]),
+        source=SOURCES,
+        spec=st.sampled_from(SPECS),
+        values=st.dictionaries(KEYS, VALUES, min_size=1, max_size=3),
+        deleted=st.lists(KEYS, max_size=2, unique=True),
+    )
+    def write_beside_a_fill(
+        self,
+        kind: str,
+        source: dict[str, tuple[str, str]],
+        spec: EncodingSpec,
+        values: dict[str, tuple[str, str]],
+        deleted: list[str],
+    ) -> None:
+        """While a run fills a new generation, clients put and delete, and workers write some of it at once."""
+        self.begin_run(kind, source, spec)
+        for _ in range(100):
+            if not self.step() or self.list_filling():
+                break
+        self.submit(values)
+        self.commit(0, 3)
+        if deleted:
+            self.delete(deleted)
+        self.commit(1, 2)
+
+    @precondition(lambda self: not self.list_open_runs())
     @rule(kind=st.sampled_from([OWN, OUTSIDE]), source=SOURCES, spec=st.sampled_from(SPECS))
     def change_model(self, kind: str, source: dict[str, tuple[str, str]], spec: EncodingSpec) -> None:
         self.begin_run(kind, source, spec)
