@@ -25,6 +25,7 @@ COUNTERS: Final = "tests/integration/chunks/test_counters.py"
 COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
+FILLS: Final = "tests/integration/rows/test_fills.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
 REFUSED: Final = "tests/unit/deployment/test_refused_models.py"
 UNLOADED: Final = "tests/integration/jobs/test_failing_workers.py"
@@ -1213,5 +1214,75 @@ MUTANTS: Final = (
         (
             "tests/integration/jobs/test_waiting.py::test_a_large_answer_is_shared_for_a_second_and_a_small_one_is_not",
         ),
+    ),
+    Mutant(
+        "rows are copied into a fill that is closed",
+        "vectormill/collections/fills.py",
+        "return row is not None and bool(row[0])",
+        "return row is not None",
+        (f"{FILLS}::test_a_commit_after_the_fill_was_closed_is_not_lost",),
+    ),
+    Mutant(
+        "a second job copies keys that are in the fill",
+        "vectormill/collections/fills.py",
+        "CASE WHEN NOT EXISTS (SELECT 1 FROM {filled}) THEN %(job_id)s::text END",
+        "%(job_id)s::text",
+        (f"{FILLS}::test_a_job_in_the_place_of_one_that_has_copied_rows_upserts_its_own",),
+    ),
+    Mutant(
+        "the fill wins over later rows",
+        "vectormill/collections/fills.py",
+        "            OR greatest(own.job_seq, described.job_seq) > greatest(filled.job_seq, kept.job_seq)\n",
+        "",
+        (f"{FILLS}::test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_metadata",),
+    ),
+    Mutant(
+        "the fill loses to earlier rows",
+        "vectormill/collections/fills.py",
+        "greatest(own.job_seq, described.job_seq) > greatest(filled.job_seq, kept.job_seq)",
+        "true",
+        (f"{FILLS}::test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_metadata",),
+    ),
+    Mutant(
+        "a later row without metadata gets those of the fill",
+        "vectormill/collections/fills.py",
+        "         WHERE kept.key = newer.key\n           AND NOT EXISTS",
+        "         WHERE kept.key = newer.key AND false\n           AND NOT EXISTS",
+        (f"{FILLS}::test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_metadata",),
+    ),
+    Mutant(
+        "what was deleted during a fill comes back",
+        "vectormill/collections/fills.py",
+        "    remove_deleted(connection, generation)\n    _execute(",
+        "    _execute(",
+        (f"{FILLS}::test_what_is_deleted_during_a_fill_stays_deleted_and_what_is_put_again_is_there",),
+    ),
+    Mutant(
+        "deleted texts stay in a fill that nobody finishes",
+        "scheduler/scrubber.py",
+        "                remove_deleted(connection, generation)\n",
+        "                pass\n",
+        (f"{FILLS}::test_a_deleted_text_goes_from_an_unfinished_fill_before_its_tombstone_does",),
+    ),
+    Mutant(
+        "a run does not see what a broken build has copied",
+        "indexer/reindexing.py",
+        "        end_fill(context, generation.id)  #",
+        "        pass  #",
+        (f"{FILLS}::test_a_run_copies_into_an_empty_build_and_upserts_into_one_that_has_more_rows",),
+    ),
+    Mutant(
+        "a run copies into a build however full it is",
+        "indexer/reindexing.py",
+        "return num_rows <= progress.counts.num_new + progress.counts.num_changed",
+        "return num_rows >= 0",
+        (f"{FILLS}::test_a_run_copies_into_an_empty_build_and_upserts_into_one_that_has_more_rows",),
+    ),
+    Mutant(
+        "tables of a discarded fill stay",
+        "vectormill/collections/swaps.py",
+        ", *filled_names(generation_id)\n",
+        "\n",
+        (f"{FILLS}::test_a_discarded_or_removed_fill_leaves_no_table",),
     ),
 )

@@ -320,8 +320,7 @@ def test_a_run_copies_into_an_empty_build_and_upserts_into_one_that_has_more_row
         filled.clear()
     third = replace(SPEC, revision="3")
     building, _ = begin(engine, rows, third)
-    encode_all(engine)
-    end(engine, building)
+    encode_all(engine)  # and then the run broke off
     filled.clear()
     with indexing(engine, ListedSource([*rows, row("new", "new")])), encoding_meanwhile(engine):
         run = await_run(engine, start(engine, third, confirm=True))
