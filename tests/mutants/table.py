@@ -1248,7 +1248,7 @@ MUTANTS: Final = (
         "vectormill/collections/fills.py",
         "         WHERE kept.key = newer.key\n           AND NOT EXISTS",
         "         WHERE kept.key = newer.key AND false\n           AND NOT EXISTS",
-        (f"{FILLS}::test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_metadata",),
+        (f"{FILLS}::test_a_later_row_without_metadata_leaves_none_of_the_fill",),
     ),
     Mutant(
         "what was deleted during a fill comes back",

@@ -134,10 +134,10 @@ LIST_COLLECTIONS = f"""
     SELECT collections.id, collections.name, live.spec, collections.keep_text, collections.language,
            collections.created_at, now() AS now,
            coalesce({{estimate}}, 0) AS num_rows,
-           (SELECT coalesce(sum(coalesce(pg_total_relation_size(to_regclass('vectormill.generation_' || id)), 0)
-                              + coalesce(pg_total_relation_size(
-                                    to_regclass('vectormill.generation_' || id || '_attributes')), 0)), 0)
-              FROM vectormill.generations WHERE collection_id = collections.id) AS num_bytes,
+           (SELECT coalesce(sum(pg_total_relation_size(to_regclass('vectormill.generation_' || id || suffix))), 0)
+              FROM vectormill.generations
+             CROSS JOIN unnest(ARRAY['', '_attributes', '_fill', '_fill_attributes']) AS suffix
+             WHERE collection_id = collections.id) AS num_bytes,
            (SELECT count(*) FROM vectormill.generations WHERE collection_id = collections.id) AS num_generations,
            (SELECT finished_at FROM vectormill.runs
              WHERE collection_id = collections.id AND kind = 'reindex' AND NOT options ? 'carry_from'

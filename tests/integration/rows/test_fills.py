@@ -28,7 +28,7 @@ from vectormill.collections.collections import change_collection, create_collect
 from vectormill.collections.deletions import delete_scrubbed
 from vectormill.collections.descriptions import describe_collection
 from vectormill.collections.fills import copy_rows, has_fill, open_fill
-from vectormill.collections.generation_tables import filled_names, upsert_rows
+from vectormill.collections.generation_tables import attributes_name, filled_names, upsert_rows
 from vectormill.collections.generations import find_building
 from vectormill.collections.items import delete_items
 from vectormill.collections.removals import drop_orphaned_tables, remove_collection
@@ -52,6 +52,9 @@ KEEPING = CollectionOptions(keep_text=True)
 LIST_TABLES = text("""
     SELECT relname FROM pg_class WHERE relname ~ '^generation_[0-9]+_fill' AND relkind = 'r' ORDER BY relname
 """)
+SUM_BYTES = text(
+    "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname ~ '^generation_' AND relkind = 'r'"
+)
 # What a generation's tables are made of, without its number.
 DESCRIBE_TABLES = text("""
     SELECT replace(class.relname, :id, 'N'), class.reloptions,
@@ -173,6 +176,8 @@ def test_the_rows_of_a_build_are_copied_and_its_tables_end_as_any_others(engine:
     described = ask(engine, lambda connection: describe_collection(connection, "docs"))
     shown = next(each for each in described.generations if each.id == building.id)
     assert shown.table_bytes >= 8192
+    with engine.connect() as connection:
+        assert described.row.num_bytes == connection.execute(SUM_BYTES).scalar_one()
     end(engine, building)
     assert texts_of(engine, building).keys() == {*(f"k{number}" for number in range(6)), "twin"}
     live = ask(engine, find_generation, "docs")
@@ -212,6 +217,19 @@ def test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_met
         "stripped": ("put", ""),
         "other": ("put", ""),
     }
+
+
+def test_a_later_row_without_metadata_leaves_none_of_the_fill(engine: Engine) -> None:
+    put(engine, "seed")
+    building, _ = begin(engine, [row(key, "filled", page=1) for key in ("stripped", "stays")])
+    encode_all(engine)
+    put(engine, "stripped")
+    encode_all(engine)
+    end(engine, building)
+    assert count(engine, building.table_name) == 3
+    with engine.connect() as connection:
+        attributes = text(f"SELECT key FROM vectormill.{attributes_name(building.id)}")
+        assert list(connection.execute(attributes).scalars()) == ["stays"]
 
 
 def test_what_is_deleted_during_a_fill_stays_deleted_and_what_is_put_again_is_there(engine: Engine) -> None:
