@@ -222,25 +222,30 @@ def copy_rows(
     The caller has called `hold_fill`.
     """
     kind = choose_kind(spec)
+    hashes = items.content_hashes()
     part_rows = max(1, PART_BYTES // (kind.row_bytes(spec) or 1024))
     for start in range(0, len(items), part_rows):
         part = items[start : start + part_rows]
         fields = kind.make_fields(results[start : start + part_rows], spec)
         content = encode_rows(
-            [part.encode_keys(), part.content_hashes(), *fields.values(), _send_places(part, job_seq)]
+            [
+                part.encode_keys(),
+                hashes[start : start + part_rows],
+                *fields.values(),
+                _send_places(part, job_seq),
+            ]
         )
         with cursor.copy(_fill_in(COPY_RESULTS, generation_id, spec)) as copy:
             copy.write(content)
-    described = items
-    if not keep_text:
-        described = items.take(place for place, metadata in enumerate(items.metadata) if metadata)
-    if not described:
+    chosen = [place for place, metadata in enumerate(items.metadata) if keep_text or metadata]
+    if not chosen:
         return
+    described = items.take(chosen)
     texts = split_texts(described.texts if keep_text else [b""] * len(described), kind.text_columns)
     content = encode_rows(
         [
             described.encode_keys(),
-            described.content_hashes(),
+            [hashes[place] for place in chosen],
             [JSONB_VERSION + metadata if metadata else None for metadata in described.metadata],
             _nullify(described.metadata_hashes()),
             *(_nullify(texts[column]) for column in kind.text_columns),
