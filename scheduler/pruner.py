@@ -20,6 +20,7 @@ from vectormill.collections.removals import drop_orphaned_tables
 from vectormill.collections.swaps import prune_retired_generations
 from vectormill.db.idempotency import delete_old_keys
 from vectormill.db.outages import is_outage
+from vectormill.domain.errors import LocksHeld
 from vectormill.jobs.deletion import (
     delete_batch,
     delete_dead_workers,
@@ -30,6 +31,7 @@ from vectormill.jobs.deletion import (
     lock_discarded_job,
 )
 from vectormill.jobs.failing import fail_waiting_chunks, find_stuck_jobs
+from vectormill.jobs.partitions import delete_removed, keep_partitions, shrink_partitions
 from vectormill.runs.runs import prune_runs
 from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.deliveries import prune_deliveries
@@ -88,6 +90,7 @@ class Pruner(Loop):
         self._has_more = False
         self._last_seq = 0  # of the job that had the last turn
         self._num_chunks: dict[UUID, int] = {}  # by job, that the next transaction deletes
+        self._may_shrink = True
         self._scrubber = Scrubber(engine)
 
     def step(self) -> bool:
@@ -103,7 +106,10 @@ class Pruner(Loop):
         """
         for duty in (self._discard, self._drop_tables, self._fail_stuck_jobs, self._delete_files):
             self._take_turn(duty)
-        return self._take_turn(self._delete_jobs)
+        num_jobs = self._take_turn(self._delete_jobs)
+        for duty in (self._keep_partitions, self._delete_removed):
+            self._take_turn(duty)
+        return num_jobs
 
     def _take_turn(self, duty: Callable[[], int | None]) -> int:
         """Return the result of a duty. An error of its own is logged, and must not take the turns of the others."""
@@ -164,6 +170,34 @@ class Pruner(Loop):
         if num_jobs:
             logger.info("Removed %d jobs that were deleted or past their retention period.", num_jobs)
         return num_jobs
+
+    def _keep_partitions(self) -> None:
+        try:
+            num_dropped = keep_partitions(self._engine)
+        except LocksHeld:
+            logger.info("Partitions of texts and results are locked, perhaps by a dump; trying again later.")
+            return
+        if num_dropped:
+            logger.info("Dropped %d partitions of texts and results whose jobs are gone.", num_dropped)
+
+    def _delete_removed(self) -> None:
+        """Delete texts and results of deleted chunks beside others that stay, for at most DELETING_SECONDS."""
+        num_rows, now = 1, self._clock()
+        until = now + DELETING_SECONDS
+        while not self.stopping.is_set():
+            if now >= until:
+                self._has_more = True
+                return
+            with self._engine.begin() as connection:
+                num_done = delete_removed(connection, num_rows)
+            self._may_shrink |= num_done > 0
+            if num_done < num_rows:
+                break
+            began, now = now, self._clock()
+            num_rows = plan_batch(num_rows, now - began)
+        if self._may_shrink:
+            self._may_shrink = False
+            shrink_partitions(self._engine)
 
     def _fail_stuck_jobs(self) -> None:
         """Fail pending chunks of jobs whose model cannot be loaded, for at most DELETING_SECONDS.

@@ -5,8 +5,10 @@ from sqlalchemy import Engine, text
 from vectormill.jobs.chunk import decode_payload
 
 LIST_TABLES = text("""
-    SELECT format('%I.%I', schemaname, tablename) FROM pg_tables
-     WHERE schemaname NOT IN ('pg_catalog', 'information_schema') AND schemaname NOT LIKE 'pg_temp%' ORDER BY 1
+    SELECT format('%I.%I', nspname, relname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+     WHERE nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND nspname NOT LIKE 'pg_temp%'
+       AND relkind IN ('r', 'p') AND NOT relispartition
+     ORDER BY 1
 """)
 
 

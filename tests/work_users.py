@@ -389,7 +389,7 @@ class Chunks:
         counts = connection.execute(
             text("""
                 SELECT state, num_done, num_failed, num_open_chunks, num_tokens,
-                       (SELECT count(*) FROM vectormill.chunk_vectors)
+                       (SELECT count(*) FROM vectormill.chunk_vectors JOIN vectormill.chunks ON id = chunk_id)
                   FROM vectormill.jobs
             """)
         )

@@ -93,7 +93,11 @@ COUNT_PARTS: Final = text("""
       FROM vectormill.output_parts WHERE job_id = :job_id
 """)
 FIND_OUTPUT: Final = text("SELECT state, num_swept FROM vectormill.job_outputs WHERE id = :job_id")
-MEASURE: Final = text("SELECT pg_total_relation_size(CAST('vectormill.' || :name AS regclass))")
+MEASURE: Final = text("""
+    SELECT coalesce((SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(named)),
+                    pg_total_relation_size(named))::bigint
+      FROM CAST('vectormill.' || :name AS regclass) AS named
+""")
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
 ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
+PARTITIONS: Final = "tests/integration/jobs/test_partitions.py"
 COUNTERS: Final = "tests/integration/chunks/test_counters.py"
 COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
@@ -1284,5 +1285,55 @@ MUTANTS: Final = (
         ", *filled_names(generation_id)\n",
         "\n",
         (f"{FILLS}::test_a_discarded_or_removed_fill_leaves_no_table",),
+    ),
+    Mutant(
+        "a span is dropped although a chunk of it was committed while the lock was waited for",
+        "vectormill/jobs/partitions.py",
+        """    connection.execute(LOCK_TABLES)
+    if _is_needed""",
+        """    if _is_needed""",
+        (f"{PARTITIONS}::test_a_span_whose_chunks_are_committed_while_its_drop_waits_is_kept",),
+    ),
+    Mutant(
+        "a span is dropped while some of its ids are still to come",
+        "vectormill/jobs/partitions.py",
+        "is_needed = span.end > last_id + 1 or",
+        "is_needed =",
+        (f"{PARTITIONS}::test_a_span_is_dropped_when_its_last_chunk_is_gone_and_not_before",),
+    ),
+    Mutant(
+        "default partitions whose closing was interrupted refuse chunks for ever",
+        "vectormill/jobs/partitions.py",
+        """    SELECT EXISTS (SELECT FROM pg_constraint WHERE conname = 'closing'
+                      AND connamespace = CAST('vectormill' AS regnamespace))""",
+        "    SELECT false",
+        (
+            f"{PARTITIONS}::"
+            "test_a_limit_of_the_default_partitions_that_a_killed_scheduler_has_left_refuses_no_chunk",
+        ),
+    ),
+    Mutant(
+        "each claim opens every partition",
+        "vectormill/jobs/chunks.py",
+        "LEFT JOIN LATERAL vectormill.payload_of(claimed.id) AS payload ON true",
+        "LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id",
+        (
+            f"{PARTITIONS}::"
+            "test_a_claim_a_commit_and_a_page_of_an_export_open_only_the_partitions_of_their_chunk",
+        ),
+    ),
+    Mutant(
+        "texts of a deleted job stay as long as their partition",
+        "scheduler/pruner.py",
+        "for duty in (self._keep_partitions, self._delete_removed):",
+        "for duty in (self._keep_partitions,):",
+        (f"{PARTITIONS}::test_texts_of_a_large_job_beside_others_are_gone_when_they_are_due",),
+    ),
+    Mutant(
+        "a drop waits as long for a dump as it takes, and everybody behind it",
+        "vectormill/jobs/partitions.py",
+        "limit_lock_wait(connection, LOCK_MILLISECONDS)",
+        "limit_lock_wait(connection, 20_000)",
+        (f"{PARTITIONS}::test_claims_and_commits_do_not_wait_for_a_drop_that_waits_for_a_dump",),
     ),
 )

@@ -66,8 +66,8 @@ class Refusal:
 LIST_ANSWERS = text("""
     SELECT chunks.first_item, payload.items, own.vectors, own.item_tokens
       FROM vectormill.chunks
-      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
-      LEFT JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
+      CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
+      LEFT JOIN LATERAL vectormill.vectors_of(chunks.id) AS own ON true
      WHERE chunks.job_id = :job_id AND chunks.first_item >= :start AND chunks.state <> 'split'
      ORDER BY chunks.first_item
      LIMIT :limit

@@ -192,7 +192,7 @@ LOCK_ENDED_JOB: Final = text("""
 
 LIST_PAYLOADS: Final = text("""
     SELECT chunks.id, chunks.seq, payload.items
-      FROM vectormill.chunks LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+      FROM vectormill.chunks LEFT JOIN LATERAL vectormill.payload_of(chunks.id) AS payload ON true
      WHERE chunks.job_id = :job_id AND chunks.seq > :after_seq
      ORDER BY chunks.seq LIMIT :limit
 """)

@@ -193,7 +193,8 @@ def find_ended_puts(connection: Connection, job_ids: Sequence[UUID]) -> list[Put
     return ends
 
 
-# The chunks are deleted by cascade. No worker holds a chunk of a job that has ended, and a retried job is open again.
+# The chunks are deleted by cascade, and their texts by the pruner. No worker holds a chunk of a job that has ended, and
+# a retried job is open again.
 DELETE_ENDED_PUTS: Final = text("""
     DELETE FROM vectormill.jobs
      WHERE id = ANY(CAST(:job_ids AS uuid[])) AND finished_at IS NOT NULL AND forget_at = 'infinity'

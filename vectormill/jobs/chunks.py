@@ -53,7 +53,7 @@ CLAIM_CHUNK = text(f"""
            generation.fingerprint AS generation_fingerprint,
            generation.report #>> '{{fill,job}}' = CAST(claimed.job_id AS text) AS is_fill,
            output.url AS output_url, output.table_schema AS output_schema
-      FROM claimed LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id
+      FROM claimed LEFT JOIN LATERAL vectormill.payload_of(claimed.id) AS payload ON true
                    LEFT JOIN vectormill.job_outputs AS output ON output.id = claimed.job_id
                    LEFT JOIN vectormill.generations AS generation ON generation.id = claimed.generation_id
 """)

@@ -129,7 +129,7 @@ FIND_DISCARDED_JOB = text("""
      ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
 """)
 
-# The payload, vectors and truncations of a chunk are deleted with it by cascade.
+# The payloads, vectors and truncations of the chunks are dropped or deleted later: see partitions.py.
 DELETE_CHUNKS = text("""
     DELETE FROM vectormill.chunks WHERE id IN (
         SELECT id FROM vectormill.chunks WHERE job_id = :job_id ORDER BY seq LIMIT :limit)

@@ -81,7 +81,7 @@ class RecordBlock:
 LIST_PAYLOADS = """
     SELECT chunks.first_item, payload.items
       FROM vectormill.chunks
-      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+      CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
      WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
      ORDER BY chunks.first_item
      LIMIT %(limit)s
@@ -90,8 +90,8 @@ LIST_PAYLOADS = """
 LIST_CHUNKS = """
     SELECT chunks.first_item, payload.items, own.vectors
       FROM vectormill.chunks
-      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
-      LEFT JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
+      CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
+      LEFT JOIN LATERAL vectormill.vectors_of(chunks.id) AS own ON true
      WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
      ORDER BY chunks.first_item
      LIMIT %(limit)s

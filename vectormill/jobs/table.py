@@ -172,31 +172,50 @@ chunks = Table(
     },
 )
 
+# Texts and results of chunks lie in partitions by chunk id, which are dropped when no chunk of theirs is left
+# (partitions.py). So there is no foreign key: rows of a deleted chunk go with their partition, or are deleted
+# singly after a few minutes.
+BY_CHUNK = "RANGE (chunk_id)"
+
 chunk_payloads = Table(
     "chunk_payloads",
     metadata,
-    Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("chunk_id", BigInteger, primary_key=True, autoincrement=False),
     Column("items", LargeBinary, nullable=False),
     # The position of each item in the order of writers, for rows copied from another generation; NULL if the
     # job's applies.
     Column("places", ARRAY(BigInteger)),
+    postgresql_partition_by=BY_CHUNK,
 )
 
 chunk_vectors = Table(
     "chunk_vectors",
     metadata,
-    Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("chunk_id", BigInteger, primary_key=True, autoincrement=False),
     # Rows [num_items, width] of the job's vector type: see pack_block in vector_types.py.
     Column("vectors", LargeBinary, nullable=False),
     # The token count of each item, int32 [num_items]; NULL for records.
     Column("item_tokens", LargeBinary),
+    postgresql_partition_by=BY_CHUNK,
 )
 
 chunk_truncations = Table(
     "chunk_truncations",
     metadata,
-    Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("chunk_id", BigInteger, primary_key=True, autoincrement=False),
     Column("items", ARRAY(Integer), nullable=False),  # positions in the chunk of items that were cut
+    postgresql_partition_by=BY_CHUNK,
+)
+
+# The ids of deleted chunks, at most 100 a row, whose texts and results are still to be deleted. A trigger on
+# `chunks` adds them.
+removed_chunks = Table(
+    "removed_chunks",
+    metadata,
+    Column("chunk_ids", ARRAY(BigInteger), nullable=False),
+    moment("due_at", nullable=False),
+    Index("ix_removed_chunks_due_at", "due_at"),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "5000"},
 )
 
 item_errors = Table(

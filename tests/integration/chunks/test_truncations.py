@@ -18,6 +18,7 @@ from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import delete_job, find_job, retry_job
+from vectormill.jobs.partitions import delete_removed
 from vectormill.jobs.truncations import list_truncated_items
 from vectormill.ragged import Ragged
 
@@ -129,6 +130,7 @@ def test_what_was_cut_goes_with_the_job(engine: Engine) -> None:
     encode_all(engine, job)
     with engine.begin() as connection:
         delete_job(connection, job.id)
+        delete_removed(connection, 1)
         assert connection.execute(text("SELECT count(*) FROM vectormill.chunk_truncations")).scalar_one() == 0
 
 

@@ -27,7 +27,8 @@ STEADY = """
     END $$;
 """
 EMPTY = """
-    TRUNCATE vectormill.jobs, vectormill.collections RESTART IDENTITY CASCADE;
+    TRUNCATE vectormill.jobs, vectormill.chunk_payloads, vectormill.chunk_vectors, vectormill.chunk_truncations,
+             vectormill.removed_chunks, vectormill.collections RESTART IDENTITY CASCADE;
     DO $$ DECLARE made regclass; BEGIN
         FOR made IN
             SELECT oid FROM pg_class

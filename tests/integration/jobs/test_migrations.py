@@ -16,12 +16,15 @@ from vectormill.db.scripts import SCRIPTS, find_newest_revision
 from vectormill.domain.errors import ConfigurationError
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.partitions import list_spans
 from vectormill.tables import SCHEMA, metadata
 
 OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()][::-1]
 
 # Everything Postgres knows of our tables: columns with types and defaults, constraints and indexes with definitions.
+# Partitions are left out: they have those of their table.
 DESCRIBE_SCHEMA = text("""
+    SELECT * FROM (
     SELECT 'column' AS kind, table_name || '.' || column_name AS name,
            concat_ws(' ', data_type, udt_name, is_nullable, column_default, is_identity) AS definition
       FROM information_schema.columns WHERE table_schema = :schema AND table_name <> 'alembic_version'
@@ -34,8 +37,10 @@ DESCRIBE_SCHEMA = text("""
       FROM pg_indexes WHERE schemaname = :schema AND tablename <> 'alembic_version'
      UNION ALL
     SELECT 'storage', relname, (SELECT string_agg(option, ' ' ORDER BY option) FROM unnest(reloptions) AS option)
-      FROM pg_class WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind = 'r'
-                      AND relname <> 'alembic_version'
+      FROM pg_class WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind IN ('r', 'p')
+                      AND relname <> 'alembic_version') AS described
+     WHERE NOT EXISTS (SELECT FROM pg_class WHERE relispartition AND relnamespace = CAST(:schema AS regnamespace)
+                                              AND relname IN (split_part(name, '.', 1), split_part(name, '.', 2)))
      ORDER BY 1, 2
 """)
 
@@ -192,3 +197,31 @@ def test_after_the_first_migration_is_undone_a_collection_can_be_made_anew(
     encode_a_job(engine)
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 6
+
+
+FIND_FILE = text("SELECT pg_relation_filenode(CAST(:name AS regclass))")
+
+
+def test_texts_become_the_first_partition_as_they_are_and_come_back_without_those_of_deleted_jobs(
+    database_url: str, engine: Engine
+) -> None:
+    downgrade(database_url, "0030")
+    job = submit(engine, make_items(12))
+    with engine.begin() as connection:
+        file = connection.execute(FIND_FILE, {"name": "vectormill.chunk_payloads"}).scalar_one()
+        # as if an earlier try had been interrupted
+        connection.execute(
+            text("ALTER TABLE vectormill.chunk_payloads ADD CONSTRAINT closing CHECK (chunk_id < 9)")
+        )
+    upgrade(database_url)
+    with engine.begin() as connection:
+        (first,) = list_spans(connection)
+        assert connection.execute(FIND_FILE, {"name": first.name("chunk_payloads")}).scalar_one() == file
+        connection.execute(text("DELETE FROM vectormill.chunks WHERE seq = 0"))
+        payloads = text("SELECT count(*) FROM vectormill.chunk_payloads")
+        assert connection.execute(payloads).scalar_one() == job.num_chunks == 3
+    downgrade(database_url, "0030")
+    with engine.begin() as connection:
+        assert connection.execute(payloads).scalar_one() == 2
+        connection.execute(text("DELETE FROM vectormill.jobs"))
+        assert connection.execute(payloads).scalar_one() == 0
