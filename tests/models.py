@@ -54,9 +54,13 @@ def write_transformer(directory: Path, architecture: str, *, pads_left: bool = F
     }
     sizes |= {"intermediate_size": 64, "max_position_embeddings": 80, "pad_token_id": 0}
     more: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8} if architecture == "Qwen3" else {}
+    # Of an encoder-decoder model, sentence-transformers reads and writes the encoder alone.
+    whole = getattr(transformers, f"{architecture}Model")
+    kind = getattr(transformers, f"{architecture}EncoderModel", whole)
+    more |= {"d_ff": 64, "d_kv": 8} if kind is not whole else {}
     torch.manual_seed(0)
     config = getattr(transformers, f"{architecture}Config")(**sizes, **more)
-    getattr(transformers, f"{architecture}Model")(config).save_pretrained(directory)
+    kind(config).save_pretrained(directory)
     for name in TOKENIZER_FILES:
         shutil.copy(packaged_model() / name, directory / name)
     # Set explicitly, because sentence-transformers gives RoBERTa and MPNet two tokens more than they have

@@ -96,6 +96,19 @@ def test_architectures_in_the_plain_layout_agree_alone_and_in_a_batch(
     assert smallest_cosine(encode(directory, backend, cache_dir, groups=EACH_ALONE), expected) >= 0.9999
 
 
+@pytest.mark.parametrize("backend", [BACKENDS[0], pytest.param("openvino", marks=pytest.mark.tail)])
+@pytest.mark.parametrize(
+    "architecture", ["T5", *(pytest.param(name, marks=pytest.mark.tail) for name in ("MT5", "UMT5"))]
+)
+def test_the_encoder_alone_of_an_encoder_decoder_agrees(
+    architecture: str, backend: str, cache_dir: Path, models: TinyModels
+) -> None:
+    directory = models.sentence_transformer("mean", architecture=architecture, dense=True, normalize=True)
+    expected = reference(directory)
+    assert smallest_cosine(encode(directory, backend, cache_dir), expected) >= 0.9999
+    assert smallest_cosine(encode(directory, backend, cache_dir, groups=EACH_ALONE), expected) >= 0.9999
+
+
 # In lesser precisions it says about the weights what the packaged model says, once more.
 @pytest.mark.parametrize("backend", DEAR_CONVERSION)
 @pytest.mark.parametrize(

@@ -55,11 +55,15 @@ PLAIN_EMBEDDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PromptedFamily:
-    """A family of models, recognized by name, whose authors want a prompt that no file contains."""
+    """A family of models, recognized by name, whose authors want a prompt that no file contains.
+
+    Without `includes_prompt` the tokens of the prompt are not pooled over, which no file says either.
+    """
 
     name: str
     pattern: re.Pattern[str]
     prompts: tuple[str, ...]
+    includes_prompt: bool = True
 
 
 PROMPTED_FAMILIES: Final = (
@@ -71,6 +75,14 @@ PROMPTED_FAMILIES: Final = (
             r"(?:^|[\s/]|--)(?:multilingual-)?e5-(?:small|base|large)(?:-v2|-unsupervised)?(?=$|[\s/])"
         ),
         ("query: ", "passage: "),
+    ),
+    # https://huggingface.co/hkunlp/instructor-large; sentence-transformers 6.2.0 excludes the prompts of these three
+    # by their names too (`sentence_transformer/model.py`).
+    PromptedFamily(
+        "INSTRUCTOR",
+        re.compile(r"(?:^|[\s/]|--)instructor-(?:base|large|xl)(?=$|[\s/])"),
+        ("Represent the sentence for retrieval: ",),
+        includes_prompt=False,
     ),
 )
 
@@ -192,6 +204,11 @@ def judge_adapters(
     return (f"No worker will load it: {refuse_adapters(name, adapters)}",)
 
 
+def find_prompted_family(called: str) -> PromptedFamily | None:
+    """Return the family of a model that is called so, if its authors want a prompt that no file contains."""
+    return next((family for family in PROMPTED_FAMILIES if family.pattern.search(called)), None)
+
+
 def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
     """Return a warning about texts without a prompt; empty if the authors want none or one is the default.
 
@@ -205,12 +222,13 @@ def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
             f"The model defines prompts ({', '.join(spoken)}) but no default: texts are encoded without one unless "
             "`prompt` names one, which gives worse vectors if the model was trained with them."
         )
-    family = next((family for family in PROMPTED_FAMILIES if family.pattern.search(called)), None)
+    family = find_prompted_family(called)
     if family is None:
         return ""
     wanted = " or ".join(f'"{prompt}"' for prompt in family.prompts)
+    begin = "should begin with" if family.includes_prompt else "should begin with a prompt such as"
     return (
-        f"By its name the model belongs to the family {family.name}, whose texts should begin with {wanted}, but its "
+        f"By its name the model belongs to the family {family.name}, whose texts {begin} {wanted}, but its "
         "files define no prompt: texts are encoded without one unless `prompt` gives one, which gives worse vectors."
     )
 

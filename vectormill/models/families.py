@@ -55,8 +55,10 @@ class Family:
     mask would search for padding, or for the bounds of packed sequences, on the device. If `has_offset`,
     position embeddings start after the padding id, so that the table has two unused rows.
 
-    `head_pooling` is the hidden state that a classifier's head reads, a name from POOLING_NAMES. A family
-    without a `layout` was never compared in divided form with the whole model, and runs on one device.
+    `encoder` is the class of transformers for the encoder alone of an encoder-decoder model, since no vector
+    depends on the decoder. `head_pooling` is the hidden state that a classifier's head reads, a name from
+    POOLING_NAMES. A family without a `layout` was never compared in divided form with the whole model, and runs on
+    one device.
     """
 
     model_type: str
@@ -66,6 +68,7 @@ class Family:
     is_causal: bool = False
     needs_mask: bool = False
     has_offset: bool = False
+    encoder: str = ""
     head_pooling: str = ""
     layout: Layout | None = None
 
@@ -117,8 +120,10 @@ def _decoder(model_type: str) -> Family:
     )
 
 
-def _unpackable(model_type: str, obstacle: str, *, has_offset: bool = False) -> Family:
-    return Family(model_type, packing_obstacle=obstacle, never_waits=False, has_offset=has_offset)
+def _unpackable(model_type: str, obstacle: str, *, has_offset: bool = False, encoder: str = "") -> Family:
+    return Family(
+        model_type, packing_obstacle=obstacle, never_waits=False, has_offset=has_offset, encoder=encoder
+    )
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -154,13 +159,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         # says mean.
         Family("modernbert", FROM_ZERO, head_pooling="cls", layout=_MODERNBERT),
         Family("mpnet", packing_obstacle=_RELATIVE, has_offset=True),
-        _unpackable("mt5", _RELATIVE),
+        _unpackable("mt5", _RELATIVE, encoder="MT5EncoderModel"),
         Family("nomic_bert", FROM_ZERO),
         _decoder("qwen2"),
         _decoder("qwen3"),
         _roberta("roberta"),
-        _unpackable("t5", _RELATIVE),
-        _unpackable("umt5", _RELATIVE),
+        _unpackable("t5", _RELATIVE, encoder="T5EncoderModel"),
+        _unpackable("umt5", _RELATIVE, encoder="UMT5EncoderModel"),
         _roberta("xlm-roberta"),
         _unpackable("xlm-roberta-xl", "", has_offset=True),
         _unpackable("xlnet", _RELATIVE),

@@ -19,6 +19,7 @@ from vectormill.models.embedders import (
     find_architecture,
     find_head,
     find_plain_embedder,
+    find_prompted_family,
     judge_adapters,
     refuse_plain,
     tell_prompts,
@@ -122,6 +123,8 @@ def read_model_card(
         )
     is_extractor = classifier is None and _is_extractor(config, weights or list_weights(directory))
     own_pooling, include_prompt = _read_pooling(directory, modules, name)
+    family = find_prompted_family(f"{name} {directory}")
+    include_prompt &= family is None or family.includes_prompt
     unread = ""
     notes = judge_adapters(name, config, pooling, must_encode)
     if classifier is not None:

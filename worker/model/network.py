@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.special_tokens import has_code, read_special_tokens
 from vectormill.models.weights import SAFETENSORS, find_weights
@@ -117,14 +118,17 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = load_config(card)
-        if config.is_encoder_decoder:
+        encoder = find_family(config.model_type).encoder
+        if config.is_encoder_decoder and not encoder:
             raise ModelError(
-                f"The model {card.name!r} has both an encoder and a decoder, which is not supported."
+                f"The model {card.name!r} has both an encoder and a decoder, and of the architecture "
+                f"{config.model_type!r} neither can be used alone."
             )
         with _counting(on_read, num_bytes):
             if is_published(card):
                 return prepare_transformer(load_published(card, dtype))
-            model, loading = transformers.AutoModel.from_pretrained(
+            kind = getattr(transformers, encoder) if encoder else transformers.AutoModel
+            model, loading = kind.from_pretrained(
                 card.path,
                 config=config,
                 dtype=dtype,

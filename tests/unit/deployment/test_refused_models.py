@@ -210,6 +210,17 @@ def test_a_prompt_that_no_file_names_is_said_of_the_family_whose_authors_want_it
     assert (card.unprompted in card.notes) is is_said
 
 
+@pytest.mark.parametrize(
+    ("name", "includes_prompt"),
+    [("hkunlp/instructor-xl", False), ("models--hkunlp--instructor-base", False), ("my-instructor-v1", True)],
+)
+def test_no_vector_of_an_instructor_pools_over_its_prompt(
+    tmp_path: Path, name: str, includes_prompt: bool
+) -> None:
+    write_model(tmp_path / "m")
+    assert Registry({name: ModelEntry(path=str(tmp_path / "m"))}).card(name).include_prompt is includes_prompt
+
+
 def test_prompts_that_the_files_of_a_model_name_go_before_those_of_its_family(tmp_path: Path) -> None:
     prompts = {"query": "query: ", "passage": "passage: "}
     named = write_model(tmp_path / "a" / "e5-base-v2", config_sentence_transformers={"prompts": prompts})
