@@ -1,7 +1,8 @@
 """The indexer process claims runs and carries out a few at a time, each in a thread. Any number may run.
 
-A further thread follows tables, and two carry out request batches. The indexer needs only Postgres and
-survives its outages: if it is away for longer than a run's lease, another indexer takes over the run.
+A further thread follows tables, two carry out request batches, two read inputs, and one keeps outputs. The indexer
+needs only Postgres and survives its outages: if it is away for longer than a run's lease, another indexer takes over
+the run.
 """
 
 import logging
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from indexer.batches import BatchKeeper
 from indexer.context import RunContext
 from indexer.follower import Follower
+from indexer.inputs import InputKeeper
 from indexer.outputs import OutputKeeper
 from indexer.phases import Tools, carry_out
 from indexer.reindexing import open_run_source
@@ -181,6 +183,7 @@ def serve(
         with (
             Follower(database_url, settings, registry),
             BatchKeeper(database_url, settings, registry, owner),
+            InputKeeper(database_url, settings, owner),
             OutputKeeper(database_url, settings, owner),
         ):
             while not stop.is_set():

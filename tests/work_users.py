@@ -37,8 +37,12 @@ from vectormill.jobs.chunk import LEASED, UNCLAIMED_CHUNK_STATES, Claim
 from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases
 from vectormill.jobs.dispatch import list_demands, mark_queued
 from vectormill.jobs.item import Item
+from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import cancel_job
+from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
+from vectormill.objects.bodies import InputBody
+from vectormill.objects.input import INPUT, HeldInput, claim_input
 from vectormill.objects.merging import merge_parts
 from vectormill.objects.output import (
     CLOSING,
@@ -52,6 +56,7 @@ from vectormill.objects.output import (
 from vectormill.objects.parts import PREFIX, SUFFIX
 from vectormill.objects.reading import read_manifest
 from vectormill.objects.store import list_folder, write_object
+from vectormill.objects.submission import add_objects, read_input
 from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
@@ -470,6 +475,66 @@ class Outputs:
         return names, rows, tuple(parts)
 
 
+class Inputs:
+    """Inputs with one of three objects, whose keys are compared, next to what an interrupted reading has written."""
+
+    work = INPUT
+    max_attempts = Settings().max_attempts
+    done = "read"
+    cancelled: frozenset[str] = frozenset({"cancelled"})
+    tables: tuple[str, ...] = ("jobs",)
+
+    def make(self, engine: Engine) -> None:
+        folder = new_folder()
+        for number in range(3):
+            lines = "".join(f'{{"id": "{number} {row}", "text": "a text"}}\n' for row in range(5))
+            write_object(f"{folder}/{number}.jsonl", lines.encode())
+        wanted = InputBody([f"{folder}/*.jsonl"], key="id", unique=True)
+        new_job = NewJob(SPEC, "docs", output_url=None)
+        with JobWriter(engine, new_job, self._settings) as writer:
+            add_objects(writer, wanted, SPEC, self._settings)
+            with engine.begin() as connection:
+                writer._write_part(connection)
+            writer.hand_over(wanted, lambda _, job: None)
+
+    _settings = Settings(chunk_max_items=2)
+
+    def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
+        claimed = claim_input(connection, "test", lease_seconds)
+        return None if claimed is None else (claimed[0], claimed[1:])
+
+    def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
+        lease, (wanted, collection, error) = claimed
+        with handing_back(engine, lease):
+            read_input(
+                HeldInput(
+                    engine=engine,
+                    lease=lease,
+                    is_stopping=during,
+                    wanted=wanted,
+                    collection=collection,
+                    error=error,
+                    settings=self._settings,
+                )
+            )
+
+    finish = finish_all
+
+    def cancel(self, connection: Connection) -> None:
+        job_id = connection.execute(
+            text("SELECT id FROM vectormill.job_inputs WHERE state <> 'read'")
+        ).scalar()
+        if job_id is not None:
+            cancel_job(connection, job_id)
+
+    def count_effects(self, connection: Connection) -> Any:
+        job = text("SELECT state, num_items, num_chunks, num_open_chunks, content_hash FROM vectormill.jobs")
+        chunks = text("SELECT seq, first_item, num_items, state FROM vectormill.chunks ORDER BY seq")
+        state, *counts, content_hash = connection.execute(job).one()
+        assert content_hash is not None
+        return state, counts, connection.execute(chunks).all()
+
+
 USERS: tuple[User, ...] = (
-    Deliveries(), ValidatingBatches(), FinalizingBatches(), Runs(), Chunks(), ChunksToStorage(), Outputs(),
+    Deliveries(), ValidatingBatches(), FinalizingBatches(), Runs(), Chunks(), ChunksToStorage(), Outputs(), Inputs(),
 )  # fmt: skip

@@ -184,9 +184,9 @@ def list_wishes(job: Job) -> list[Action]:
         wishes.append(RESUME)
     elif job.state in STEERABLE_JOB_STATES:
         wishes.append(PAUSE)
-    if job.state in (COMPLETED_WITH_ERRORS, FAILED) or (job.state == PAUSED and job.num_failed):
+    if job.num_failed and job.state in (COMPLETED_WITH_ERRORS, FAILED, PAUSED):
         wishes.append(RETRY)
-    if job.state in STEERABLE_JOB_STATES:
+    if job.state in STEERABLE_JOB_STATES or job.is_left_to_indexer:
         wishes.append(CANCEL)
     return wishes
 

@@ -3,7 +3,9 @@
 The event loop only receives bytes. If the submission fails or the client disconnects, the written part is removed.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from fastapi import Request
@@ -34,15 +36,16 @@ from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
-from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
+from vectormill.domain.errors import DiskFull, InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.task import TASKS
 from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, SubmissionQuery, describe_job
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
-from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.submission import Alongside, JobWriter
 from vectormill.jobs.waiting import make_job_body
 from vectormill.keys.api_key import SOURCES
 from vectormill.models.registry import make_spec
+from vectormill.objects.bodies import InputBody
 from vectormill.objects.iceberg import SCHEME, check_table_url
 from vectormill.objects.store import normalize, refuse_outside
 from vectormill.objects.submission import add_objects
@@ -50,6 +53,9 @@ from vectormill.settings import Settings
 
 # A call in a thread costs 0.1 ms; this many bytes of NDJSON make it worthwhile with some milliseconds of work.
 BLOCK_BYTES: Final = 256 << 10
+# A request reads objects for at most this long; then it leaves them to an indexer. Proxies give an answer 30 to 60
+# seconds, of which a list of the objects or the last step may need some.
+READING_SECONDS: Final = 5.0
 NDJSON_TYPES: Final = (
     "application/x-ndjson",
     "application/ndjson",
@@ -90,9 +96,7 @@ async def receive_document(
             intake = Intake(resources.settings)
             if document.input is not None:
                 new_job = make_document_job(document, resources, idempotency_key)
-                with open_writer(new_job, resources, intake) as writer:
-                    add_objects(writer, document.input, new_job.spec, resources.settings, intake.take_items)
-                    return finish(writer, resources)
+                return read_objects(document.input, new_job, resources, intake)
             new_job, items = parse_document(document, resources, idempotency_key)
             with open_writer(new_job, resources, intake) as writer:
                 write_items(writer, items, intake)
@@ -135,8 +139,30 @@ async def receive_stream(
         return await run_in_threadpool(store_rest, writer)
 
 
-def open_writer(new_job: NewJob, resources: Resources, intake: Intake) -> JobWriter:
-    return JobWriter(resources.engine, new_job, resources.settings, admit=intake.admit)
+def open_writer(
+    new_job: NewJob, resources: Resources, intake: Intake, keep: Callable[[], object] = lambda: None
+) -> JobWriter:
+    return JobWriter(resources.engine, new_job, resources.settings, admit=intake.admit, keep=keep)
+
+
+class OutOfTime(Exception):
+    """Raised when a request has read objects for too long."""
+
+
+def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> JobBody:
+    """Create the job of some objects, or leave them to an indexer if they take too long or need another disk."""
+    until = time.monotonic() + READING_SECONDS
+
+    def keep() -> None:
+        if time.monotonic() >= until:
+            raise OutOfTime
+
+    with open_writer(new_job, resources, intake, keep) as writer:
+        try:
+            add_objects(writer, wanted, new_job.spec, resources.settings, intake.take_items)
+            return finish(writer, resources)
+        except (OutOfTime, DiskFull):
+            return finish(writer, resources, partial(writer.hand_over, wanted))
 
 
 def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
@@ -144,10 +170,12 @@ def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
     writer.add_all(items)
 
 
-def finish(writer: JobWriter, resources: Resources) -> JobBody:
+def finish(
+    writer: JobWriter, resources: Resources, commit: Callable[[Alongside], Job] | None = None
+) -> JobBody:
     """Commit the job, and return its body as of the same transaction, with the reason why it waits."""
     bodies: list[JobBody] = []
-    job = writer.finish(lambda connection, job: bodies.append(make_job_body(connection, job)))
+    job = (commit or writer.finish)(lambda connection, job: bodies.append(make_job_body(connection, job)))
     if writer.existing is None:
         resources.metrics.submitted_jobs.inc()
         resources.metrics.submitted_items.inc(job.num_items)

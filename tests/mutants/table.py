@@ -15,6 +15,7 @@ LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
 CANARY: Final = "tests/integration/runs/test_canary.py"
 REFERENCES: Final = "tests/integration/objects/test_references.py"
+INPUTS: Final = "tests/integration/objects/test_inputs.py"
 LEDGER: Final = "tests/unit/chunk/test_key_ledger.py"
 OUTPUTS: Final = "tests/integration/objects/test_outputs.py"
 REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
@@ -1070,13 +1071,40 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a repetition that asks for unique keys is answered by a job that did not",
-        "vectormill/jobs/submission.py",
-        'self._hash.update(b"unique")',
+        "vectormill/objects/submission.py",
+        "writer.add_content(msgspec.json.encode(wanted))",
         "pass",
         (
             "tests/integration/objects/test_api_objects.py::"
             "test_keys_that_repeat_are_refused_where_asked_by_both_their_places",
         ),
+    ),
+    Mutant(
+        "objects that are read once more add their chunks to those of the first reading",
+        "vectormill/objects/submission.py",
+        """    try:
+        _delete_chunks(held)
+""",
+        """    try:
+""",
+        (
+            f"{INPUTS}::test_whatever_a_request_has_read_when_its_time_is_over_no_chunk_is_there_twice",
+            f"{WORK}::test_a_process_killed_at_any_step_leaves_a_row_that_another_brings_to_its_end[Inputs]",
+        ),
+    ),
+    Mutant(
+        "a job whose objects wait for an indexer is removed as a silent upload",
+        "vectormill/jobs/deletion.py",
+        "WHERE state = 'uploading' AND content_hash IS NULL AND updated_at",
+        "WHERE state = 'uploading' AND updated_at",
+        (f"{INPUTS}::test_objects_that_take_long_are_read_by_an_indexer_into_the_job_that_the_answer_named",),
+    ),
+    Mutant(
+        "a job that was left to an indexer is removed when only the reply to its COMMIT was lost",
+        "vectormill/jobs/deletion.py",
+        "WHERE id = :job_id AND state = 'uploading' AND content_hash IS NULL",
+        "WHERE id = :job_id AND state = 'uploading'",
+        (f"{INPUTS}::test_a_job_left_to_an_indexer_survives_the_loss_of_its_commit_s_reply[True]",),
     ),
     Mutant(
         "one changed row reads the whole generation",

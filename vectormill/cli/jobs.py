@@ -47,7 +47,8 @@ def show_job(job: Job) -> None:
 
 def show_submitted(job: Job) -> None:
     typer.echo(job["id"])
-    tell(f"{job['num_items']:,} items submitted. Watch: vectormill status {job['id']} --watch")
+    submitted = "Its objects are being read." if job["input"] else f"{job['num_items']:,} items submitted."
+    tell(f"{submitted} Watch: vectormill status {job['id']} --watch")
     if job.get("waiting_because"):
         tell(job["waiting_because"])
 
@@ -99,8 +100,8 @@ def submit(
             from vectormill.jobs.key_ledger import BYTES_PER_KEY
 
             tell(
-                f"The service compares all keys before it takes the job; this needs {BYTES_PER_KEY} bytes of its "
-                "disk for each row."
+                f"The service compares all keys before it begins; this needs {BYTES_PER_KEY} bytes of its disk for "
+                "each row."
             )
         return client.submit_objects(
             input,

@@ -29,8 +29,14 @@ class ProgressView:
 
 
 def look_at_job(job: Mapping[str, Any]) -> ProgressView:
-    """Return a job's state, its counts and the reason why it waits."""
-    num_items = job["num_items"]
+    """Return a job's state, its counts and the reason why it waits, or why its objects could not be read."""
+    num_items, reading = job["num_items"], job.get("input")
+    if reading is not None and not num_items:
+        reason = job.get("waiting_because") or reading["error"]
+        if num_compared := reading["num_compared"]:
+            counts = f"{num_compared:,} of {reading['num_items']:,} keys compared"
+            return ProgressView(job["state"], counts, num_compared / reading["num_items"], reason)
+        return ProgressView(job["state"], f"{reading['num_items']:,} rows found", None, reason)
     share = count_ended(job) / num_items if num_items else None
     return ProgressView(job["state"], describe_counts(job), share, job.get("waiting_because"))
 

@@ -17,7 +17,7 @@ from vectormill.jobs.job import (
     Job,
 )
 from vectormill.moments import Moment, format_moment
-from vectormill.objects.bodies import InputBody, OutputBody, OutputUrl
+from vectormill.objects.bodies import InputBody, InputProgressBody, OutputBody, OutputUrl
 from vectormill.operation import Identifier, NextCursor, PageQuery, describe, one_of
 
 Priority = Annotated[
@@ -202,6 +202,12 @@ class JobBody(TypedDict):
             description="The job whose items it encodes again, for a generation built alongside the live one."
         ),
     ]
+    input: Annotated[
+        InputProgressBody | None,
+        Meta(
+            description="The objects that an indexer reads into the job; null if the submission has read all."
+        ),
+    ]
     output: Annotated[
         OutputBody | None, Meta(description="Where the results are in object storage; null if in Postgres.")
     ]
@@ -284,6 +290,14 @@ def describe_job(job: Job, waiting_because: str | None = None) -> JobBody:
         },
         bound_by=None if bottleneck is None else describe(BottleneckBody, bottleneck),
         options=job.spec.describe(),
+        input=None
+        if job.input_state is None
+        else InputProgressBody(
+            state=job.input_state,
+            num_items=job.input_items or 0,
+            num_compared=job.input_compared or 0,
+            error=job.input_error,
+        ),
         output=None
         if job.output_url is None
         else OutputBody(

@@ -29,11 +29,12 @@ def discard_job(connection: Connection, job_id: UUID) -> None:
 # Only a job that is still an upload is removed. After a COMMIT whose reply was lost the writer believes that
 # it failed, while the job is queued, and perhaps already reported to a client that sent it again. If that
 # COMMIT is still in progress, this statement waits for its row lock and then finds a queued job. The seq is
-# free again, so that a run which tries once more can use it.
+# free again, so that a run which tries once more can use it. A job whose objects an indexer reads is no upload any
+# more: it has its content hash from the beginning, and no client that could fall silent.
 DISCARD_UPLOAD = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, seq = DEFAULT, finished_at = now(),
            updated_at = now()
-     WHERE id = :job_id AND state = 'uploading'
+     WHERE id = :job_id AND state = 'uploading' AND content_hash IS NULL
 """)
 
 
@@ -44,7 +45,7 @@ def discard_upload(connection: Connection, job_id: UUID) -> None:
 
 DISCARD_SILENT_UPLOAD = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, finished_at = now(), updated_at = now()
-     WHERE idempotency_key = :key AND state = 'uploading'
+     WHERE idempotency_key = :key AND state = 'uploading' AND content_hash IS NULL
        AND updated_at < now() - make_interval(secs => :timeout)
 """)
 
@@ -60,7 +61,7 @@ def discard_silent_upload(connection: Connection, key: str, timeout_seconds: flo
 DISCARD_STALE_UPLOADS = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, seq = DEFAULT, finished_at = now(),
            updated_at = now()
-     WHERE state = 'uploading' AND updated_at < now() - make_interval(secs => :timeout)
+     WHERE state = 'uploading' AND content_hash IS NULL AND updated_at < now() - make_interval(secs => :timeout)
     RETURNING id
 """)
 
@@ -159,12 +160,17 @@ def lock_discarded_job(connection: Connection, after_seq: int = 0) -> Row[Any] |
     return None
 
 
+def delete_chunks(connection: Connection, job_id: UUID, limit: int) -> int:
+    """Delete the first chunks of a job that nobody else writes, at most `limit`; return their number."""
+    return len(connection.execute(DELETE_CHUNKS, {"job_id": job_id, "limit": limit}).all())
+
+
 def delete_batch(connection: Connection, job_id: UUID, max_chunks: int, max_errors: int) -> bool:
     """Delete at most this many chunks and errors of a locked, discarded job.
 
     Return True if the job itself was deleted too, False if rows of it remain.
     """
-    num_chunks = len(connection.execute(DELETE_CHUNKS, {"job_id": job_id, "limit": max_chunks}).all())
+    num_chunks = delete_chunks(connection, job_id, max_chunks)
     num_errors = len(connection.execute(DELETE_ERRORS, {"job_id": job_id, "limit": max_errors}).all())
     if num_chunks == max_chunks or num_errors == max_errors:
         return False

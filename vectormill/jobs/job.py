@@ -92,7 +92,7 @@ class NewJob:
     The job of a run has an `id` that the run has recorded, and a `seq` that was drawn when the run began to
     read, so that whatever clients write meanwhile counts as newer. Its `generation_id` names the only
     generation that it writes, live or building. With an `output_url` the results go into that folder of an
-    object store instead of Postgres.
+    object store instead of Postgres. The job of an input that was left to an indexer `is_accepted`: its row is there.
     """
 
     spec: EncodingSpec
@@ -105,6 +105,7 @@ class NewJob:
     seq: int | None = None
     generation_id: int | None = None
     output_url: str | None = None
+    is_accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ class Job:
     `twin_of` is the job whose items this one encodes again, for a generation that was being built alongside
     the live one when the items were submitted. `output_url` is the folder of an object store with the results, and
     `output_state` one of OUTPUT_STATES. `output_table` is the table of Iceberg that gets them, if there is one, and
-    `output_error` says why the last step failed.
+    `output_error` says why the last step failed. `input_state` is one of INPUT_STATES if an indexer reads the objects
+    of the job, with the rows found so far, those whose keys were compared, and the last error.
     """
 
     id: UUID
@@ -147,10 +149,19 @@ class Job:
     output_state: str | None = None
     output_table: str | None = None
     output_error: str | None = None
+    input_state: str | None = None
+    input_items: int | None = None
+    input_compared: int | None = None
+    input_error: str | None = None
 
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL_JOB_STATES
+
+    @property
+    def is_left_to_indexer(self) -> bool:
+        """Return whether an indexer has yet to read the objects with the items of the job."""
+        return self.state == UPLOADING and self.input_state is not None
 
     @property
     def elapsed_seconds(self) -> float:
@@ -260,7 +271,7 @@ def state_after_retry(state: str, num_failed: int) -> str:
     Raise WrongJobState unless the job ended with failed items, or is paused and has some. A paused job stays
     paused, and its failed items wait together with the others.
     """
-    if state in (COMPLETED_WITH_ERRORS, FAILED):
+    if state in (COMPLETED_WITH_ERRORS, FAILED) and num_failed:
         return QUEUED
     if state == PAUSED:
         if num_failed:

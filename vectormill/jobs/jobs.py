@@ -20,6 +20,7 @@ from vectormill.jobs.job import (
     state_after_resume,
     state_after_retry,
 )
+from vectormill.objects.input import cancel_input
 from vectormill.objects.output import reopen_output
 
 # Each field of Job is read from the column of the same name, except for these.
@@ -30,6 +31,10 @@ OTHER_COLUMNS = {
     "output_state": "job_outputs.state AS output_state",
     "output_table": "job_outputs.table_url AS output_table",
     "output_error": "job_outputs.last_error AS output_error",
+    "input_state": "job_inputs.state AS input_state",
+    "input_items": "job_inputs.num_items AS input_items",
+    "input_compared": "job_inputs.num_compared AS input_compared",
+    "input_error": "job_inputs.error AS input_error",
 }
 JOB_COLUMNS = ", ".join(OTHER_COLUMNS.get(field.name, f"jobs.{field.name}") for field in fields(Job))
 
@@ -38,6 +43,7 @@ FROM_JOBS = """
       LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
       LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
       LEFT JOIN vectormill.job_outputs ON job_outputs.id = jobs.id
+      LEFT JOIN vectormill.job_inputs ON job_inputs.id = jobs.id
 """
 
 # A job that is being deleted is hidden from readers: see deletion.py.
@@ -179,11 +185,21 @@ CANCEL_WAITING_CHUNKS = text(f"""
 """)
 
 
+# None of its chunks was dispatched or counted yet; they are removed with the job.
+CANCEL_READING = text("""
+    UPDATE vectormill.jobs SET state = 'cancelled', finished_at = now(), updated_at = now()
+     WHERE id = :job_id AND state = 'uploading'
+""")
+
+
 def cancel_job(connection: Connection, job_id: UUID) -> Job:
     """Cancel a job; vectors that are already committed stay. A cancelled job stays cancelled.
 
-    Raise JobNotFound, or WrongJobState if the job has ended otherwise or is still being received.
+    Raise JobNotFound, or WrongJobState if the job has ended otherwise or its client is still sending it.
     """
+    # Before the job's row is locked, because the indexer that reads the input locks both in this order.
+    if cancel_input(connection, job_id):
+        connection.execute(CANCEL_READING, {"job_id": job_id})
     job = lock_job(connection, job_id)
     if job.state == state_after_cancel(job.state):
         return job

@@ -44,6 +44,8 @@ from vectormill.jobs.job import UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import find_job, lock_job
 from vectormill.jobs.key_ledger import KeyLedger, refuse_full_disk
 from vectormill.jobs.twins import add_twin
+from vectormill.objects.bodies import InputBody
+from vectormill.objects.input import add_input
 from vectormill.objects.output import OutputPlace, add_output, leave_folder, take_place
 from vectormill.objects.reference import ItemReference, RowGroups, decode_reference, is_reference
 from vectormill.settings import Settings
@@ -60,6 +62,9 @@ _PART_SECONDS = 15.0
 _YIELD_SECONDS = 60.0
 # The number of characters of a key that an error shows.
 _SHOWN_CHARS = 200
+
+# Called with a new job in the transaction that makes it visible.
+Alongside = Callable[[Connection, Job], object]
 
 logger = logging.getLogger(__name__)
 
@@ -119,20 +124,23 @@ FIND_PAYLOAD = text("""
 QUEUE_JOB = text("""
     WITH queued AS (
         UPDATE vectormill.jobs
-           SET state = 'queued', generation_id = :generation_id, content_hash = :content_hash, num_items = :num_items,
-               num_chunks = :num_chunks, num_open_chunks = :num_chunks, updated_at = now()
+           SET state = 'queued', generation_id = :generation_id, content_hash = coalesce(content_hash, :content_hash),
+               num_items = :num_items, num_chunks = :num_chunks, num_open_chunks = :num_chunks, updated_at = now()
          WHERE id = :id AND state = 'uploading'
         RETURNING id
     )
     SELECT pg_notify('vectormill_jobs', '') FROM queued
 """)
 
+# From now on no client is expected to send anything more (see deletion.py), and a repeated request finds the job.
+ACCEPT_JOB = text("UPDATE vectormill.jobs SET content_hash = :content_hash WHERE id = :id")
+
 
 class JobWriter:
     """A writer of one job, used as a context manager.
 
-    Leaving it without `finish` removes the upload, but never a job. If the Idempotency-Key already exists,
-    nothing is written: the items are only hashed, and `finish` returns the existing job or raises
+    Leaving it without `finish` or `hand_over` removes the upload, but never a job. If the Idempotency-Key already
+    exists, nothing is written: the items are only hashed, and `finish` returns the existing job or raises
     IdempotencyMismatch. If the job has an output, its folder is taken on entering, which raises OutputTaken and
     StorageUnavailable. Not thread-safe.
     """
@@ -145,13 +153,17 @@ class JobWriter:
         clock: Callable[[], float] = time.monotonic,
         hold: Callable[[Connection], object] = lambda _: None,
         admit: Callable[[Connection], object] = lambda _: None,
+        keep: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare to write a job.
 
         `hold` is called first in every transaction that writes the job; an exception from it rolls the
         transaction back. `admit` is called in the transaction of the first checks, unless an earlier request
-        has made the job; an exception from it refuses the job.
+        has made the job; an exception from it refuses the job. `keep` is called often, between transactions; an
+        exception from it ends the writing.
         """
+        self.num_compared = 0
+        self.keep = keep
         self._engine = engine
         self._admit = admit
         self._hold = hold
@@ -161,7 +173,7 @@ class JobWriter:
         self._settings = settings
         self._max_items, self._max_bytes = settings.chunk_max_items, settings.chunk_max_bytes
         self._id: UUID = new_job.id or uuid4()
-        self._is_inserted = False
+        self._is_inserted = new_job.is_accepted
         self._is_finished = False
         self._place: OutputPlace | None = None
         self._existing: UUID | None = None
@@ -213,7 +225,7 @@ class JobWriter:
         row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, values).one_or_none()
         if row is None:
             return
-        if row.state == UPLOADING:
+        if row.state == UPLOADING and row.content_hash is None:
             raise SubmissionInProgress
         self._existing, self._existing_hash = row.id, bytes(row.content_hash)
 
@@ -221,6 +233,15 @@ class JobWriter:
     def existing(self) -> UUID | None:
         """Return the id of the job that an earlier request with the same Idempotency-Key made, or None."""
         return self._existing
+
+    @property
+    def num_items(self) -> int:
+        """Return the number of items that were added."""
+        return self._num_items
+
+    def add_content(self, content: bytes) -> None:
+        """Make `content` part of what a repeated request must have in common with the first one."""
+        self._hash.update(content)
 
     def add(self, item: Item) -> None:
         """Add one item, and write a part if enough chunks are full."""
@@ -236,10 +257,7 @@ class JobWriter:
     def add_reference(self, reference: ItemReference, num_tokens: int) -> None:
         """Add a chunk whose items stay in their object. Their keys are compared only by `compare_keys`."""
         payload = reference.encode()
-        self._hash.update(b"%d;%b" % (len(payload), payload))
         self._num_items += reference.num_rows
-        if self._existing is not None:
-            return
         self._close_chunk()
         self._append_chunk(reference.num_rows, num_tokens, payload, None)
         self._part_share += 1 / _REFERENCES_PER_PART
@@ -250,8 +268,7 @@ class JobWriter:
 
         Raise DiskFull if the disk has not the room that it takes, ObjectChanged, StorageUnavailable and UploadRemoved.
         """
-        self._hash.update(b"unique")
-        if self._existing is not None or self._num_items == 0:
+        if self._num_items == 0:
             return
         num_bytes = refuse_full_disk(self._num_items)
         logger.info("Job %s: comparing %d keys, with %d bytes of disk.", self._id, self._num_items, num_bytes)
@@ -264,7 +281,9 @@ class JobWriter:
             if not chunks:
                 return
             for chunk in chunks:
-                self._keys.add_all(decode_reference(chunk.items).read_keys(row_groups))
+                keys = decode_reference(chunk.items).read_keys(row_groups)
+                self._keys.add_all(keys)
+                self.num_compared += len(keys)
                 self._write_full_part()
             after = chunks[-1].seq
 
@@ -294,6 +313,7 @@ class JobWriter:
         self._write_full_part()
 
     def _write_full_part(self) -> None:
+        self.keep()
         if self._part_share >= 1 or (self._is_inserted and self._clock() >= self._part_due):
             with self._engine.begin() as connection:
                 self._write_part(connection)
@@ -362,7 +382,7 @@ class JobWriter:
             raise SubmissionInProgress  # another request with the same key was faster
         self._is_inserted = True
 
-    def finish(self, alongside: Callable[[Connection, Job], object] = lambda _, job: None) -> Job:
+    def finish(self, alongside: Alongside = lambda _, job: None) -> Job:
         """Make the job visible to the dispatcher and return it; only then may a client get a 202.
 
         `alongside` is called with the job in the same transaction, unless an earlier request has made the
@@ -371,14 +391,36 @@ class JobWriter:
         Raise EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or
         UploadRemoved; nothing is stored then.
         """
-        if self._num_items == 0:
-            raise EmptyJob
         if self._existing is not None:
             return self._answer_existing(self._existing)
+        if self._num_items == 0:
+            raise EmptyJob
         self._close_chunk()
         self._refuse_duplicates()
+        return self._commit(self._queue_job, alongside)
+
+    def hand_over(self, wanted: InputBody, alongside: Alongside) -> Job:
+        """Leave the objects to an indexer, which reads them from the beginning, and return the job, `uploading`.
+
+        `alongside` is as for `finish`. Raise SubmissionInProgress, IdempotencyMismatch or UploadRemoved.
+        """
+
+        def accept(connection: Connection) -> None:
+            connection.execute(ACCEPT_JOB, {"id": self._id, "content_hash": self._hash.digest()})
+            add_input(connection, self._id, wanted, self._new_job.collection)
+
+        self._part = []
+        return self._commit(accept, alongside)
+
+    def _commit(self, make: Callable[[Connection], object], alongside: Alongside) -> Job:
         try:
-            job = self._queue_job(alongside)
+            with self._engine.begin() as connection:
+                self._write_part(connection)
+                make(connection)
+                if self._place is not None:
+                    add_output(connection, self._id, self._place)
+                job = find_job(connection, self._id)
+                alongside(connection, job)
         except SubmissionInProgress:
             return self._answer_winner()
         except SQLAlchemyError as error:
@@ -394,31 +436,24 @@ class JobWriter:
         """
         with suppress(SQLAlchemyError, JobNotFound), self._engine.connect() as connection:
             job = lock_job(connection, self._id)
-            if job.state != UPLOADING:
+            if job.state != UPLOADING or (job.is_left_to_indexer and not self._new_job.is_accepted):
                 return job
         raise error
 
-    def _queue_job(self, alongside: Callable[[Connection, Job], object]) -> Job:
-        with self._engine.begin() as connection:
-            self._write_part(connection)
-            generation = self._open_generation(connection)
-            connection.execute(
-                QUEUE_JOB,
-                {
-                    "id": self._id,
-                    "generation_id": generation.id if generation else None,
-                    "content_hash": self._hash.digest(),
-                    "num_items": self._num_items,
-                    "num_chunks": self._num_chunks,
-                },
-            )
-            if self._place is not None:
-                add_output(connection, self._id, self._place)
-            if generation is not None and self._new_job.generation_id is None:
-                add_twin(connection, self._id, generation)
-            job = find_job(connection, self._id)
-            alongside(connection, job)
-            return job
+    def _queue_job(self, connection: Connection) -> None:
+        generation = self._open_generation(connection)
+        connection.execute(
+            QUEUE_JOB,
+            {
+                "id": self._id,
+                "generation_id": generation.id if generation else None,
+                "content_hash": self._hash.digest(),
+                "num_items": self._num_items,
+                "num_chunks": self._num_chunks,
+            },
+        )
+        if generation is not None and self._new_job.generation_id is None:
+            add_twin(connection, self._id, generation)
 
     def _open_generation(self, connection: Connection) -> Generation | None:
         """Return the generation that the job writes; None if the job has no collection.
@@ -478,6 +513,6 @@ class JobWriter:
         if self._place is not None and not self._is_finished:
             with suppress(StorageUnavailable):
                 leave_folder(self._place.url)
-        if self._is_inserted and not self._is_finished:
+        if self._is_inserted and not self._is_finished and not self._new_job.is_accepted:
             with self._engine.begin() as connection:
                 discard_upload(connection, self._id)

@@ -15,8 +15,21 @@ from sqlalchemy import Connection, TextClause, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.bodies import JobBody, describe_job
-from vectormill.jobs.job import DISPATCHED_JOB_STATES, INTERACTIVE_PRIORITY, PAUSED, STEERABLE_JOB_STATES, Job
-from vectormill.workers.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
+from vectormill.jobs.job import (
+    DISPATCHED_JOB_STATES,
+    INTERACTIVE_PRIORITY,
+    PAUSED,
+    STEERABLE_JOB_STATES,
+    Job,
+)
+from vectormill.workers.workers import (
+    ALIVE_SECONDS,
+    INDEXER,
+    REDIS_AWAY,
+    REDIS_FULL,
+    SCHEDULER,
+    list_signs_of_life,
+)
 
 # Workers claim a chunk within milliseconds of its message. This is longer than Redis needs to come back.
 UNCLAIMED_SECONDS: Final = 15.0
@@ -108,6 +121,15 @@ def explain_wait(job: Job, around: ClusterState) -> str | None:
         return f"Its chunks are waiting to be retried after an error: {around.setbacks[job.id]}"
     if mine is None and job.priority != INTERACTIVE_PRIORITY:
         return _tell_busy(job, serving, around.in_hand)
+    return None
+
+
+def explain_unread(job: Job, *, is_indexer_alive: bool) -> str | None:
+    """Explain why no indexer reads the objects of a job; None if one does, or is about to."""
+    if not is_indexer_alive:
+        return "There is no live indexer, which reads the objects of this job; start one with `vectormill indexer`."
+    if job.input_error is not None:
+        return f"Its objects could not be read and are tried again: {job.input_error}"
     return None
 
 
@@ -293,11 +315,12 @@ RECENT: Final = RecentAnswers()
 
 def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str]:
     """Return by job id the reason why each job makes no progress; jobs that do, or have ended, are left out."""
+    unread = [job for job in jobs if job.is_left_to_indexer]
+    is_indexed = not unread or INDEXER in list_signs_of_life(connection)
+    unread_reasons = {job.id: explain_unread(job, is_indexer_alive=is_indexed) for job in unread}
     waiting = [job for job in jobs if job.state in STEERABLE_JOB_STATES]
-    if not waiting:
-        return {}
     around = load_surroundings(connection, [job for job in waiting if job.state != PAUSED])
-    reasons = {job.id: explain_wait(job, around) for job in waiting}
+    reasons = unread_reasons | {job.id: explain_wait(job, around) for job in waiting}
     return {job_id: reason for job_id, reason in reasons.items() if reason is not None}
 
 

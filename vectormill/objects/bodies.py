@@ -49,6 +49,17 @@ class InputBody(Struct, forbid_unknown_fields=True):
         return ItemColumns(self.text, self.key, self.text_pair, tuple(self.metadata))
 
 
+class InputProgressBody(TypedDict):
+    """The objects of a job that an indexer reads, because that takes longer than a request should."""
+
+    state: Annotated[str, Meta(description="waiting, reading, read, failed or cancelled.")]
+    num_items: Annotated[int, Meta(description="Rows that were found so far.")]
+    num_compared: Annotated[int, Meta(description="Rows whose keys were compared so far, with `unique`.")]
+    error: Annotated[
+        str | None, Meta(description="Why the objects cannot become a job, or why the last try failed.")
+    ]
+
+
 class OutputBody(TypedDict):
     """The folder with a job's results. From the state `closed` on it has its manifest, and the table its parts."""
 

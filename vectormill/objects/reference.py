@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -187,7 +188,7 @@ class RowGroups:
                 if table is not None:
                     self._kept.move_to_end(name)
             if table is None:
-                with open_parquet(reference) as file:
+                with open_parquet(reference) as file, _naming(reference.url):
                     if self._is_too_large(file, reference):
                         return read_some(file, reference)
                     table = file.read_row_group(reference.row_group, columns=list(reference.columns.names))
@@ -235,10 +236,19 @@ def open_parquet(found: "ItemReference | StoredObject") -> Any:
     import pyarrow.parquet
 
     stored = StoredObject(found.url, found.num_bytes, found.tag, 0.0)
-    try:
+    with _naming(found.url):
         return pyarrow.parquet.ParquetFile(pyarrow.PythonFile(ObjectFile(stored), mode="r"))
-    except pyarrow.ArrowInvalid as error:
-        raise ObjectChanged(f"{found.url} cannot be read as Parquet: {error}.") from error
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Raise ObjectChanged, with the object's name, for the errors of pyarrow in the block."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowInvalid, OSError) as error:  # OSError: a page that cannot be decoded
+        raise ObjectChanged(f"{url} cannot be read as Parquet: {str(error).strip()}") from error
 
 
 def read_table(reference: ItemReference, row_groups: RowGroups | None = None) -> dict[str, list[Any]]:

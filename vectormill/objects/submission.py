@@ -1,16 +1,43 @@
-"""Submit a job by reference: find its objects and cut them into chunks, of which only references are stored."""
+"""Submit a job by reference: find its objects and cut them into chunks, of which only references are stored.
+
+A request does so itself if it takes only a moment; otherwise an indexer does, under a lease.
+"""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption, ObjectChanged
+from vectormill.domain.errors import (
+    Conflict,
+    InvalidOption,
+    InvalidSubmission,
+    LimitReached,
+    NotFound,
+    ObjectChanged,
+    StorageUnavailable,
+    SubmissionTooLarge,
+)
 from vectormill.domain.task import TASKS
+from vectormill.jobs.backlog import count_pending_items
 from vectormill.jobs.chunk import TokenEstimate
+from vectormill.jobs.deletion import delete_chunks
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.jobs import find_job
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.cutting import ChunkLimits, Cut, choose_format, cut_object
+from vectormill.objects.input import FAIL_INPUT, FINISH_INPUT, KEEP_INPUT, HeldInput
+from vectormill.objects.output import leave_folder
 from vectormill.objects.store import StoredObject, find_objects, normalize, refuse_outside
 from vectormill.settings import Settings
+
+# What says that the objects cannot become a job; after any other error they are read again.
+REFUSALS: Final = (InvalidSubmission, Conflict, NotFound, LimitReached)
+CHUNKS_AT_ONCE: Final = 1000
 
 
 def find_inputs(wanted: InputBody, settings: Settings) -> Iterator[StoredObject]:
@@ -46,6 +73,8 @@ def add_objects(
 ) -> None:
     """Add the rows of all objects to a job, chunk by chunk; `take_items` is called with the items of each.
 
+    Nothing is read if an earlier request has made the job.
+
     Raise InvalidOption, InvalidItem, StorageUnavailable, ObjectChanged if an object changes meanwhile, and DiskFull
     if there is no room to compare keys.
     """
@@ -57,9 +86,13 @@ def add_objects(
     if TASKS[spec.task].reads_pairs != (columns.text_pair is not None):
         needs = "needs" if columns.text_pair is None else "takes no"
         raise InvalidOption(f"The task {spec.task!r} {needs} text_pair: the column with the second text.")
+    writer.add_content(msgspec.json.encode(wanted))
+    if writer.existing is not None:
+        return
     estimate = TokenEstimate(spec)
     limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
     for found in find_inputs(wanted, settings):
+        writer.keep()
         format = choose_format(found, wanted.format)
         for cut in cut_object(found, format, columns, estimate, limits):
             for start, stop in _divide(cut, writer, limits):
@@ -83,3 +116,79 @@ def _divide(cut: Cut, writer: JobWriter, limits: ChunkLimits) -> Iterator[tuple[
         stop = min(num_rows, start + max(1, int(most)))
         yield start, stop
         start = stop
+
+
+# None of its chunks was dispatched or counted.
+FAIL_JOB = text("""
+    UPDATE vectormill.jobs SET state = 'failed', finished_at = now(), updated_at = now()
+     WHERE id = :job_id AND state = 'uploading'
+""")
+GIVE_OUTPUT_BACK = text("DELETE FROM vectormill.job_outputs WHERE id = :job_id RETURNING url")
+
+
+def read_input(held: HeldInput) -> None:
+    """Read the objects of a claimed input from the beginning, and queue the job, or fail it with the reason.
+
+    Raise LeaseLost, Stopping and StorageUnavailable.
+    """
+    reason = f"The last error: {held.error}" if held.error else ""
+    try:
+        _delete_chunks(held)
+        if held.lease.attempt > held.settings.max_attempts:
+            raise InvalidSubmission(f"{held.lease.describe_attempts()} {reason}".strip())
+        _queue_job(held)
+    except REFUSALS as error:
+        _delete_chunks(held)
+        with held.engine.begin() as connection:
+            held.lease.release(connection, FAIL_INPUT, error=str(error))
+            folder = connection.execute(GIVE_OUTPUT_BACK, {"job_id": held.lease.key}).scalar_one_or_none()
+            connection.execute(FAIL_JOB, {"job_id": held.lease.key})
+        if folder is not None:
+            with suppress(StorageUnavailable):
+                leave_folder(folder)
+
+
+def _delete_chunks(held: HeldInput) -> None:
+    """Delete what an earlier reading has written."""
+    num_deleted = CHUNKS_AT_ONCE
+    while num_deleted == CHUNKS_AT_ONCE:
+        with held.engine.begin() as connection:
+            held.lease.keep(connection)
+            num_deleted = delete_chunks(connection, held.lease.key, CHUNKS_AT_ONCE)
+
+
+def _queue_job(held: HeldInput) -> None:
+    lease, settings = held.lease, held.settings
+    with held.engine.connect() as connection:
+        spec = find_job(connection, lease.key).spec
+
+    def count() -> dict[str, int]:
+        return {"num_items": writer.num_items, "num_compared": writer.num_compared}
+
+    def take_items(num_items: int) -> None:
+        if writer.num_items + num_items > settings.max_job_items:
+            raise SubmissionTooLarge(
+                f"The objects have more than {settings.max_job_items:,} rows (VECTORMILL_MAX_JOB_ITEMS); submit "
+                "several jobs."
+            )
+
+    def finish(connection: Connection) -> None:
+        num_pending = count_pending_items(connection)
+        if num_pending > settings.max_pending_items:
+            raise LimitReached(
+                f"{num_pending:,} items would wait to be encoded with those of this job, and at most "
+                f"{settings.max_pending_items:,} may wait in total (VECTORMILL_MAX_PENDING_ITEMS)."
+            )
+        lease.release(connection, FINISH_INPUT, **count())
+
+    new_job = NewJob(spec, held.collection, id=lease.key, is_accepted=True)
+    writer = JobWriter(
+        held.engine,
+        new_job,
+        settings,
+        hold=lambda connection: lease.keep(connection, KEEP_INPUT, **count()),
+        keep=held.keep,
+    )
+    with writer:
+        add_objects(writer, held.wanted, spec, settings, take_items)
+        writer.finish(lambda connection, _: finish(connection))

@@ -1,4 +1,4 @@
-"""The tables of jobs' outputs in object storage and of their parts."""
+"""The tables of jobs' inputs and outputs in object storage, and of the parts of outputs."""
 
 from sqlalchemy import (
     BigInteger,
@@ -12,10 +12,31 @@ from sqlalchemy import (
     Uuid,
     text,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.db.schema import BUSY, count, metadata, moment, one_of
 from vectormill.jobs.table import jobs
+from vectormill.objects.input import INPUT, INPUT_STATES
 from vectormill.objects.output import DUE_OUTPUT_STATES, OUTPUT_STATES
+
+job_inputs = Table(
+    "job_inputs",
+    metadata,
+    Column("id", Uuid, ForeignKey(jobs.c.id, ondelete="CASCADE"), primary_key=True),  # of the job
+    Column("request", JSONB, nullable=False),  # an InputBody
+    Column("collection", Text),  # that the job is to write, by name
+    Column("state", Text, CheckConstraint(one_of("state", INPUT_STATES), name="state"), nullable=False),
+    count("fence"),
+    count("attempt"),
+    moment("available_at", is_now=True),
+    Column("lease_owner", Text),
+    moment("lease_until"),
+    Column("error", Text),
+    count("num_items"),
+    count("num_compared"),
+    Index("ix_job_inputs_due", "available_at", postgresql_where=text(one_of("state", INPUT.open))),
+    postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
+)
 
 job_outputs = Table(
     "job_outputs",

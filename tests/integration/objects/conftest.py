@@ -1,11 +1,16 @@
-"""A folder, and a bucket on a double of S3, as places for objects."""
+"""A folder, and a bucket on a double of S3, as places for objects; and an API that reads and writes in a folder."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from sqlalchemy import Engine
 
+from tests.api_server import SMALL, api_client
 from tests.s3_double import Double, s3_double
 from vectormill.objects import reference, store
 
@@ -57,3 +62,23 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         lambda name, content: double.put(f"bucket/data/{name}", content),
         lambda: sorted(path.removeprefix("bucket/data/") for path in double.objects),
     )
+
+
+ROWS = [{"id": f"k{number}", "body": f"text {number}", "page": number} for number in range(6)]
+
+
+@pytest.fixture
+def client(engine: Engine, tmp_path: Path) -> Iterator[httpx.Client]:
+    """An API that reads and writes below the test's folder, with three rows in each of two objects."""
+    (tmp_path / "in").mkdir()
+    for number in (0, 1):
+        lines = (json.dumps(row) for row in ROWS[3 * number : 3 * number + 3])
+        (tmp_path / "in" / f"{number}.jsonl").write_text("\n".join(lines))
+    with api_client(engine, source_root=tmp_path / "in", output_root=tmp_path / "out") as client:
+        yield client
+
+
+def post(client: httpx.Client, tmp_path: Path, *names: str, **body: Any) -> httpx.Response:
+    wanted = {"urls": [f"file://{tmp_path}/{name}" for name in names], "text": "body", "key": "id"}
+    wanted |= body.pop("input", {})
+    return client.post("/v1/jobs", json={"input": wanted, "options": SMALL, **body})

@@ -1,12 +1,8 @@
 """Jobs by reference over HTTP, the client and the command line: what is taken, what is refused and leaves nothing."""
 
 import json
-import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -14,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import SMALL, api_client, assert_problem, count_jobs
+from tests.api_server import SMALL, assert_problem, count_jobs
+from tests.integration.objects.conftest import ROWS, post
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, vector_of
 from vectormill import read_table
@@ -27,25 +24,6 @@ from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.objects.output import HeldOutput, claim_output, write_manifest
 from vectormill.problems import ApiError
-
-ROWS = [{"id": f"k{number}", "body": f"text {number}", "page": number} for number in range(6)]
-
-
-@pytest.fixture
-def client(engine: Engine, tmp_path: Path) -> Iterator[httpx.Client]:
-    """An API that reads and writes below the test's folder, with three rows in each of two objects."""
-    (tmp_path / "in").mkdir()
-    for number in (0, 1):
-        lines = (json.dumps(row) for row in ROWS[3 * number : 3 * number + 3])
-        (tmp_path / "in" / f"{number}.jsonl").write_text("\n".join(lines))
-    with api_client(engine, source_root=tmp_path / "in", output_root=tmp_path / "out") as client:
-        yield client
-
-
-def post(client: httpx.Client, tmp_path: Path, *names: str, **body: Any) -> httpx.Response:
-    wanted = {"urls": [f"file://{tmp_path}/{name}" for name in names], "text": "body", "key": "id"}
-    wanted |= body.pop("input", {})
-    return client.post("/v1/jobs", json={"input": wanted, "options": SMALL, **body})
 
 
 def encode_all(engine: Engine, job_id: str) -> None:
@@ -182,9 +160,6 @@ def test_keys_that_repeat_are_refused_where_asked_by_both_their_places(
         assert_problem(answer, 422, "duplicate-key", *said)
     answer = post(client, tmp_path, "in/0.jsonl", to=out, input={"unique": True, "key": None})
     assert_problem(answer, 422, "invalid-option", "needs the column of keys")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
-    answer = post(client, tmp_path, "in/*.jsonl", to=out, input=wanted)
-    assert_problem(answer, 409, "disk-full", "6 keys takes 144 bytes", "100 are free")
     monkeypatch.undo()
     assert count_jobs(engine) == 0
     assert not [*tmp_path.glob("out/**/*.json")]

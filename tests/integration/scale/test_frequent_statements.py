@@ -30,6 +30,7 @@ from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import list_aged_jobs, list_demands, list_queued, list_rooms, mark_queued
 from vectormill.jobs.rescue import rescue_expired_chunks
 from vectormill.models.registry import Registry
+from vectormill.objects.input import claim_input
 from vectormill.objects.output import claim_output
 from vectormill.runs.runs import claim_run
 from vectormill.search.matches import walk_plan
@@ -152,6 +153,7 @@ def index(engine: Engine) -> None:
     with engine.begin() as connection:
         claim_run(connection, "owner", 30.0)
         claim_output(connection, "owner", 30.0)
+        claim_input(connection, "owner", 30.0)
         claim_deliveries(connection, {}, owner="owner", most=4, room=64, lease_seconds=30.0)
         connection.execute(text("INSERT INTO vectormill.source_changes (collection_id, key) VALUES (7, 'k')"))
     keep_next(engine, SETTINGS, Registry(SETTINGS.models), "owner", threading.Event())

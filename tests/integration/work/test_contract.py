@@ -15,7 +15,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from tests.former import extract_release, former_process
-from tests.work_users import USERS, ChunksToStorage, Claimed, Deliveries, Outputs, Runs, User
+from tests.work_users import USERS, ChunksToStorage, Claimed, Deliveries, Inputs, Outputs, Runs, User
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost
 from vectormill.work.loop import back_off
@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             id=type(user).__name__,
         )
         for user in USERS
-        if not (is_former and isinstance(user, ChunksToStorage | Outputs))
+        if not (is_former and isinstance(user, ChunksToStorage | Outputs | Inputs))
     ]
     metafunc.parametrize("user", users)
 

@@ -89,6 +89,24 @@ def test_what_a_job_waits_for_is_told_once_until_it_is_something_else(
     assert screen.getvalue().count("busy [1]") == screen.getvalue().count("gone") == 1
 
 
+def test_a_job_whose_objects_are_read_shows_how_far_that_is_and_why_it_failed() -> None:
+    job = JOB | {
+        "state": "uploading",
+        "num_items": 0,
+        "num_done": 0,
+        "num_failed": 0,
+        "waiting_because": None,
+    }
+    for reading, look in [
+        ({"num_items": 0, "num_compared": 0}, ("0 rows found", None)),
+        ({"num_items": 5000, "num_compared": 0}, ("5,000 rows found", None)),
+        ({"num_items": 5000, "num_compared": 1250}, ("1,250 of 5,000 keys compared", 0.25)),
+    ]:
+        assert look_at_job(job | {"input": {**reading, "error": None}}) == ProgressView("uploading", *look)
+    failed = {"num_items": 2, "num_compared": 0, "error": "a.parquet does not exist."}
+    assert look_at_job(job | {"input": failed}).reason == "a.parquet does not exist."
+
+
 def test_a_paused_job_shows_no_rate() -> None:
     assert describe_counts(JOB | {"state": "paused", "eta_seconds": None}) == (
         "2,000 of 8,000 items · 10 failed · 1 chunks retried"

@@ -77,9 +77,9 @@ TRANSITIONS: dict[str, tuple[Transition, dict[str, str]]] = {
         {"completed_with_errors": "queued", "failed": "queued", "paused": "paused"},
     ),
     "retry of nothing": (
+        # Such a job has failed because its objects could not be read.
         lambda state: state_after_retry(state, 0),
-        # An ended job in these states always has failed items.
-        {"completed_with_errors": "queued", "failed": "queued"},
+        {},
     ),
 }
 
