@@ -47,9 +47,10 @@ def find_inputs(wanted: InputBody, settings: Settings) -> Iterator[StoredObject]
     StorageUnavailable.
     """
     seen: set[str] = set()
-    for written in wanted.urls:
-        url = normalize(written)
+    urls = [normalize(written) for written in wanted.urls]
+    for url in urls:  # all of them before the first object, after which an indexer may go on
         refuse_outside(url, settings.source_root, "VECTORMILL_SOURCE_ROOT")
+    for url in urls:
         num_found = 0
         try:
             for found in find_objects(url):

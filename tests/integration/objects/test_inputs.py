@@ -213,6 +213,14 @@ def test_objects_that_cannot_become_a_job_fail_it_by_name_and_leave_nothing(
     assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
 
 
+def test_addresses_that_are_not_allowed_are_refused_by_the_request_however_little_time_it_has(
+    engine: Engine, client: httpx.Client, tmp_path: Path
+) -> None:
+    for name, said in (("elsewhere/1.jsonl", "VECTORMILL_SOURCE_ROOT"), ("in/../x", "'..'")):
+        assert_problem(post(client, tmp_path, "in/0.jsonl", name), 422, "invalid-option", said)
+    assert count_jobs(engine) == 0
+
+
 def test_a_disk_without_room_for_the_keys_fails_the_job_before_it_reads_them(
     engine: Engine, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,8 @@ class JobCalls(ExportTransport):
         Lines or CSV. The service and its workers read them with credentials of their own. `text`, `key` and
         `pair` name columns; without `key` an item is named by its object and position. A list as `metadata`
         names the columns to keep with each result; an object is metadata of the job. `to` is as for `submit`.
-        With `unique` the service reads all keys first, and refuses the job if two are equal.
+        With `unique` the service reads all keys first, and refuses the job if two are equal. What takes longer than
+        some seconds is read after the answer: the job is `uploading` meanwhile, and `failed` if it is refused.
         """
         names = None if metadata is None or isinstance(metadata, Mapping) else list(metadata)
         wanted = given(
