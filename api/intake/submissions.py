@@ -34,6 +34,7 @@ from api.limits.gates import Hold
 from api.problems import Limit, Place, Problem
 from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
+from vectormill.addresses import is_loopback_host
 from vectormill.collections.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidItem, InvalidOption, SubmissionTooLarge
@@ -152,6 +153,11 @@ class OutOfTime(Exception):
 def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> JobBody:
     """Create the job of some objects, or leave them to an indexer if they take too long or need another disk."""
     until = time.monotonic() + READING_SECONDS
+    if not is_loopback_host(resources.settings.api_host):
+        for url in wanted.urls:
+            refuse_outside(
+                normalize(url), resources.settings.source_root, "VECTORMILL_SOURCE_ROOT", must_be_set=True
+            )
 
     def keep() -> None:
         if time.monotonic() >= until:

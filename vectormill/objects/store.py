@@ -69,7 +69,7 @@ def refuse_outside(url: str, root: Path | None, setting: str, *, must_be_set: bo
     path = Path(url.removeprefix("file://"))
     if root is None:
         raise InvalidOption(
-            f"{path} is a local folder: set {setting} to the folder below which jobs may write."
+            f"{path} is on this machine: set {setting} to the folder below which jobs may use files."
         )
     start = root.expanduser().resolve()
     if not path.resolve().is_relative_to(start):

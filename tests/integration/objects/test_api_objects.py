@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import SMALL, assert_problem, count_jobs
+from tests.api_server import SMALL, api_client, assert_problem, count_jobs
 from tests.integration.objects.conftest import ROWS, post
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, vector_of
@@ -172,6 +172,21 @@ def test_keys_that_repeat_are_refused_where_asked_by_both_their_places(
     assert_problem(client.post("/v1/jobs", json=request, headers=headers), 422, "idempotency-mismatch")
     # Where it is not asked for, keys may repeat.
     assert post(client, tmp_path, "in/3.csv", "in/0.jsonl", collection="docs").json()["num_items"] == 6
+
+
+def test_an_api_that_others_reach_reads_local_objects_only_below_a_folder_that_is_set(
+    engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
+    secret = make_secret()
+    with engine.begin() as connection:
+        create_key(connection, "admin", secret, "admin")
+    for settings, status in ({}, 422), ({"source_root": tmp_path}, 202):
+        with api_client(engine, api_host="0.0.0.0", **settings) as client:
+            client.headers["Authorization"] = f"Bearer {secret}"
+            answer = post(client, tmp_path, "rows.jsonl", collection="docs")
+        assert answer.status_code == status, answer.text
+        assert status == 202 or "set VECTORMILL_SOURCE_ROOT" in answer.text
 
 
 def test_a_key_that_may_only_write_neither_reads_objects_nor_writes_them(
