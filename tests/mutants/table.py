@@ -665,6 +665,16 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "rows that a rollback carried into a later generation are not carried by the next one",
+        "vectormill/collections/swaps.py",
+        "AND CAST(options ->> 'carry_to' AS bigint) = generations.id",
+        "AND false",
+        (
+            "tests/integration/collections/test_rollback.py::"
+            "test_rows_that_were_carried_into_a_later_generation_are_carried_again_by_the_next_rollback",
+        ),
+    ),
+    Mutant(
         "a rollback carries what is newer than the live generation alone",
         "vectormill/collections/swaps.py",
         "SELECT coalesce(CAST(retired.report ->> 'retired_seq' AS bigint), CAST(",

@@ -55,11 +55,17 @@ from vectormill.runs.runs import cancel_run, create_run
 DRAIN_SECONDS: Final = 0.5
 _DRAIN_PAUSE_SECONDS: Final = 0.02
 
-# Jobs with a larger seq than `retired_seq` have not written this generation: a rollback copies their rows to it.
-RETIRE_LIVE = text("""
+# This generation may lack rows of jobs with a larger seq than `retired_seq`, which a rollback copies to it: it has been
+# retired since then, or the run that should have copied them before was not complete at that moment.
+RETIRE_LIVE = text(f"""
     UPDATE vectormill.generations
        SET state = 'retired', retired_at = now(), held_until = NULL,
-           report = report || jsonb_build_object('retired_seq', CAST(:seq AS bigint))
+           report = report || jsonb_build_object('retired_seq', (
+               SELECT least(CAST(:seq AS bigint), min(CAST(options ->> 'carry_since' AS bigint)))
+                 FROM vectormill.runs
+                WHERE collection_id = generations.collection_id AND state NOT IN {GOOD_RUN_STATES}
+                  AND CAST(options ->> 'carry_to' AS bigint) = generations.id
+                  AND created_at >= generations.live_at))
      WHERE id = :generation_id AND state = 'live'
 """)
 
@@ -115,14 +121,6 @@ COUNT_NEWER_ROWS: Final = """
       FROM vectormill.{table} AS row LEFT JOIN vectormill.{attributes} AS kept ON kept.key = row.key
      WHERE greatest(row.job_seq, kept.job_seq) > :retired_seq
 """
-
-# If the run of an earlier rollback did not complete, the next rollback copies the rows that it left out.
-FIND_CARRIED_SINCE = text(f"""
-    SELECT least(CAST(:retired_seq AS bigint), min(CAST(options ->> 'carry_since' AS bigint)))
-      FROM vectormill.runs
-     WHERE collection_id = :collection_id AND state NOT IN {GOOD_RUN_STATES}
-       AND CAST(options ->> 'carry_from' AS bigint) = :generation_id
-""")
 
 LIST_OPEN_CARRIES = text("""
     SELECT id FROM vectormill.runs
@@ -282,11 +280,10 @@ def roll_back(
         )
     if not allow_missing:
         refuse_missing(connection, live, newer)
-    retired_seq = connection.execute(FIND_RETIRED_SEQ, {"live_id": live.id}).scalar_one()
-    since = {**of_collection, "generation_id": live.id, "retired_seq": retired_seq}
     options = {
         "carry_from": live.id,
-        "carry_since": connection.execute(FIND_CARRIED_SINCE, since).scalar_one(),
+        "carry_to": row.id,
+        "carry_since": connection.execute(FIND_RETIRED_SEQ, {"live_id": live.id}).scalar_one(),
         "allow_missing": allow_missing,
         "is_complete": False,
         "confirm": True,

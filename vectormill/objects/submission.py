@@ -35,7 +35,7 @@ from vectormill.objects.output import leave_folder
 from vectormill.objects.store import StoredObject, find_objects, normalize, refuse_outside
 from vectormill.settings import Settings
 
-# What says that the objects cannot become a job; after any other error they are read again.
+# With these errors the objects cannot become a job; after any other error they are read again.
 REFUSALS: Final = (InvalidSubmission, Conflict, NotFound, LimitReached)
 CHUNKS_AT_ONCE: Final = 1000
 

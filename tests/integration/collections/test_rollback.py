@@ -193,6 +193,23 @@ def test_a_rollback_before_the_run_of_the_last_one_has_ended_loses_nothing(engin
     assert set(rows_of(engine, "docs")) == {"seed", "new"}
 
 
+def test_rows_that_were_carried_into_a_later_generation_are_carried_again_by_the_next_rollback(
+    engine: Engine,
+) -> None:
+    put(engine, "seed")
+    keep_texts(engine)
+    encode_all(engine)
+    swap(engine, build(engine))
+    put(engine, "new", spec=NEXT)
+    encode_all(engine)
+    waiting = ask(engine, roll_back, "docs")
+    swap(engine, build(engine, replace(NEXT, revision="3")))
+    follow(engine, {"run_id": str(waiting.run_id)})
+    assert set(rows_of(engine, "docs")) == {"new"}
+    follow(engine, {"run_id": str(ask(engine, roll_back, "docs").run_id)})
+    assert set(rows_of(engine, "docs")) == {"seed", "new"}
+
+
 def test_the_generation_from_which_a_rollback_carries_rows_stays_until_its_run_has_ended(
     engine: Engine,
 ) -> None:

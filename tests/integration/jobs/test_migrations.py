@@ -205,8 +205,8 @@ FIND_FILE = text("SELECT pg_relation_filenode(CAST(:name AS regclass))")
 def test_texts_become_the_first_partition_as_they_are_and_come_back_without_those_of_deleted_jobs(
     database_url: str, engine: Engine
 ) -> None:
-    downgrade(database_url, "0030")
     job = submit(engine, make_items(12))
+    downgrade(database_url, "0030")
     with engine.begin() as connection:
         file = connection.execute(FIND_FILE, {"name": "vectormill.chunk_payloads"}).scalar_one()
         # as if an earlier try had been interrupted

@@ -37,7 +37,7 @@ NEVER = 1e9
 SPAN = 8  # in these tests
 
 SET_LAST_ID = text("SELECT setval('vectormill.chunks_id_seq', :last_id)")
-# Of the relations that this transaction has locked.
+# This lists the relations that the transaction has locked.
 LIST_OPENED = text("""
     SELECT DISTINCT relname FROM pg_locks JOIN pg_class ON pg_class.oid = relation
      WHERE pid = pg_backend_pid() AND relispartition AND relkind = 'r' ORDER BY relname

@@ -60,7 +60,7 @@ class Expected:
     doubtful: set[str] = field(default_factory=set)
     vanished: set[str] = field(default_factory=set)
     compared_by: SteppedRun | None = None
-    carried_from: int = 0
+    carried_to: int = 0
     since: int = 0
     owed: list[tuple[str, Write]] = field(default_factory=list)
 
@@ -150,10 +150,16 @@ class Followed(RuleBasedStateMachine):
         if expected.kind == OUTSIDE and now.counts.num_seen > expected.num_seen:
             self.compare_batch(now, expected, before)
         if live != before.live_id and expected.kind != CARRIED:
-            self.retired_since[before.live_id] = self.last_place()
+            self.retire(before.live_id)
         if now.is_terminal:
             self.end(now, expected)
             del self.runs[run_id]
+
+    def retire(self, generation_id: int) -> None:
+        """Remember what a rollback to this generation owes: also what runs that were to carry rows to it have not."""
+        carries = [*self.runs.values(), *self.unfinished_carries]
+        since = [each.since for each in carries if each.carried_to == generation_id]
+        self.retired_since[generation_id] = min([self.last_place(), *since])
 
     def begin_reading(self, now: Run, expected: Expected, before: Before) -> None:
         """The run takes its place, perhaps anew. What its source has not is gone, unless something older is open."""

@@ -172,12 +172,7 @@ class Collection(Followed):
             return
         self.follow_all(before)
         new, ledger = done.live.id, self.ledgers[done.live.id]
-        since = min(
-            [
-                self.retired_since[new],
-                *(each.since for each in self.unfinished_carries if each.carried_from == old),
-            ]
-        )
+        since = self.retired_since[new]
         known = {(key, write.place) for key, writes in ledger.writes.items() for write in writes}
         owed = [
             (key, replace(write, is_certain=write.is_certain and not write.is_removal))
@@ -187,10 +182,8 @@ class Collection(Followed):
         ]
         for key, write in owed:
             ledger.add(key, replace(write, is_certain=False))
-        self.runs[done.run_id] = Expected(
-            CARRIED, generation_id=new, carried_from=old, since=since, owed=owed
-        )
-        self.retired_since[old] = self.last_place()
+        self.retire(old)
+        self.runs[done.run_id] = Expected(CARRIED, generation_id=new, carried_to=new, since=since, owed=owed)
 
     @precondition(lambda self: self.list_in_state("building", "retired"))
     @rule(choice=st.integers(0, 1000), num_rounds=st.integers(0, 3))

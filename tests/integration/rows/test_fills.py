@@ -55,7 +55,7 @@ LIST_TABLES = text("""
 SUM_BYTES = text(
     "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname ~ '^generation_' AND relkind = 'r'"
 )
-# What a generation's tables are made of, without its number.
+# This describes a generation's tables without its number.
 DESCRIBE_TABLES = text("""
     SELECT replace(class.relname, :id, 'N'), class.reloptions,
            (SELECT array_agg(replace(pg_get_indexdef(indexrelid), :id, 'N')

@@ -1,4 +1,4 @@
-"""How far ahead partitions are made, and how large they are."""
+"""Partitions are made far enough ahead, and their size follows that of the chunks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How many workers feed a GPU if that is left to the launcher."""
+"""The launcher chooses how many workers feed a GPU."""
 
 from dataclasses import replace
 from pathlib import Path
