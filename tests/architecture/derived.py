@@ -26,6 +26,8 @@ from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_o
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.jobs import chunk, job
 from vectormill.jobs.item import ITEM_ERROR_CODES
+from vectormill.models.embedders import MODULE_PURPOSES, PLAIN_EMBEDDERS, PROMPTED_FAMILIES, PURPOSES
+from vectormill.models.families import FAMILIES
 from vectormill.models.model_card import POOLING_NAMES
 from vectormill.runs import run
 from worker.encoder.backends import BACKENDS
@@ -135,6 +137,44 @@ def make_backends() -> str:
     return table([("backend", "devices", "packed attention"), *rows])
 
 
+def make_families() -> str:
+    """Return the families with what is known of each, and why one is not packed."""
+    rows = [
+        (
+            f"`{family.model_type}`",
+            "vectors and scores" if family.head_pooling else "vectors",
+            "yes"
+            if family.positions
+            else f"no: {family.packing_obstacle}"
+            if family.packing_obstacle
+            else "no",
+            "yes" if family.layout is not None else "no",
+            "the encoder alone" if family.encoder else "the whole model",
+        )
+        for family in FAMILIES.values()
+    ]
+    return table([("family", "results", "packed", "shared", "what is run"), *rows])
+
+
+def make_conventions() -> str:
+    rows = [(f"`{row.architecture}`", row.pooling, row.source) for row in PLAIN_EMBEDDERS.values()]
+    return table([("architecture", "pooling", "convention"), *rows])
+
+
+def make_prompted() -> str:
+    rows = [
+        (family.name, quote(family.prompts, "or"), "yes" if family.includes_prompt else "no")
+        for family in PROMPTED_FAMILIES
+    ]
+    return table([("family", "prompt", "pooled over too"), *rows])
+
+
+def make_refused() -> str:
+    rows = [(f"`…{ending}`", purpose) for ending, purpose, _ in PURPOSES]
+    rows += [(f"`{module}`", purpose) for module, purpose in MODULE_PURPOSES.items()]
+    return table([("architecture or module", "what it is"), *rows])
+
+
 def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).exists() else ""
 
@@ -219,6 +259,10 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
             ),
         ),
     ),
+    ("docs/MODELS.md", fill("families", make_families())),
+    ("docs/MODELS.md", fill("conventions", make_conventions())),
+    ("docs/MODELS.md", fill("prompted", make_prompted())),
+    ("docs/MODELS.md", fill("refused", make_refused())),
     ("docs/SOURCES.md", fill("formats", describe_inputs(".gz or .zst"))),
     *(
         ("docs/STATES.md", keep_rows({state: [] for state in states}, section=heading))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.contract.packed_models import MODELS, PADDED_MODELS
 from tests.models import (
     BACKENDS,
     DEVICE,
@@ -25,6 +26,7 @@ from tests.models import (
 )
 from tests.processors import with_bf16
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import FAMILIES
 from vectormill.models.model_card import POOLING_NAMES, parse_pooling
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino import conversion
@@ -96,17 +98,38 @@ def test_architectures_in_the_plain_layout_agree_alone_and_in_a_batch(
     assert smallest_cosine(encode(directory, backend, cache_dir, groups=EACH_ALONE), expected) >= 0.9999
 
 
-@pytest.mark.parametrize("backend", [BACKENDS[0], pytest.param("openvino", marks=pytest.mark.tail)])
+# The encoder alone of an encoder-decoder model, and families that are never packed.
+OF_ENCODERS = {"mt5": "MT5", "t5": "T5", "umt5": "UMT5"}
+PADDED = {
+    "big_bird": "BigBird",
+    "data2vec-text": "Data2VecText",
+    "deberta": "Deberta",
+    "longformer": "Longformer",
+    "xlm-roberta-xl": "XLMRobertaXL",
+}
+
+
 @pytest.mark.parametrize(
-    "architecture", ["T5", *(pytest.param(name, marks=pytest.mark.tail) for name in ("MT5", "UMT5"))]
+    ("architecture", "backend"),
+    [
+        ("T5", "torch"),
+        *(pytest.param(name, "torch", marks=pytest.mark.tail) for name in ("MT5", "UMT5", *PADDED.values())),
+        *(pytest.param(name, "openvino", marks=pytest.mark.tail) for name in OF_ENCODERS.values()),
+    ],
 )
-def test_the_encoder_alone_of_an_encoder_decoder_agrees(
+def test_families_that_are_never_packed_agree(
     architecture: str, backend: str, cache_dir: Path, models: TinyModels
 ) -> None:
     directory = models.sentence_transformer("mean", architecture=architecture, dense=True, normalize=True)
     expected = reference(directory)
     assert smallest_cosine(encode(directory, backend, cache_dir), expected) >= 0.9999
     assert smallest_cosine(encode(directory, backend, cache_dir, groups=EACH_ALONE), expected) >= 0.9999
+
+
+def test_every_family_is_compared_with_its_reference() -> None:
+    """The page of models says so. The others are compared as they are packed, and in padded batches."""
+    elsewhere = {name.partition(",")[0] for name in MODELS | PADDED_MODELS}
+    assert FAMILIES.keys() == elsewhere | OF_ENCODERS.keys() | PADDED.keys()
 
 
 # In lesser precisions it says about the weights what the packaged model says, once more.

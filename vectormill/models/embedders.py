@@ -93,7 +93,7 @@ NO_TASK: Final = "no task supports it"
 PAIRS_INSTEAD: Final = "pairs are scored by the task score with a …ForSequenceClassification"
 
 # The end of an architecture's name, what such a model is, and the task that uses it or similar models.
-_PURPOSES: Final = (
+PURPOSES: Final = (
     ("ColBERT", LATE_INTERACTION, NO_TASK),
     ("ForCausalLM", "a causal language model, which was trained to predict the next token", ""),
     ("ForMaskedLM", "a masked language model, which was trained to predict masked tokens", ""),
@@ -105,7 +105,7 @@ _PURPOSES: Final = (
 )
 # The kind of model that sentence-transformers' and PyLate's modules make, by the last part of a module's
 # type.
-_MODULE_PURPOSES: Final = {
+MODULE_PURPOSES: Final = {
     "SpladePooling": SPARSE,
     "MLMTransformer": SPARSE,
     "LogitScore": GENERATIVE_RERANKER,
@@ -245,7 +245,7 @@ def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
         return f"{GENERATIVE_RERANKER} ({architecture})", PAIRS_INSTEAD
     if architecture.endswith("ForMaskedLM") and "splade" in called.lower():
         return f"{SPARSE} ({architecture})", NO_TASK
-    for ending, purpose, reader in _PURPOSES:
+    for ending, purpose, reader in PURPOSES:
         if architecture.endswith(ending):
             return f"{purpose} ({architecture})", reader
     return f"of the architecture {architecture}", ""
@@ -255,7 +255,7 @@ def describe_modules(kinds: Sequence[str], types: Sequence[str]) -> str:
     """Return what unsupported modules make of a model, to complete "The model is"; empty if unknown."""
     if any(each.startswith("pylate.") for each in types) or list(kinds) == ["Transformer", "Dense"]:
         return LATE_INTERACTION
-    return next((_MODULE_PURPOSES[kind] for kind in kinds if kind in _MODULE_PURPOSES), "")
+    return next((MODULE_PURPOSES[kind] for kind in kinds if kind in MODULE_PURPOSES), "")
 
 
 def find_architecture(config: Mapping[str, Any]) -> str:

@@ -168,7 +168,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _unpackable("umt5", _RELATIVE, encoder="UMT5EncoderModel"),
         _roberta("xlm-roberta"),
         _unpackable("xlm-roberta-xl", "", has_offset=True),
-        _unpackable("xlnet", _RELATIVE),
     )
 }
 _UNKNOWN: Final = Family("", never_waits=False)
