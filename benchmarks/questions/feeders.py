@@ -30,7 +30,7 @@ from worker.devices.device import CPU
 
 NUM_WORKERS: Final = (1, 2, 4, 8)
 # Tokens of a text -> texts of a pass.
-NUM_TEXTS: Final[Mapping[int, int]] = {16: 400_000, 100: 150_000, 256: 60_000}
+NUM_TEXTS: Final[Mapping[int, int]] = {16: 100_000, 100: 40_000, 256: 16_000}
 FEWEST_TEXTS: Final = 2_000
 ROWS_PER_GROUP: Final = 20_000
 
