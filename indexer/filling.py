@@ -30,7 +30,9 @@ def end_fill(context: RunContext, generation_id: int) -> None:
 
     def pause(seconds: float) -> None:
         context.check()
-        time.sleep(seconds)
+        time.sleep(
+            seconds
+        )  # between two tries for a lock; a run that was cancelled or lost ends before the next one
 
     def act(step: Callable[[Connection, Generation], None]) -> Generation:
         def hold_and_act(connection: Connection) -> Generation:

@@ -54,7 +54,7 @@ def write_transformer(directory: Path, architecture: str, *, pads_left: bool = F
     }
     sizes |= {"intermediate_size": 64, "max_position_embeddings": 80, "pad_token_id": 0}
     more: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8} if architecture == "Qwen3" else {}
-    # Of an encoder-decoder model, sentence-transformers reads and writes the encoder alone.
+    # sentence-transformers reads and writes only the encoder of an encoder-decoder model.
     whole = getattr(transformers, f"{architecture}Model")
     kind = getattr(transformers, f"{architecture}EncoderModel", whole)
     more |= {"d_ff": 64, "d_kv": 8} if kind is not whole else {}

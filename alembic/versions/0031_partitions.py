@@ -41,8 +41,8 @@ ATTACH = (
     "ALTER TABLE vectormill.{table}_to_{end} DROP CONSTRAINT closing",
 )
 
-# Whoever names chunks by a join would open every partition at each execution, or plan its whole statement again. A call
-# plans one look-up.
+# A statement that joins these tables with chunks opens every partition each time, or is planned anew as a whole. A call of
+# this function plans a single look-up instead.
 FIND_CONTENT = """
     CREATE FUNCTION vectormill.{function}(wanted bigint) RETURNS SETOF vectormill.{table}
         LANGUAGE plpgsql STABLE ROWS 1

@@ -151,6 +151,14 @@ def keep_texts(engine: Engine) -> None:
         connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
 
 
+def begin_second_generation(engine: Engine) -> None:
+    """Make an empty second generation live, beside a first one with a row of which the text is kept."""
+    put(engine, "seed")
+    keep_texts(engine)
+    encode_all(engine)
+    swap(engine, build(engine))
+
+
 def follow(engine: Engine, answer: Mapping[str, Any]) -> None:
     """Let the run of a rollback come to its end, beside workers."""
     source = KeptSource()
@@ -178,10 +186,7 @@ def test_what_was_put_and_deleted_since_the_swap_is_so_after_a_rollback_too(engi
 
 
 def test_a_rollback_before_the_run_of_the_last_one_has_ended_loses_nothing(engine: Engine) -> None:
-    put(engine, "seed")
-    keep_texts(engine)
-    encode_all(engine)
-    swap(engine, build(engine))
+    begin_second_generation(engine)
     put(engine, "new", spec=NEXT)
     encode_all(engine)
     with api_client(engine) as http, Client(str(http.base_url)) as client:
@@ -196,10 +201,7 @@ def test_a_rollback_before_the_run_of_the_last_one_has_ended_loses_nothing(engin
 def test_rows_that_were_carried_into_a_later_generation_are_carried_again_by_the_next_rollback(
     engine: Engine,
 ) -> None:
-    put(engine, "seed")
-    keep_texts(engine)
-    encode_all(engine)
-    swap(engine, build(engine))
+    begin_second_generation(engine)
     put(engine, "new", spec=NEXT)
     encode_all(engine)
     waiting = ask(engine, roll_back, "docs")
@@ -213,10 +215,7 @@ def test_rows_that_were_carried_into_a_later_generation_are_carried_again_by_the
 def test_the_generation_from_which_a_rollback_carries_rows_stays_until_its_run_has_ended(
     engine: Engine,
 ) -> None:
-    put(engine, "seed")
-    keep_texts(engine)
-    encode_all(engine)
-    swap(engine, build(engine))
+    begin_second_generation(engine)
     encode_all(engine)
     undone = ask(engine, roll_back, "docs")
     with engine.begin() as connection:
@@ -232,10 +231,7 @@ def test_the_generation_from_which_a_rollback_carries_rows_stays_until_its_run_h
 def test_a_run_that_was_queued_before_a_rollback_waits_until_what_is_newer_was_carried(
     engine: Engine,
 ) -> None:
-    put(engine, "seed")
-    keep_texts(engine)
-    encode_all(engine)
-    swap(engine, build(engine))
+    begin_second_generation(engine)
     encode_all(engine)
     waiting = ask(engine, create_run, "docs", REINDEX)
     assert waiting is not None
@@ -251,10 +247,7 @@ def test_a_run_that_was_queued_before_a_rollback_waits_until_what_is_newer_was_c
 
 
 def test_a_rollback_past_a_generation_that_was_given_up_carries_all_that_is_newer(engine: Engine) -> None:
-    put(engine, "seed")
-    keep_texts(engine)
-    encode_all(engine)
-    swap(engine, build(engine))
+    begin_second_generation(engine)
     put(engine, "second", spec=NEXT)
     encode_all(engine)
     third = replace(NEXT, revision="3")

@@ -396,7 +396,7 @@ def test_an_indexer_killed_at_any_step_of_ending_a_fill_leaves_it_to_another_one
         with running(end_in_indexer, servers, last=len(seen)) as victim:
             seen = victim.hear_all()
         assert len(seen) < 100
-        # Whatever was left, the rows that are in neither place or in both would show at the end.
+        # The comparison at the end shows rows that an interrupted step has left in neither table, or in both.
     steps = {"CLOSE_FILL", "INDEX_KEYS", "INDEX_DOCUMENTS", "MERGE_ROWS", "REMOVE_DELETED", "EXCHANGE_TABLES"}
     assert {f"before {step}" for step in steps} <= set(seen)
     end(engine, building)
