@@ -11,15 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from benchmarks.harness import HOME, ROOT, Harness
 from benchmarks.machine import find_device
 from benchmarks.models import SHAPES, find_packaged, write_random_model
 from benchmarks.ours import MODEL
 from benchmarks.processes import CELERY_WORKER, MODEL_PROCESS
-from benchmarks.questions.host import OTHERS, Bench, count_seconds
+from benchmarks.questions.host import OTHERS, Bench, choose_sizes, count_seconds
+from benchmarks.questions.scale import write_texts
 from benchmarks.tables import NUMBER, RATIO, SHARE, Report, Spread, Table
 from benchmarks.texts import ExactTexts
 from vectormill.cli.stack import workplace
@@ -29,10 +27,6 @@ from vectormill.models.model_card import ModelCard, read_model_card
 from worker.devices.device import CPU
 
 NUM_WORKERS: Final = (1, 2, 4, 8)
-# Tokens of a text -> texts of a pass.
-NUM_TEXTS: Final[Mapping[int, int]] = {16: 100_000, 100: 40_000, 256: 16_000}
-FEWEST_TEXTS: Final = 2_000
-ROWS_PER_GROUP: Final = 20_000
 
 Passes = dict[tuple[int, int], list[dict[str, Any]]]
 
@@ -40,8 +34,7 @@ Passes = dict[tuple[int, int], list[dict[str, Any]]]
 def run(harness: Harness) -> Report:
     device = find_device(harness.device)
     num_cores = len(os.sched_getaffinity(0))
-    share = (harness.items or max(NUM_TEXTS.values())) / max(NUM_TEXTS.values())
-    sizes = {tokens: max(FEWEST_TEXTS, round(count * share)) for tokens, count in NUM_TEXTS.items()}
+    sizes = choose_sizes(harness.items)
     workers = [
         count for count in NUM_WORKERS if count == 1 or count <= num_cores // (2 - (device.kind == CPU))
     ]
@@ -78,11 +71,6 @@ def find_card(shape: str) -> ModelCard:
     if not (directory / "config.json").is_file():
         write_random_model(SHAPES[shape], directory)
     return read_model_card(shape, directory)
-
-
-def write_texts(path: Path, texts: list[str]) -> None:
-    table = pa.table({"id": [f"text-{number}" for number in range(len(texts))], "body": texts})
-    pq.write_table(table, path, row_group_size=ROWS_PER_GROUP)
 
 
 def measure_workers(

@@ -85,8 +85,7 @@ def run(harness: Harness) -> Report:
         )
     card, texts = find_packaged(), ExactTexts(find_packaged().path)
     trees = {NOW: ROOT, **({BEFORE: harness.against} if harness.against else {})}
-    share = (harness.items or max(NUM_TEXTS.values())) / max(NUM_TEXTS.values())
-    sizes = {tokens: max(FEWEST_TEXTS, round(count * share)) for tokens, count in NUM_TEXTS.items()}
+    sizes = choose_sizes(harness.items)
     results = {tokens: {name: Measured(count) for name in trees} for tokens, count in sizes.items()}
     with workplace(None) as directory, ExitStack() as exits:
         benches = {}
@@ -115,6 +114,12 @@ def run(harness: Harness) -> Report:
             "Stages are those of the job: seconds of threads, some of which wait for the interpreter lock.",
         ),
     )
+
+
+def choose_sizes(num_items: int | None) -> dict[int, int]:
+    """Return the number of texts of a pass by their tokens; `num_items` replaces that of the shortest ones."""
+    share = (num_items or max(NUM_TEXTS.values())) / max(NUM_TEXTS.values())
+    return {tokens: max(FEWEST_TEXTS, round(count * share)) for tokens, count in NUM_TEXTS.items()}
 
 
 class Bench:

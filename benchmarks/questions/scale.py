@@ -47,11 +47,16 @@ def run(harness: Harness) -> Report:
     return report(passes, num_texts)
 
 
+def write_texts(path: Path, texts: list[str]) -> None:
+    """Write the texts as a Parquet file with the columns `id` and `body`."""
+    table = pa.table({"id": [f"text-{number}" for number in range(len(texts))], "body": texts})
+    pq.write_table(table, path, row_group_size=ROWS_PER_GROUP)
+
+
 def run_by_reference(bench: Bench, folder: Path, texts: list[str]) -> dict[str, Any]:
     """Write the texts as a Parquet file, and run the job that reads it and writes next to it."""
     folder.mkdir()
-    table = pa.table({"id": [f"text-{number}" for number in range(len(texts))], "body": texts})
-    pq.write_table(table, folder / "texts.parquet", row_group_size=ROWS_PER_GROUP)
+    write_texts(folder / "texts.parquet", texts)
     found = bench.measure(
         lambda client: client.submit_objects(
             f"file://{folder}/texts.parquet",
