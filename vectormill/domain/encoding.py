@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from types import NoneType
 from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
-from vectormill.domain.task import ACTIVATIONS, EMBED, TASKS
+from vectormill.domain.task import ACTIVATIONS, DENSE, EMBED, REPRESENTATIONS, TASKS
 
 # The model of a request that names none; it is part of the package.
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
@@ -136,6 +136,16 @@ class EncodingOptions:
             choices=VECTOR_TYPES,
         ),
     ] = None
+    outputs: Annotated[
+        str | None,
+        Help(
+            "The outputs to compute in one pass, separated by commas: dense, sparse and multi_vector.",
+            "`dense`: a vector for each text. `sparse`: a weight for each word of the vocabulary, most of them 0. "
+            "`multi_vector`: a vector for each token. `GET /v1/models` lists the outputs of each model.",
+            default="the first output of the model",
+            metavar="LIST",
+        ),
+    ] = None
     task: Annotated[
         str | None,
         Help(
@@ -216,6 +226,7 @@ class OptionArguments(TypedDict, total=False):
     long_texts: str | None
     passage_overlap: int | None
     vector_type: str | None
+    outputs: str | None
     task: str | None
     activation: str | None
     extract_schema: str | None
@@ -249,6 +260,10 @@ class EncodingSpec:
     is the policy for longer texts, one of LONG_TEXT_POLICIES; `passage_overlap` is in tokens, and 0 without
     passages. `vector_type` is one of VECTOR_TYPES; None means float16 in a collection, and float32 elsewhere.
 
+    `outputs` are some of OUTPUTS, in their order and joined by commas. Without `dense`, `dimensions` is 0 and
+    `normalize` False. `sparse_dimensions` is the size of the vocabulary that sparse weights belong to, and
+    `token_dimensions` the length of the vectors of tokens; each is 0 without its output.
+
     For the task `score`, `dimensions` is the number of results for an item: for a classifier one for each of
     `labels`, computed from its outputs by `activation`. For the task `extract`, `extract_schema` says what is
     extracted, as JSON in canonical form, and `dimensions` is 0.
@@ -269,11 +284,18 @@ class EncodingSpec:
     activation: str = ""
     extract_schema: str = ""
     confidences: bool = False
+    outputs: str = DENSE
+    sparse_dimensions: int = 0
+    token_dimensions: int = 0
 
     @property
     def result(self) -> str:
-        """Return the kind of result that an item gets: a vector, a score or a record."""
-        return TASKS[self.task].result
+        """Return the kind of result that an item gets: a vector, a score, a record or several representations."""
+        return TASKS[self.task].result if self.outputs == DENSE else REPRESENTATIONS
+
+    def has_output(self, name: str) -> bool:
+        """Return True if the items of an encoding get this output, one of OUTPUTS."""
+        return name in self.outputs.split(",")
 
     def vector_space(self) -> dict[str, Any]:
         """Return the fields that the fingerprint is computed from.
@@ -296,6 +318,8 @@ class EncodingSpec:
             space |= {"long_texts": PASSAGES, "passage_overlap": self.passage_overlap}
         if self.task != EMBED:
             space |= self._of_task()
+        if self.outputs != DENSE:
+            space |= self._of_outputs()
         return space if self.vector_type in (None, FLOAT16) else {**space, "vector_type": self.vector_type}
 
     def fingerprint(self) -> str:
@@ -308,9 +332,11 @@ class EncodingSpec:
         return {**self.vector_space(), "long_texts": self.long_texts, "vector_type": self.vector_type}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form: all fields, but those of other tasks only if the task is not `embed`."""
+        """Return the stored form: all fields, but those of other tasks and other outputs only where they are used."""
         values = {**asdict(self), "labels": list(self.labels)}
         hidden = self._of_task() if self.task == EMBED else {}
+        if self.outputs == DENSE:
+            hidden |= self._of_outputs()
         return {name: value for name, value in values.items() if name not in hidden}
 
     def describe(self) -> dict[str, Any]:
@@ -331,4 +357,12 @@ class EncodingSpec:
             "activation": self.activation,
             "extract_schema": self.extract_schema,
             "confidences": self.confidences,
+        }
+
+    def _of_outputs(self) -> dict[str, Any]:
+        """Return the fields that only encodings with other outputs than `dense` have."""
+        return {
+            "outputs": self.outputs,
+            "sparse_dimensions": self.sparse_dimensions,
+            "token_dimensions": self.token_dimensions,
         }

@@ -8,13 +8,21 @@ from typing import Final, Literal
 VECTOR: Final = "vector"
 SCORE: Final = "score"
 RECORD: Final = "record"
+REPRESENTATIONS: Final = "representations"  # of the outputs of an encoding, one or several per item
 
 # The last part of the path of a job's results.
 RESULT_ROUTES: Final[Mapping[str, str]] = {
     VECTOR: "vectors",
     SCORE: "results",
     RECORD: "results",
+    REPRESENTATIONS: "results",
 }
+
+# The outputs of an encoding, which a job may ask for together. One forward pass computes all of them.
+DENSE: Final = "dense"  # one vector for a text
+SPARSE: Final = "sparse"  # a weight for each word of the vocabulary, most of them 0
+MULTI_VECTOR: Final = "multi_vector"  # a vector for each token
+OUTPUTS: Final = (DENSE, SPARSE, MULTI_VECTOR)
 
 
 @dataclass(frozen=True, slots=True)

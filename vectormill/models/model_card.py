@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.domain.task import DENSE
 from vectormill.models.classifiers import Classifier, is_structbert, read_classifier
 from vectormill.models.embedders import (
     describe_modules,
@@ -70,8 +71,11 @@ class ModelCard:
     the Dense modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
     `default_prompt` is the prompt's text. A model with a `classifier` returns a number for each label instead
     of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An extractor
-    returns records and has dimension 0. `unread` names the trained head that is ignored because the user gave
-    a pooling. `unprompted` is a warning about texts encoded without a prompt, if the authors want one.
+    returns records and has dimension 0. `outputs` are what an embedding model can compute, the usual one first:
+    `dimension` is the length of dense vectors, `sparse_dimensions` the size of the vocabulary that sparse weights
+    belong to, and `token_dimensions` the length of the vectors of tokens. `unread` names the trained head that is
+    ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a prompt, if the
+    authors want one.
     `notes` are sentences for people.
     """
 
@@ -91,6 +95,9 @@ class ModelCard:
     num_parameters: int | None = None
     classifier: Classifier | None = None
     is_extractor: bool = False
+    outputs: tuple[str, ...] = (DENSE,)
+    sparse_dimensions: int = 0
+    token_dimensions: int = 0
     unread: str = ""
     unprompted: str = ""
     notes: tuple[str, ...] = ()

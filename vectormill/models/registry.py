@@ -228,4 +228,7 @@ def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> Encoding
     )
     if live.long_texts != PASSAGES or not is_same_window:
         kept.pop("passage_overlap", None)
+    if wanted.get("outputs", live.outputs) != live.outputs:
+        for name in ("normalize", "dimensions", "vector_type"):
+            kept.pop(name, None)
     return make_spec(card, EncodingOptions(**kept | wanted))

@@ -12,6 +12,8 @@ from typing import Final
 from vectormill.domain.encoding import (
     DEFAULT_PASSAGE_OVERLAP_SHARE,
     FAIL,
+    FLOAT16,
+    FLOAT32,
     PASSAGES,
     TRUNCATE,
     EncodingOptions,
@@ -20,7 +22,7 @@ from vectormill.domain.encoding import (
 )
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.schema import parse_schema
-from vectormill.domain.task import EMBED, EXTRACT, JUDGE
+from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import ModelCard
 
 # Two special tokens and one token of the text: with fewer, every text has the same vector.
@@ -91,24 +93,33 @@ def find_own_task(card: ModelCard) -> str:
 
 def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     """Return the spec for vectors of an embedding model. Raise InvalidOption for values it cannot have."""
+    outputs = _choose_outputs(card, options)
     max_tokens = choose_max_tokens(card, options, SMALLEST_MAX_TOKENS)
-    dimensions = card.dimension if options.dimensions is None else options.dimensions
-    if not 1 <= dimensions <= card.dimension:
-        raise InvalidOption(
-            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}; got {dimensions}."
-        )
     long_texts = TRUNCATE if options.long_texts is None else options.long_texts
+    if outputs != (DENSE,):
+        _check_outputs(outputs, options)
+    dimensions, normalize = 0, False
+    if DENSE in outputs:
+        dimensions = card.dimension if options.dimensions is None else options.dimensions
+        if not 1 <= dimensions <= card.dimension:
+            raise InvalidOption(
+                f"dimensions must be from 1 to {card.dimension} for model {card.name!r}; got {dimensions}."
+            )
+        normalize = card.normalize if options.normalize is None else options.normalize
     return EncodingSpec(
         model=card.name,
         revision=card.revision,
         pooling="+".join(card.pooling),
-        normalize=card.normalize if options.normalize is None else options.normalize,
+        normalize=normalize,
         dimensions=dimensions,
         prompt=_find_prompt(card, options),
         max_tokens=max_tokens,
         long_texts=long_texts,
         passage_overlap=_choose_overlap(long_texts, options.passage_overlap, max_tokens),
         vector_type=options.vector_type,
+        outputs=",".join(outputs),
+        sparse_dimensions=card.sparse_dimensions if SPARSE in outputs else 0,
+        token_dimensions=card.token_dimensions if MULTI_VECTOR in outputs else 0,
     )
 
 
@@ -180,6 +191,35 @@ def choose_max_tokens(card: ModelCard, options: EncodingOptions, least: int) -> 
     return max_tokens
 
 
+def _choose_outputs(card: ModelCard, options: EncodingOptions) -> tuple[str, ...]:
+    """Return the requested outputs in the order of OUTPUTS; by default the model's first."""
+    if options.outputs is None:
+        return card.outputs[:1]
+    named = {name.strip() for name in options.outputs.split(",")}
+    if not named <= set(card.outputs):
+        raise InvalidOption(
+            f"outputs must be some of {', '.join(card.outputs)} for model {card.name!r}, separated by commas; "
+            f"got {options.outputs!r}."
+        )
+    return tuple(name for name in OUTPUTS if name in named)
+
+
+def _check_outputs(outputs: tuple[str, ...], options: EncodingOptions) -> None:
+    """Raise InvalidOption for options that cannot be combined with other outputs than dense alone."""
+    if options.long_texts == PASSAGES:
+        raise InvalidOption(
+            f"long_texts={PASSAGES!r} averages dense vectors, which other outputs do not allow: it must be "
+            f"{TRUNCATE!r} or {FAIL!r} with outputs={','.join(outputs)!r}."
+        )
+    if options.vector_type not in (None, FLOAT16, FLOAT32):
+        raise InvalidOption(
+            f"vector_type must be {FLOAT16} or {FLOAT32} with outputs={','.join(outputs)!r}; got {options.vector_type}."
+        )
+    for name in ("normalize", "dimensions", "vector_type"):
+        if DENSE not in outputs and getattr(options, name):
+            raise InvalidOption(f"{name} has no effect without the output {DENSE}; omit it.")
+
+
 def _find_prompt(card: ModelCard, options: EncodingOptions) -> str:
     if options.prompt is None:
         return card.default_prompt
@@ -227,6 +267,7 @@ MODEL_KINDS: list[ModelKind] = [
                     "long_texts",
                     "passage_overlap",
                     "vector_type",
+                    "outputs",
                 ),
                 make_vector_spec,
             ),

@@ -14,6 +14,7 @@ from vectormill.domain.task import (
     ACTIVATIONS,
     EXTRACT,
     JUDGE,
+    REPRESENTATIONS,
     RESULT_ROUTES,
     TASKS,
     ActivationName,
@@ -96,7 +97,7 @@ def test_a_long_query_with_many_documents_is_refused_before_any_pair_is_made() -
 
 
 def test_every_task_has_a_route_for_what_comes_of_it() -> None:
-    assert {task.result for task in TASKS.values()} == RESULT_ROUTES.keys()
+    assert {task.result for task in TASKS.values()} | {REPRESENTATIONS} == RESULT_ROUTES.keys()
     assert get_args(ActivationName) == ACTIVATIONS
 
 
