@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ from vectormill.jobs.waiting import explain_query_wait
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
+from vectormill.vectors.representations import unpack
 
 # Limits of texts and bytes of one message to a worker. The texts of one part are never split between messages.
 MAX_TEXTS: Final = 64
@@ -78,6 +79,8 @@ NO_OTHER: Final = (
 )
 TWICE: Final = "The query was not encoded in two attempts: {reason}. Send it again."
 
+WRONG_LENGTH: Final = "its answer has the wrong length"
+
 logger = logging.getLogger(__name__)
 
 
@@ -87,9 +90,12 @@ class MessageLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The vectors of one client's texts. `failures` maps the index of a failed text to its reason; its row is zeros."""
+    """The vectors of one client's texts, or their outputs.
 
-    vectors: npt.NDArray[np.float32]  # [texts, dimensions]
+    `failures` maps the index of a failed text to its reason; its row is zeros, or None.
+    """
+
+    vectors: npt.NDArray[Any]  # float32 [texts, dimensions], or Representations [texts]
     failures: Mapping[int, str]
     num_tokens: int
     num_truncated: int
@@ -156,8 +162,10 @@ class QueryExchange:
         self._hearing: asyncio.Task[None] | None = None
         self._clock_offset: float | None = None  # of Redis's clock from the event loop's
 
-    async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+    async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[Any]:
         """Return the vectors of checked queries, each float32 [dimensions], in the vector space of `spec`.
+
+        For a spec of several outputs they are Representations.
 
         Raise InvalidItem if a text cannot be encoded, EncodingTimeout if no worker answers in time, QueryLost if the
         query was lost twice, and Unavailable if the API is stopping or has no Redis.
@@ -461,13 +469,31 @@ def count_together(waiting: Sequence[QueryTexts]) -> int:
     return len(waiting)
 
 
+def split_representations(answer: EncodedTexts, num_texts: int) -> npt.NDArray[np.object_]:
+    """Return the outputs of each text, None for one that failed. Raise MessageLost if the sizes do not match."""
+    sizes = np.frombuffer(answer.sizes, dtype="<i4").tolist()
+    if (len(sizes), sum(sizes), len(answer.num_tokens)) != (num_texts, len(answer.values), 4 * num_texts):
+        raise MessageLost(WRONG_LENGTH)
+    ends = np.cumsum(sizes).tolist()
+    found = np.empty(num_texts, dtype=np.object_)
+    try:
+        for number, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+            found[number] = unpack(answer.values[end - size : end]) if size else None
+    except ValueError as error:
+        raise MessageLost(WRONG_LENGTH) from error
+    return found
+
+
 def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[Answered]:
     """Split the answer to a message into those of its clients. Raise MessageLost if its size does not match."""
     num_texts = sum(len(asked.texts) for asked in together)
-    lengths = (4 * num_texts * answer.dimensions, 4 * num_texts)
-    if answer.dimensions <= 0 or (len(answer.values), len(answer.num_tokens)) != lengths:
-        raise MessageLost("its answer has the wrong length")
-    vectors = np.frombuffer(answer.values, dtype="<f4").reshape(num_texts, answer.dimensions)
+    if answer.sizes:
+        vectors = split_representations(answer, num_texts)
+    else:
+        lengths = (4 * num_texts * answer.dimensions, 4 * num_texts)
+        if answer.dimensions <= 0 or (len(answer.values), len(answer.num_tokens)) != lengths:
+            raise MessageLost(WRONG_LENGTH)
+        vectors = np.frombuffer(answer.values, dtype="<f4").reshape(num_texts, answer.dimensions)
     counts = np.frombuffer(answer.num_tokens, dtype="<i4")
     answered: list[Answered] = []
     start = 0

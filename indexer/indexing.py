@@ -36,6 +36,7 @@ from vectormill.collections.indexes import (
     record_index,
     run_build,
 )
+from vectormill.domain.task import DENSE
 from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.filters import (
     define_filter_index,
@@ -121,10 +122,10 @@ def remove_leftovers(context: RunContext, generation: Generation) -> None:
 
 def build_vector_index(progress: PhaseProgress, generation: Generation, options: Mapping[str, Any]) -> None:
     context = progress.context
-    if generation.kind != VECTORS:
+    if not generation.spec.has_output(DENSE):
         with context.engine.connect() as connection:
             num_rows = count_rows(connection, generation.table_name)
-        progress.tell(num_rows=num_rows, because=f"{generation.kind.capitalize()} have no vector index.")
+        progress.tell(num_rows=num_rows, because="Without dense vectors there is no vector index.")
         return
     with context.engine.begin() as connection:
         outlook = plan_for(connection, generation, context.settings, options)

@@ -9,7 +9,7 @@ from vectormill.collections.collection import AUTO
 from vectormill.collections.index_plan import find_operator_class
 from vectormill.collections.indexes import MaintainedCollection, list_tended, share_removed
 from vectormill.domain.errors import CollectionNotFound
-from vectormill.domain.task import VECTOR
+from vectormill.domain.task import DENSE
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
 from vectormill.settings import Settings
@@ -56,7 +56,7 @@ class IndexMaintainer:
 
 def find_need(tended: MaintainedCollection, settings: Settings) -> dict[str, Any] | None:
     """Return the options of the run that the collection needs now; None if it needs none."""
-    if tended.spec.result != VECTOR:
+    if not tended.spec.has_output(DENSE):
         return None
     vector_type = choose_vector_type(tended.spec, in_collection=True).name
     if find_operator_class(vector_type, tended.spec.dimensions)[0] is None:

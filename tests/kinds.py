@@ -1,4 +1,4 @@
-"""Specs of scores and of records for tests, and results that are unique to their text.
+"""Specs of scores, records and representations for tests, and results that are unique to their text.
 
 tests/protocol.py has the same for vectors.
 """
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.task import EXTRACT, JUDGE
+from vectormill.domain.task import DENSE, EXTRACT, JUDGE, MULTI_VECTOR, SPARSE
+from vectormill.vectors.representations import Representations
 
 # The labels contain everything that needs quoting in SQL.
 LABELS: Final = ("it's", "no %(one)s {0}", 'may"be\\')
@@ -41,6 +42,20 @@ RECORDS: Final = EncodingSpec(
 )
 
 
+MANY: Final = EncodingSpec(
+    model="fake",
+    revision="1",
+    pooling="cls",
+    normalize=True,
+    dimensions=8,
+    prompt="",
+    max_tokens=64,
+    outputs="dense,sparse,multi_vector",
+    sparse_dimensions=100,
+    token_dimensions=4,
+)
+
+
 def draw(text: bytes) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
 
@@ -67,3 +82,19 @@ def grouped_of(text: bytes) -> dict[str, Any]:
 def record_bytes(text: bytes) -> bytes:
     """Return the records of the text as JSON, as a worker's extraction writes them."""
     return json.dumps(records_of(text), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def representations_of(text: bytes, spec: EncodingSpec = MANY) -> Representations:
+    """Return the outputs of a spec that are unique to the text, with values that a float16 has exactly."""
+    numbers = draw(text)
+    dense = (numbers.integers(-64, 64, size=8) / 64).astype(np.float32)
+    indices = np.sort(numbers.choice(100, size=int(numbers.integers(1, 9)), replace=False)).astype(np.uint32)
+    weights = (numbers.integers(1, 64, size=len(indices)) / 16).astype(np.float32)
+    vectors = numbers.integers(-8, 8, size=(int(numbers.integers(1, 6)), 4)).astype(np.float16)
+    empty = Representations()
+    return Representations(
+        dense if spec.has_output(DENSE) else empty.dense,
+        indices if spec.has_output(SPARSE) else empty.indices,
+        weights if spec.has_output(SPARSE) else empty.weights,
+        vectors if spec.has_output(MULTI_VECTOR) else empty.vectors,
+    )

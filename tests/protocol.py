@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from tests.kinds import numbers_of, record_bytes
+from tests.kinds import numbers_of, record_bytes, representations_of
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.task import RECORD, SCORE
+from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE
 from vectormill.jobs.chunk import ChunkOutcome, Claim, Dispatch, load_payload
 from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.completion import complete_chunk
@@ -176,6 +176,9 @@ def results_of(spec: EncodingSpec, items: Sequence[Item]) -> Ragged:
     if spec.result == RECORD:
         rows = [np.frombuffer(record_bytes(item.text), dtype=np.uint8) for item in items]
         return Ragged.from_rows(rows, np.uint8)
+    if spec.result == REPRESENTATIONS:
+        packed = [representations_of(item.text, spec).pack() for item in items]
+        return Ragged.from_rows([np.frombuffer(row, np.uint8) for row in packed], np.uint8)
     if spec.result == SCORE:
         numbers = [numbers_of(item.text, spec.dimensions) for item in items]
         return Ragged.from_matrix(np.array(numbers, dtype=np.float32).reshape(len(items), spec.dimensions))

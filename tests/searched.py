@@ -23,8 +23,7 @@ from vectormill.search.filters import (
     name_filter_index,
     name_text_index,
 )
-from vectormill.search.matches import Plans, find_matches, prepare, walk_plan
-from vectormill.search.query_vectors import make_query_vector
+from vectormill.search.matches import Plans, find_matches, make_queries, prepare, walk_plan
 from vectormill.search.rankings import write_search
 from vectormill.search.search import Search
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
@@ -67,9 +66,10 @@ class Searched:
         """Return the nodes of the plan with which Postgres would run the search."""
         search = Search(**options)
         with self.engine.connect() as connection:
-            vector = make_query_vector(connection, self.generation(), query, search.like)
+            queries = make_queries(connection, self.generation(), search, query, None)
+            assert queries is not None
             prepare(connection, search, 30)
-            write = partial(write_search, self.generation(), search, vector, search.num_wanted, LANGUAGE)
+            write = partial(write_search, self.generation(), search, queries, search.num_wanted, LANGUAGE)
             statement, _ = Plans(connection, self.generation()).choose(
                 write, is_exact=False, is_filtered=search.condition is not None
             )

@@ -25,6 +25,7 @@ from vectormill.broker.queries import (
     read_spec,
 )
 from vectormill.domain.errors import ChunkError
+from vectormill.domain.task import REPRESENTATIONS
 from vectormill.tracing import NOTHING, Note, span
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.engine.request_queue import QUERY_PLACES
@@ -154,13 +155,16 @@ class QueryListener:
         except Exception as error:  # noqa: BLE001 - of any tokenizer or driver; its words may quote a text
             logger.error("A query was not encoded: %s", type(error).__name__)
             return NotEncoded(query.id, f"the worker failed with {type(error).__name__}")
-        values = np.ascontiguousarray(encoded.vectors, dtype="<f4")
+        has_vectors = request.spec.result != REPRESENTATIONS
+        values = np.ascontiguousarray(encoded.vectors if has_vectors else encoded.results.covered)
+        sizes = b"" if has_vectors else encoded.results.lengths.astype("<i4").tobytes()
         failures = {number: failure.detail for number, failure in encoded.failures.items()}
         return EncodedTexts(
             query.id,
-            values.shape[1],
-            values.tobytes(),
+            values.shape[1] if has_vectors else 0,
+            values.astype("<f4", copy=False).tobytes() if has_vectors else values.tobytes(),
             failures,
             np.ascontiguousarray(encoded.num_tokens, dtype="<i4").tobytes(),
             np.flatnonzero(encoded.truncated).tolist(),
+            sizes,
         )

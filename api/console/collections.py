@@ -16,7 +16,7 @@ from api.console.pages import Page, cut_page
 from api.cursors import decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
-from api.routes.searches import find_embeddings, make_one_search, open_generation
+from api.routes.searches import find_embeddings, fit_searches, make_one_search, open_generation
 from vectormill.collections.collection import VECTORS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
@@ -213,6 +213,7 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
             query = form.to_query(has_texts=has_texts)
             wanted = make_one_search(query, "", resources)
             generation = await open_generation(resources, name, [query])
+            (wanted,) = fit_searches([query], [wanted], generation)
             (embedding,) = await find_embeddings([query], [wanted], generation, resources)
             (nearest,) = await resources.searches.find(generation, [(wanted, embedding)])
     except VectormillError as error:

@@ -19,6 +19,7 @@ from vectormill.collections.collection import Generation, require_vectors
 from vectormill.collections.collections import check_spec_fits
 from vectormill.collections.generations import find_spec
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
+from vectormill.domain.task import DENSE
 from vectormill.search import operations
 from vectormill.search.bodies import (
     SEARCH_DECODER,
@@ -29,7 +30,8 @@ from vectormill.search.bodies import (
     read_queries,
     tell_nearest,
 )
-from vectormill.search.search import BY_TEXT, Nearest, Search
+from vectormill.search.search import Nearest, Search, fit_outputs
+from vectormill.vectors.representations import Representations
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +70,7 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
     with resources.gates.searches.enter():  # after the body, which may arrive slowly
         queries, searches = await run(is_small, make_searches, wanted, resources)
         generation = await open_generation(resources, name, queries)
+        searches = fit_searches(queries, searches, generation)
         embeddings = await find_embeddings(queries, searches, generation, resources)
         found = await resources.searches.find(generation, list(zip(searches, embeddings, strict=True)))
         num_matches = sum(len(nearest.matches) for nearest in found)
@@ -139,23 +142,42 @@ def refuse_other_spaces(resources: Resources, generation: Generation, queries: S
             )
 
 
+def fit_searches(
+    queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation
+) -> list[Search]:
+    """Return the searches with the outputs of the collection that each compares. Raise InvalidOption."""
+    fitted = [
+        fit_outputs(search, query.outputs, generation.spec, generation.collection)
+        for query, search in zip(queries, searches, strict=True)
+    ]
+    for query, search in zip(queries, fitted, strict=True):
+        if query.embedding is not None and search.outputs != (DENSE,):
+            raise InvalidOption(
+                f"An embedding is compared with dense vectors alone, and not with {', '.join(search.outputs)}: send a "
+                "text, or set outputs to dense."
+            )
+    return fitted
+
+
 async def find_embeddings(
     queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation, resources: Resources
-) -> list[npt.NDArray[np.float32] | None]:
-    """Return each query's vector, float32 [dimensions], or None if the query needs none.
+) -> list[npt.NDArray[np.float32] | Representations | None]:
+    """Return each query's vector, float32 [dimensions], or its outputs; None if the query needs none.
 
-    All texts are encoded together. Raise InvalidOption and the errors of QueryExchange.encode_queries.
+    All texts that need the same outputs are encoded together. Raise InvalidOption and the errors of
+    QueryExchange.encode_queries.
     """
-    embeddings: list[npt.NDArray[np.float32] | None] = [None] * len(queries)
-    texts: dict[int, str] = {}
+    embeddings: list[npt.NDArray[np.float32] | Representations | None] = [None] * len(queries)
+    texts: dict[tuple[str, ...], dict[int, str]] = {}
     for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
         if query.embedding is not None:
             embeddings[number] = check_embedding(query.embedding, generation)
-        elif query.text is not None and search.mode != BY_TEXT:
-            texts[number] = query.text
-    if texts:
-        encoded = await resources.queries.encode_queries(generation.spec, list(texts.values()))
-        for number, embedding in zip(texts, encoded, strict=True):
+        elif query.text is not None and search.outputs:
+            texts.setdefault(search.outputs, {})[number] = query.text
+    for outputs, asked in texts.items():
+        spec = generation.spec.narrow(outputs)
+        encoded = await resources.queries.encode_queries(spec, list(asked.values()))
+        for number, embedding in zip(asked, encoded, strict=True):
             embeddings[number] = embedding
     return embeddings
 

@@ -4,12 +4,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
+import numpy as np
 
 from api.streams.vector_streams import NUMBER_FORMATS
 from vectormill.collections.row_kinds import Results
-from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.task import RECORD, SCORE, VECTOR
+from vectormill.domain.encoding import FLOAT32, EncodingSpec
+from vectormill.domain.task import (
+    DENSE,
+    MULTI_VECTOR,
+    RECORD,
+    REPRESENTATIONS,
+    SCORE,
+    SPARSE,
+    VECTOR,
+)
+from vectormill.vectors.representations import Representations, unpack
 from vectormill.vectors.scores import describe_numbers
+from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
 
 # The parts of an NDJSON line, in order.
 Parts = list[bytes | memoryview]
@@ -83,8 +94,46 @@ class RecordColumns:
         return {"output": msgspec.json.decode(results[0])}
 
 
+class RepresentationColumns:
+    """The ResultColumns of representations: a field for each output, in the order of OUTPUTS."""
+
+    part: Final = "vector"
+
+    def measure(self, results: Results) -> int:
+        return 6 * max(1, sum(map(len, results)) // max(1, len(results)))
+
+    def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
+        return [self._write_row(unpack(packed), spec) for packed in results]
+
+    def _write_row(self, row: Representations, spec: EncodingSpec) -> Parts:
+        parts: Parts = []
+        if spec.has_output(DENSE):
+            dense = row.dense.astype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
+            parts += b',"embedding":[', write_numbers(dense[np.newaxis])
+        if spec.has_output(SPARSE):
+            indices = msgspec.json.encode(row.indices.tolist())
+            weights = write_numbers(row.weights[np.newaxis]) if len(row.weights) else b"]"
+            parts += b',"sparse":{"indices":', indices, b',"weights":[', weights, b"}"
+        if spec.has_output(MULTI_VECTOR):
+            vectors = [bytes(vector) for vector in NUMBER_FORMATS[row.vectors.dtype].write(row.vectors)]
+            parts += b',"multi_vector":[', b",".join(b"[" + vector for vector in vectors), b"]"
+        return parts
+
+    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
+        parts = self._write_row(unpack(results[0]), spec)
+        described: dict[str, Any] = msgspec.json.decode(b"{" + b"".join(parts)[1:] + b"}")
+        return described
+
+
+def write_numbers(rows: Results) -> memoryview:
+    """Return the JSON of the only row of numbers [1, n], ended by "]"."""
+    written: memoryview = NUMBER_FORMATS[rows.dtype].write(rows)[0].data
+    return written
+
+
 RESULT_COLUMNS: Final[Mapping[str, ResultColumns]] = {
     VECTOR: VectorColumns(),
     SCORE: ScoreColumns(),
     RECORD: RecordColumns(),
+    REPRESENTATIONS: RepresentationColumns(),
 }

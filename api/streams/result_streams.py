@@ -1,4 +1,7 @@
-"""Result streams: write a job's scores or records as NDJSON or Parquet, block by block, in constant memory."""
+"""Result streams: write a job's results as NDJSON or Parquet, block by block, in constant memory.
+
+These are scores, records and representations; vectors have streams of their own.
+"""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -12,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import Engine
 
+from api.streams.result_columns import RESULT_COLUMNS
 from api.streams.vector_streams import PIECE_BYTES, Pieces, PieceSink, ResultFormat
-from vectormill.domain.task import RECORD, SCORE
+from vectormill.collections.row_kinds import take_objects
+from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
 from vectormill.files.result_tables import RESULT_TABLES
 from vectormill.jobs.export import RecordBlock, VectorBlock, read_job_records, read_vectors
@@ -78,26 +83,24 @@ SCORE_FORMATS: Final[dict[RowsName, ResultFormat]] = {
 
 RecordBlocks = Generator[RecordBlock, None, None]
 
-RECORD_SCHEMA: Final = pa.schema(
-    [pa.field("key", pa.string(), nullable=False), pa.field("output", pa.string(), nullable=False)]
-)
-
 # The uncompressed size of a row group; a million short records have some 30 groups.
 GROUP_BYTES: Final = 8 << 20
 ROW_BYTES: Final = 100  # the memory of a row's Python objects
 
 
 def write_record_lines(job: Job, blocks: RecordBlocks) -> Pieces:
-    """Yield NDJSON with an object per item; items without a record are left out."""
+    """Yield NDJSON with an object per item, its records or representations; items without any are left out."""
+    columns = RESULT_COLUMNS[job.spec.result]
     with closing(blocks):
         for block in blocks:
-            piece: list[bytes] = []
+            piece: list[bytes | memoryview] = []
             num_bytes = 0
             for key, record in zip(block.keys, block.records, strict=True):
                 if record is None:
                     continue
-                piece += (b'{"key":', msgspec.json.encode(key), b',"output":', record, b"}\n")
-                num_bytes += len(record)
+                (fields,) = columns.write(take_objects([record]), job.spec)
+                piece += (b'{"key":', msgspec.json.encode(key), *fields, b"}\n")
+                num_bytes += sum(map(len, fields))
                 if num_bytes >= PIECE_BYTES:
                     yield b"".join(piece)
                     piece, num_bytes = [], 0
@@ -106,13 +109,16 @@ def write_record_lines(job: Job, blocks: RecordBlocks) -> Pieces:
 
 
 def write_record_table(job: Job, blocks: RecordBlocks) -> Pieces:
-    """Yield a Parquet file with key and output (a JSON string); items without a record are left out."""
+    """Yield a Parquet file with the key and the columns of the results; items without any are left out."""
+    table = RESULT_TABLES[job.spec.result]
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *table.fields(job.spec)])
+    compression = {field.name: "zstd" for field in schema} | dict(table.compression)
     sink = PieceSink()
-    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), RECORD_SCHEMA, compression="zstd")
+    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression=compression)
     with closing(blocks), writer:
         for keys, records in _gather_records(blocks):
-            columns = [pa.array(keys, pa.string()), pa.array(records, pa.binary()).cast(pa.string())]
-            writer.write_table(pa.table(columns, schema=RECORD_SCHEMA))
+            arrays = [pa.array(keys, pa.string()), *table.arrays(take_objects(records), job.spec)]
+            writer.write_table(pa.table(arrays, schema=schema))
             yield sink.take()
         writer.close()
         yield sink.take()
@@ -154,4 +160,5 @@ class ResultStream:
 RESULT_STREAMS: Final[Mapping[str, ResultStream]] = {
     SCORE: ResultStream(read_vectors, SCORE_FORMATS),
     RECORD: ResultStream(read_job_records, RECORD_FORMATS),
+    REPRESENTATIONS: ResultStream(read_job_records, RECORD_FORMATS),
 }

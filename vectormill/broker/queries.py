@@ -56,7 +56,8 @@ class QueryAccepted(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 class EncodedTexts(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
     """The vectors of a query's texts: `values` is float32 [texts, dimensions], little-endian.
 
-    A text without a vector has zeros there and a reason in `failures`. `num_tokens` is int32 [texts],
+    Representations have no dimensions: then `values` are their packed forms, and `sizes`, int32 [texts], the bytes of
+    each. A text without a vector has zeros there and a reason in `failures`. `num_tokens` is int32 [texts],
     little-endian, the number of tokens that the model read; `truncated` are the texts that had more.
     """
 
@@ -66,6 +67,7 @@ class EncodedTexts(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
     failures: dict[int, str]
     num_tokens: bytes
     truncated: list[int]
+    sizes: bytes = b""
 
 
 class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"):

@@ -26,6 +26,7 @@ MANY_ROWS = 10_000
     "vectormill search docs \"dates\" --filter lang=de --filter 'year>=2020' --include text",
     "vectormill search docs '\"time zone\" or dst' --mode text",
     "vectormill search docs --like json.dumps --by-document",
+    'vectormill search docs "how to parse a date" --outputs dense,sparse,multi_vector',
 )
 def search(
     client: "Client",
@@ -39,6 +40,7 @@ def search(
     hybrid: bool = False,
     weights: str | None = None,
     like: str | None = None,
+    outputs: str | None = None,
     include: list[str] | None = None,
     by_document: bool = False,
     min_score: float | None = None,
@@ -59,6 +61,8 @@ def search(
         weights (VECTOR:TEXT): The weights of vectors and words in --hybrid as VECTOR:TEXT, for example 2:1.
             [default: 1:1]
         like (KEY): Find rows similar to the row with this key, instead of TEXT.
+        outputs (LIST): The outputs of the collection that are compared, separated by commas: dense, sparse,
+            multi_vector.  [default: dense, or the first that the collection has]
         include (text|vector): Also show this part of each match. May be repeated.
         by_document: Show only the best passage of each document.
         min_score (X): Leave out matches with a lower score.
@@ -83,6 +87,7 @@ def search(
         filter=read_filters(filter or ()),
         mode="hybrid" if hybrid else mode,
         weights=None if weights is None else read_weights(weights),
+        outputs=None if outputs is None else [name.strip() for name in outputs.split(",")],
         include=["metadata", *include] if include else None,
         group_by="document" if by_document else None,
         min_score=min_score,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, WrongKind
 from vectormill.domain.states import States
-from vectormill.domain.task import RECORD, SCORE, TASKS, VECTOR
+from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE, TASKS, VECTOR
 
 BUILDING: Final = "building"
 LIVE: Final = "live"
@@ -25,7 +25,13 @@ SCORES: Final = "scores"
 RECORDS: Final = "records"
 
 # The kind of a collection by the result of its items. All generations of a collection have the same kind.
-KINDS: Final[Mapping[str, str]] = {VECTOR: VECTORS, SCORE: SCORES, RECORD: RECORDS}
+# Generations of a collection of vectors may differ in their outputs.
+KINDS: Final[Mapping[str, str]] = {
+    VECTOR: VECTORS,
+    REPRESENTATIONS: VECTORS,
+    SCORE: SCORES,
+    RECORD: RECORDS,
+}
 
 # The index policies: an HNSW index from a number of rows on, always, or never.
 AUTO: Final = "auto"

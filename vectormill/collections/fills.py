@@ -33,6 +33,7 @@ from vectormill.collections.generation_tables import (
     assign_columns,
     attributes_name,
     filled_names,
+    measure_rows,
     name_texts,
     split_texts,
     table_name,
@@ -223,10 +224,10 @@ def copy_rows(
     """
     kind = choose_kind(spec)
     hashes = items.content_hashes()
-    part_rows = max(1, PART_BYTES // (kind.row_bytes(spec) or 1024))
+    part_rows = max(1, PART_BYTES // measure_rows(results, spec))
     for start in range(0, len(items), part_rows):
         part = items[start : start + part_rows]
-        fields = kind.make_fields(results[start : start + part_rows], spec)
+        fields = kind.make_fields(cursor, results[start : start + part_rows], spec)
         content = encode_rows(
             [
                 part.encode_keys(),

@@ -285,10 +285,7 @@ def compose_upsert(generation_id: int, spec: EncodingSpec) -> sql.Composed:
         attributes=sql.Identifier("vectormill", attributes_name(generation_id)),
         columns=comma.join(sql.Identifier(column.name) for column in columns),
         values=comma.join(sql.Identifier("item", column.name) for column in columns),
-        arrays=comma.join(
-            sql.SQL("{}::{}[]").format(sql.Placeholder(column.name), sql.Identifier(column.element))
-            for column in columns
-        ),
+        arrays=comma.join(column.sent for column in columns),
         assignments=assign_columns(spec),
     )
 
@@ -334,7 +331,7 @@ def upsert_rows(
         accept_arrays(cursor)
         hold = hold_deletions(cursor, generation_id)
         statement = compose_upsert(generation_id, spec)
-        row_bytes = kind.row_bytes(spec) or max(1, sum(map(len, results)) // len(results))
+        row_bytes = measure_rows(results, spec)
         for places in _split(cursor, columns, MAX_ARRAY_BYTES // row_bytes):
             part, part_results = (
                 (columns, results) if places is None else (columns.take(places), results[places])
@@ -352,6 +349,11 @@ def upsert_rows(
                 },
             )
             write_attributes(cursor, generation_id, own_places, part, kind.text_columns, keep_text=keep_text)
+
+
+def measure_rows(results: Results, spec: EncodingSpec) -> int:
+    """Return the bytes of a row's result on the wire: the most that it can have, or else the mean of `results`."""
+    return choose_kind(spec).row_bytes(spec) or max(1, sum(map(len, results)) // max(1, len(results)))
 
 
 def _split(cursor: Cursor[Any], items: Items, part_items: int) -> Iterator[npt.NDArray[np.int64] | None]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from vectormill.collections.collection import AUTO, NO_INDEX, VECTORS
+from vectormill.collections.collection import AUTO, NO_INDEX
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption
 
@@ -162,7 +162,7 @@ def plan_index(
     wishes: IndexSettings,
     room: ServerCapacity,
     *,
-    kind: str = VECTORS,
+    has_vectors: bool = True,
     is_live: bool,
     least_rows: int,
     memory_share: float,
@@ -172,8 +172,8 @@ def plan_index(
     Policy `auto` builds an index from `least_rows` on. The build may take `memory_share` of the server's free memory,
     or its maintenance_work_mem if that is more; on a live generation a quarter of the cores is left to searches.
     """
-    if kind != VECTORS:
-        return _no_index(f"An HNSW index needs vectors, but the collection contains {kind}.")
+    if not has_vectors:
+        return _no_index("An HNSW index needs dense vectors, which the collection does not have.")
     if wishes.policy == NO_INDEX:
         return _no_index("The collection's policy is none: every search reads all rows.")
     operator_class, reason = find_operator_class(vector_type, dimensions)

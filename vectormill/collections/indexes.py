@@ -21,7 +21,7 @@ from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.index_plan import IndexPlan, IndexSettings, ServerCapacity, plan_index
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.task import VECTOR
+from vectormill.domain.task import DENSE
 from vectormill.jobs.job import MOVING_JOB_STATES
 from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 from vectormill.settings import Settings
@@ -441,7 +441,7 @@ def plan_for(
         vector_type,
         wishes,
         read_server_room(connection),
-        kind=generation.kind,
+        has_vectors=generation.spec.has_output(DENSE),
         is_live=generation.state == LIVE,
         least_rows=settings.index_rows,
         memory_share=settings.index_memory_share,
@@ -604,4 +604,4 @@ def list_tended(
     }
     rows = connection.execute(LIST_TENDED, values).mappings()
     found = [MaintainedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
-    return [each for each in found if each.spec.result == VECTOR]
+    return [each for each in found if each.spec.has_output(DENSE)]

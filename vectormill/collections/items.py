@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.collection import LIVE, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.deletions import bury_keys, lock_deletions
 from vectormill.collections.generation_tables import attributes_name, table_name
@@ -16,7 +16,6 @@ from vectormill.collections.generations import list_written_generations
 from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
-from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import DELETING, TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import draw_seq
@@ -54,7 +53,7 @@ def find_item(connection: Connection, collection: str, key: str, *, has_vector: 
     """
     generation = find_generation(connection, collection)
     kind, spec = choose_kind(generation.spec), generation.spec
-    is_read = has_vector or spec.result != VECTOR
+    is_read = has_vector or generation.kind != VECTORS
     statement = FIND_ITEM.format(
         table=generation.table_name,
         attributes=attributes_name(generation.id),

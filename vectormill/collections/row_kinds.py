@@ -1,10 +1,11 @@
-"""Kinds of rows: a collection keeps a vector, a score or a record per item; each kind has its columns and formats.
+"""Kinds of rows: a collection keeps vectors, a score or a record per item; each kind has its columns and formats.
 
-Results of n items are an array: numbers [n, width] for vectors and scores, or objects [n], each JSON as bytes or None.
+Results of n items are an array: numbers [n, width] for vectors and scores, or objects [n], each None or bytes: the JSON
+of records, or the packed form of representations.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,10 +19,29 @@ from vectormill.db.parameters import (
     WireArray,
     find_type,
     make_bytes_array,
+    make_row,
     open_array,
+    split_row,
 )
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.task import RECORD, SCORE, VECTOR
+from vectormill.domain.task import (
+    DENSE,
+    MULTI_VECTOR,
+    OUTPUTS,
+    RECORD,
+    REPRESENTATIONS,
+    SCORE,
+    SPARSE,
+    VECTOR,
+)
+from vectormill.vectors.representations import (
+    Representations,
+    read_sparse,
+    read_vectors,
+    send_sparse,
+    send_vectors,
+    unpack,
+)
 from vectormill.vectors.scores import choose_scores, names_labels
 from vectormill.vectors.vector_types import (
     VectorType,
@@ -39,17 +59,29 @@ KEPT_TEXT: Final = ("text",)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of results in a generation's table. `element` is its SQL type without the `modifier`, its length."""
+    """A column of results in a generation's table. `element` is its SQL type without the `modifier`, its length.
+
+    A column may be an array of that type. An array of arrays cannot be sent, so each value is then wrapped in a row of
+    the type `wrapper`, whose only field unnest returns.
+    """
 
     name: str
     element: str
     modifier: int | None = None
     is_nullable: bool = False
+    wrapper: str = ""
 
     @property
     def definition(self) -> str:
         modifier = "" if self.modifier is None else f"({self.modifier:d})"
-        return f"{self.name} {self.element}{modifier}{'' if self.is_nullable else ' NOT NULL'}"
+        array = "[]" if self.wrapper else ""
+        return f"{self.name} {self.element}{modifier}{array}{'' if self.is_nullable else ' NOT NULL'}"
+
+    @property
+    def sent(self) -> sql.Composable:
+        """Return the SQL of the parameter that has the values of many rows, an array named as the column."""
+        kind = sql.SQL(self.wrapper) if self.wrapper else sql.Identifier(self.element)
+        return sql.SQL("{}::{}[]").format(sql.Placeholder(self.name), kind)
 
 
 class RowKind(Protocol):
@@ -66,7 +98,7 @@ class RowKind(Protocol):
         ...
 
     def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
-        """Return the columns of results. The first is the one whose change of type requires a new view."""
+        """Return the columns of results. A new view is required if the type of the first changes, or of any output."""
         ...
 
     def shown(self, spec: EncodingSpec) -> Sequence[sql.Composable]:
@@ -99,7 +131,9 @@ class RowKind(Protocol):
         """Encode results as one Postgres array per column, by column name, in binary format."""
         ...
 
-    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[Field]]:
+    def make_fields(
+        self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
+    ) -> Mapping[str, Sequence[Field]]:
         """Encode results as the fields of a binary COPY, by column name."""
         ...
 
@@ -170,7 +204,9 @@ class Vectors(Numbers):
     ) -> Mapping[str, WireArray]:
         return {self.column: self.make_numbers(cursor, results, spec)}
 
-    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[Field]]:
+    def make_fields(
+        self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
+    ) -> Mapping[str, Sequence[Field]]:
         return {self.column: self.send_numbers(results, spec)}
 
 
@@ -223,7 +259,9 @@ class Scores(Numbers):
             self.column: self.make_numbers(cursor, results, spec),
         }
 
-    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[Field]]:
+    def make_fields(
+        self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
+    ) -> Mapping[str, Sequence[Field]]:
         scores, labels = self._choose(results, spec)
         return {
             "score": scores.view("V4").tolist(),
@@ -275,13 +313,112 @@ class Records:
     def make_arrays(
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
     ) -> Mapping[str, WireArray]:
-        return {"output": make_bytes_array(JSONB_OID, self.make_fields(results, spec)["output"])}
+        return {"output": make_bytes_array(JSONB_OID, self.make_fields(cursor, results, spec)["output"])}
 
-    def make_fields(self, results: Results, spec: EncodingSpec) -> Mapping[str, Sequence[bytes]]:
+    def make_fields(
+        self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
+    ) -> Mapping[str, Sequence[bytes]]:
         return {"output": [JSONB_VERSION + output for output in results]}
 
 
-ROW_KINDS: Final[Mapping[str, RowKind]] = {kind.result: kind for kind in (Vectors(), Scores(), Records())}
+# The column of each output, in the tables and in the view of a collection.
+OUTPUT_COLUMNS: Final[Mapping[str, str]] = {
+    DENSE: "embedding",
+    SPARSE: "sparse",
+    MULTI_VECTOR: "multi_vector",
+}
+HALVES: Final = "halfvec"
+WRAPPER: Final = "vectormill.multi_vector"
+
+
+class ManyRepresentations:
+    """The RowKind of representations. Results are objects [n], each the packed form of an item's outputs.
+
+    Dense vectors have the column type of the kind Vectors, sparse ones are a sparsevec, and multi-vectors an array of
+    halfvec. Rows are read as the binary form of a SQL row of these columns.
+    """
+
+    result = REPRESENTATIONS
+    text_columns = KEPT_TEXT
+
+    def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
+        types = {
+            DENSE: (kept_type(spec).column, spec.dimensions),
+            SPARSE: ("sparsevec", spec.sparse_dimensions),
+            MULTI_VECTOR: (HALVES, spec.token_dimensions),
+        }
+        return tuple(
+            Column(OUTPUT_COLUMNS[name], *types[name], wrapper=WRAPPER if name == MULTI_VECTOR else "")
+            for name in OUTPUTS
+            if spec.has_output(name)
+        )
+
+    def shown(self, spec: EncodingSpec) -> Sequence[sql.Composable]:
+        return tuple(sql.Identifier("live", column.name) for column in self.columns(spec))
+
+    def sent(self, spec: EncodingSpec, table: str) -> str:
+        return f"record_send(ROW({', '.join(f'{table}.{column.name}' for column in self.columns(spec))}))"
+
+    def gathered(self, sent: str) -> str:
+        return f"array_agg({sent})"
+
+    def read(self, wire: Any, spec: EncodingSpec) -> Results:
+        rows: list[bytes] = wire if isinstance(wire, list) else [wire]
+        return take_objects([self._read_row(bytes(row), spec).pack() for row in rows])
+
+    def _read_row(self, row: bytes, spec: EncodingSpec) -> Representations:
+        fields = dict(zip((column.name for column in self.columns(spec)), split_row(row), strict=True))
+        read = Representations()
+        if spec.has_output(DENSE):
+            (dense,) = read_columns(fields["embedding"], kept_type(spec), spec.dimensions).astype(np.float32)
+            read = replace(read, dense=dense)
+        if spec.has_output(SPARSE):
+            indices, weights = read_sparse(fields["sparse"])
+            read = replace(read, indices=indices, weights=weights)
+        if spec.has_output(MULTI_VECTOR):
+            read = replace(read, vectors=read_vectors(fields["multi_vector"], spec.token_dimensions))
+        return read
+
+    def missing(self, num_rows: int, spec: EncodingSpec) -> Results:
+        return take_objects([None] * num_rows)
+
+    def row_bytes(self, spec: EncodingSpec) -> int | None:
+        return None
+
+    def make_arrays(
+        self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
+    ) -> Mapping[str, WireArray]:
+        fields = self.make_fields(cursor, results, spec)
+        arrays = {}
+        for column in self.columns(spec):
+            values = fields[column.name]
+            if column.wrapper:
+                oid = find_type(cursor, f"{column.element}[]")
+                values = [make_row([(oid, value)]) for value in values]
+            arrays[column.name] = make_bytes_array(
+                find_type(cursor, column.wrapper or column.element), values
+            )
+        return arrays
+
+    def make_fields(
+        self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
+    ) -> Mapping[str, Sequence[bytes]]:
+        rows = [unpack(packed) for packed in results]
+        fields: dict[str, list[bytes]] = {}
+        if spec.has_output(DENSE):
+            dense = np.array([row.dense for row in rows], np.float32).reshape(len(rows), spec.dimensions)
+            fields["embedding"] = send_rows(dense, kept_type(spec), spec.dimensions)
+        if spec.has_output(SPARSE):
+            fields["sparse"] = [send_sparse(row.indices, row.weights, spec.sparse_dimensions) for row in rows]
+        if spec.has_output(MULTI_VECTOR):
+            oid = find_type(cursor, HALVES)
+            fields["multi_vector"] = [send_vectors(row.vectors, oid) for row in rows]
+        return fields
+
+
+ROW_KINDS: Final[Mapping[str, RowKind]] = {
+    kind.result: kind for kind in (Vectors(), Scores(), Records(), ManyRepresentations())
+}
 
 
 def choose_kind(spec: EncodingSpec) -> RowKind:

@@ -1,8 +1,8 @@
 """Views: point the SQL view of a collection at another generation, and keep its owner, grants, comments and options.
 
 The view is replaced in place if its columns keep their types, which is always so for scores and records. Vectors of
-another type or length require a new view: it gets owner, grants, comments and options of the old one. That is refused
-if other objects depend on the old view.
+another type or length, or other outputs, require a new view: it gets owner, grants, comments and options of the old
+one. That is refused if other objects depend on the old view.
 """
 
 from typing import Any, Final
@@ -12,19 +12,25 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection
 
-from vectormill.collections.collection import Generation
+from vectormill.collections.collection import VECTORS, Generation
 from vectormill.collections.generation_tables import point_view_at
-from vectormill.collections.row_kinds import choose_kind
+from vectormill.collections.row_kinds import OUTPUT_COLUMNS, choose_kind
 from vectormill.domain.errors import SwapRefused
 
 FIND_VIEW: Final = """
     SELECT view.oid, pg_get_userbyid(view.relowner) AS owner, view.relowner = current_user::regrole AS is_ours,
            obj_description(view.oid, 'pg_class') AS comment, coalesce(view.reloptions, '{}') AS options,
-           NOT EXISTS (
+           EXISTS (
+               SELECT FROM unnest(%(kept)s::text[]) AS kept (name)
+                WHERE NOT EXISTS (
+                    SELECT FROM pg_attribute AS old
+                      JOIN pg_attribute AS new
+                        ON new.attrelid = to_regclass(%(table)s::text) AND new.attname = old.attname
+                     WHERE old.attrelid = view.oid AND old.attname = kept.name
+                       AND (old.atttypid, old.atttypmod) = (new.atttypid, new.atttypmod)))
+           OR EXISTS (
                SELECT FROM pg_attribute AS old
-                 JOIN pg_attribute AS new ON new.attrelid = to_regclass(%(table)s::text) AND new.attname = old.attname
-                WHERE old.attrelid = view.oid AND old.attname = %(column)s::text
-                  AND (old.atttypid, old.atttypmod) = (new.atttypid, new.atttypmod)) AS has_other_type
+                WHERE old.attrelid = view.oid AND old.attname = ANY(%(left_out)s::text[])) AS has_other_columns
       FROM pg_class AS view
      WHERE view.oid = to_regclass(format('public.%%I', %(name)s::text)) AND view.relkind = 'v'
 """
@@ -65,14 +71,17 @@ def replace_view(connection: Connection, generation: Generation) -> None:
     driver = connection.connection.driver_connection
     assert driver is not None
     collection = generation.collection
+    kept = [column.name for column in choose_kind(generation.spec).columns(generation.spec)]
+    is_shown = generation.kind == VECTORS  # the view of scores computes its other columns
     values = {
         "name": collection,
         "table": f"vectormill.{generation.table_name}",
-        "column": choose_kind(generation.spec).columns(generation.spec)[0].name,
+        "kept": kept if is_shown else kept[:1],
+        "left_out": [name for name in OUTPUT_COLUMNS.values() if name not in kept] if is_shown else [],
     }
     with driver.cursor(row_factory=namedtuple_row) as cursor:
         view = cursor.execute(FIND_VIEW, values).fetchone()
-        if view is None or not view.has_other_type:
+        if view is None or not view.has_other_columns:
             point_view_at(connection, generation)
             return
         name = sql.Identifier("public", collection)
@@ -91,9 +100,9 @@ def replace_view(connection: Connection, generation: Generation) -> None:
 
 def _explain(collection: str, dependents: str) -> str:
     return (
-        f"The view {collection!r} must be recreated because the type or length of its vectors changes, which would "
-        f"drop its dependent objects: {dependents.replace(chr(10), '; ')}. Nothing was changed. Drop these objects, "
-        "try again, and recreate them afterwards."
+        f"The view {collection!r} must be recreated because the type, length or outputs of its vectors change, which "
+        f"would drop its dependent objects: {dependents.replace(chr(10), '; ')}. Nothing was changed. Drop these "
+        "objects, try again, and recreate them afterwards."
     )
 
 

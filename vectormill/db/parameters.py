@@ -86,6 +86,28 @@ def open_array(oid: int, num_elements: int, element_bytes: int) -> tuple[WireArr
     return WireArray(content.data), elements[:, _LENGTH_BYTES:]
 
 
+def make_row(fields: Sequence[tuple[int, bytes]]) -> bytes:
+    """Return a SQL row of fields, each with the OID of its type and its bytes, in binary form.
+
+    Source: record_recv in PostgreSQL's src/backend/utils/adt/rowtypes.c: the number of fields in int32, and for each
+    field the OID of its type, its length, and its bytes.
+    """
+    parts = [len(fields).to_bytes(4)]
+    for oid, content in fields:
+        parts += (oid.to_bytes(4), len(content).to_bytes(4), content)
+    return b"".join(parts)
+
+
+def split_row(row: bytes) -> list[bytes]:
+    """Return the fields of a SQL row in binary form, none of which is NULL."""
+    fields, place = [], 4
+    for _ in range(int.from_bytes(row[:4])):
+        start = place + 2 * _LENGTH_BYTES
+        place = start + int.from_bytes(row[start - _LENGTH_BYTES : start])
+        fields.append(row[start:place])
+    return fields
+
+
 def _header(oid: int, num_elements: int, *, has_null: bool = False) -> bytes:
     return np.array([1, has_null, oid, num_elements, 1], dtype=">i4").tobytes()
 

@@ -7,11 +7,12 @@ table in docs/CONFIGURATION.md are derived from that. `make_spec` resolves the o
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
-from vectormill.domain.task import ACTIVATIONS, DENSE, EMBED, REPRESENTATIONS, TASKS
+from vectormill.domain.task import ACTIVATIONS, DENSE, EMBED, MULTI_VECTOR, REPRESENTATIONS, SPARSE, TASKS
 
 # The model of a request that names none; it is part of the package.
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
@@ -294,8 +295,21 @@ class EncodingSpec:
         return TASKS[self.task].result if self.outputs == DENSE else REPRESENTATIONS
 
     def has_output(self, name: str) -> bool:
-        """Return True if the items of an encoding get this output, one of OUTPUTS."""
-        return name in self.outputs.split(",")
+        """Return True if items get this output, one of OUTPUTS; False for the results of other tasks than `embed`."""
+        return self.task == EMBED and name in self.outputs.split(",")
+
+    def narrow(self, outputs: Sequence[str]) -> "EncodingSpec":
+        """Return the spec that gives only these of its outputs, in the order of OUTPUTS."""
+        has_dense = DENSE in outputs
+        return replace(
+            self,
+            outputs=",".join(outputs),
+            dimensions=self.dimensions if has_dense else 0,
+            normalize=self.normalize and has_dense,
+            vector_type=self.vector_type if has_dense else None,
+            sparse_dimensions=self.sparse_dimensions if SPARSE in outputs else 0,
+            token_dimensions=self.token_dimensions if MULTI_VECTOR in outputs else 0,
+        )
 
     def vector_space(self) -> dict[str, Any]:
         """Return the fields that the fingerprint is computed from.

@@ -8,7 +8,10 @@ from typing import Final, Literal
 VECTOR: Final = "vector"
 SCORE: Final = "score"
 RECORD: Final = "record"
-REPRESENTATIONS: Final = "representations"  # of the outputs of an encoding, one or several per item
+REPRESENTATIONS: Final = "representation"  # one or several outputs of an encoding, as `outputs` asks
+
+# The results whose size differs from item to item; the others are rows of equally many numbers.
+VARYING: Final = frozenset({RECORD, REPRESENTATIONS})
 
 # The last part of the path of a job's results.
 RESULT_ROUTES: Final[Mapping[str, str]] = {

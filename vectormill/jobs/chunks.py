@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
-from vectormill.domain.task import RECORD
+from vectormill.domain.task import VARYING
 from vectormill.jobs.chunk import IS_LEASED, UNCLAIMED_CHUNK_STATES, Claim, load_blob, split_payload
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.jobs.truncations import move_truncations
@@ -270,7 +270,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     # Vectors are stored with the chunk only if the job has no collection, so only then is there a block to
     # cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
-    has_records = claim.spec.result == RECORD
+    has_records = claim.spec.result in VARYING
     records = read_records(_read_own(connection, claim.chunk_id), claim.num_items) if has_records else []
     start = 0
     for child, half in enumerate(halves):

@@ -10,15 +10,16 @@ from sqlalchemy import Connection, text
 from vectormill.collections.fills import copy_rows, hold_fill
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.row_kinds import Results, take_objects
-from vectormill.domain.encoding import FLOAT16, INT8
+from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
 from vectormill.domain.errors import LeaseLost
-from vectormill.domain.task import RECORD
+from vectormill.domain.task import RECORD, VARYING
 from vectormill.jobs.bottleneck import PERSIST
 from vectormill.jobs.chunk import CANCELLED, DONE, FAILED, IS_LEASED, ChunkOutcome, Claim
 from vectormill.jobs.counters import count_chunk
 from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
     NON_FINITE_VECTOR,
+    TOO_MANY_WEIGHTS,
     UNSTORABLE_RECORD,
     Item,
     ItemFailure,
@@ -27,6 +28,7 @@ from vectormill.jobs.item import (
 from vectormill.jobs.truncations import add_truncations
 from vectormill.ragged import Ragged
 from vectormill.vectors.records import Records, UnstorableRecord, group_records, pack_records, read_records
+from vectormill.vectors.representations import MAX_WEIGHTS, unpack
 from vectormill.vectors.vector_types import (
     MAX_HALF,
     Rows,
@@ -100,7 +102,7 @@ def complete_chunk(
             num_failed,
             read_persist_seconds,
         )
-    if claim.spec.result == RECORD:
+    if claim.spec.result in VARYING:
         return _complete_records(connection, claim, items, encoded, results, outcome, read_persist_seconds)
     spec = claim.spec
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
@@ -131,9 +133,9 @@ def _complete_records(
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None,
 ) -> bool:
-    """Commit a chunk whose results are records, as complete_chunk does for vectors.
+    """Commit a chunk whose results are records or representations, as complete_chunk does for vectors.
 
-    Records are stored in the job's collection, or with the chunk if the job has none.
+    They are stored in the job's collection, or with the chunk if the job has none.
     """
     failures = dict(outcome.failures)
     found = {
@@ -142,7 +144,9 @@ def _complete_records(
         if item not in failures
     }
     if claim.generation_id is not None:
-        found, unstorable = _group(found)
+        found, unstorable = (
+            _group(found) if claim.spec.result == RECORD else _leave_out_large(found, claim.spec)
+        )
         failures |= unstorable
     _end_under_fence(connection, claim, DONE)
     if claim.generation_id is not None:
@@ -170,6 +174,29 @@ def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, Item
         except UnstorableRecord as error:
             failures[item] = ItemFailure(UNSTORABLE_RECORD, str(error))
     return grouped, failures
+
+
+def _leave_out_large(
+    found: Mapping[int, bytes], spec: EncodingSpec
+) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
+    """Return the representations that a collection can store, and failures for the others: a dense value is too large
+    for float16, or there are more weights than a sparsevec can have.
+    """
+    kept, failures = {}, {}
+    is_half = choose_vector_type(spec, in_collection=True).name == FLOAT16
+    for item, packed in found.items():
+        row = unpack(packed)
+        if is_half and np.abs(row.dense).max(initial=0) > MAX_HALF:
+            failures[item] = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+        elif len(row.indices) > MAX_WEIGHTS:
+            failures[item] = ItemFailure(
+                TOO_MANY_WEIGHTS,
+                f"it has {len(row.indices):,} weights, and a sparsevec of Postgres at most {MAX_WEIGHTS:,}; use a "
+                "smaller max_tokens",
+            )
+        else:
+            kept[item] = packed
+    return kept, failures
 
 
 def _upsert(

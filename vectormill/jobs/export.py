@@ -23,6 +23,7 @@ from vectormill.domain.errors import (
     JobNotFound,
     WrongJobState,
 )
+from vectormill.domain.task import RECORD
 from vectormill.jobs.chunk import decode_payload, read_keys
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job
@@ -59,7 +60,7 @@ class VectorBlock:
 class RecordBlock:
     """Consecutive items of a job from position `first_item` on, with their records as JSON.
 
-    A record is None for an item without one.
+    A record is None for an item without one. Representations, in their packed form, are treated alike.
     """
 
     first_item: int
@@ -132,14 +133,18 @@ def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
 
 
 def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[RecordBlock]:
-    """Yield the results of a job whose results are records. Order and errors are those of read_vectors."""
+    """Yield the results of a job whose results are records or representations.
+
+    Order and errors are those of read_vectors.
+    """
     job, generation_id = _find_written(engine, job_id)
 
     def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
         if generation_id is None:
             return RecordBlock(first_item, list(items.keys), read_records(own, len(items)))
         outputs, _ = _read_collection(connection, generation_id, items, job.spec)
-        records = [None if output is None else list_records(output) for output in outputs]
+        own_form = list_records if job.spec.result == RECORD else bytes
+        records = [None if output is None else own_form(output) for output in outputs]
         return RecordBlock(first_item, list(items.keys), records)
 
     return _read_behind(engine, job, make_block, after)

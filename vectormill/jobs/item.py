@@ -27,6 +27,7 @@ NOT_STORED: Final = "not_stored"
 INPUT_CHANGED: Final = "input_changed"
 NO_PAIR: Final = "no_pair"
 UNSTORABLE_RECORD: Final = "unstorable_record"
+TOO_MANY_WEIGHTS: Final = "too_many_weights"
 
 ITEM_ERROR_CODES: Final = {
     EMPTY_TEXT: "the text is empty or contains only whitespace",
@@ -41,6 +42,7 @@ ITEM_ERROR_CODES: Final = {
     MODEL_NOT_LOADED: "no live worker could load the job's model within the time limit",
     NO_PAIR: "the model compares two texts, but text_pair is missing",
     UNSTORABLE_RECORD: "the extracted record is not JSON that Postgres can store in a collection",
+    TOO_MANY_WEIGHTS: "the sparse vector has more weights than Postgres can store in a collection",
     INPUT_CHANGED: "the object with the text was changed or removed after the job was submitted",
     NOT_STORED: "the database permanently rejected the text or its whole chunk",
 }

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.collections.generation_tables import find_ranges
 from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
-from vectormill.domain.task import RECORD
+from vectormill.domain.task import VARYING
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, Items
 from vectormill.objects.store import write_object
@@ -65,7 +65,7 @@ def write_part(
         results = results.take(rows)
     spec = claim.spec
     kept: npt.NDArray[Any]
-    if spec.result == RECORD:
+    if spec.result in VARYING:
         kept = take_objects([results.row(row).tobytes() for row in range(len(rows))])
     else:
         vectors = results.matrix.reshape(-1, spec.dimensions)

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Row, text
 
-from vectormill.collections.collection import RECORDS, VECTORS, Generation
+from vectormill.collections.collection import RECORDS, Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
-from vectormill.domain.task import RAW, SCORE, SIGMOID, SOFTMAX
+from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX
 from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
@@ -223,7 +223,7 @@ def measure_recall(
     codes, scores and records, or if there are fewer rows than `limit`. `check` is called between
     transactions.
     """
-    if generation.kind != VECTORS or generation.spec.vector_type == INT8:
+    if not generation.spec.has_output(DENSE) or generation.spec.vector_type == INT8:
         return None
     with engine.connect() as connection:
         index = find_vector_index(connection, generation)
@@ -271,7 +271,7 @@ COUNT_ROWS: Final = """
 def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Soundness:
     """Read every vector once, BLOCKS_PER_SCAN blocks per transaction. Call `check` between transactions."""
     kind = choose_vector_type(generation.spec, in_collection=True).name
-    has_norms = kind in (FLOAT16, FLOAT32)
+    has_norms = kind in (FLOAT16, FLOAT32) and generation.spec.has_output(DENSE)
     tolerance = NORM_TOLERANCE if generation.spec.normalize else float("inf")
     statement = (SCAN_NORMS if has_norms else COUNT_ROWS).format(
         table=generation.table_name, norm="vector_norm" if kind == FLOAT32 else "l2_norm"

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.collection import RECORDS, SCORES, VECTORS, Generation
+from vectormill.collections.collection import RECORDS, SCORES, Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
 from vectormill.collections.row_kinds import Results, choose_kind, take_objects
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import EncodingTimeout
+from vectormill.domain.task import DENSE, RECORD, REPRESENTATIONS, VARYING
 from vectormill.jobs.chunk import decode_payload
 from vectormill.jobs.export import read_job_records, read_vectors
 from vectormill.jobs.item import Item, Items
@@ -29,6 +30,7 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.records import group_records
+from vectormill.vectors.representations import measure_agreement, unpack
 
 SAMPLE_KEPT_TEXTS: Final = """
     SELECT kept.key, {content} AS content
@@ -194,6 +196,9 @@ def compare_results(
     generation: Generation, kept: Results, now: Results, ranges: Ranges | None
 ) -> tuple[npt.NDArray[np.floating[Any]], float]:
     """Return the agreement [n] of stored results with new ones, and its threshold for these results."""
+    if generation.spec.result == REPRESENTATIONS:
+        packed = zip(kept.tolist(), now.tolist(), strict=True)
+        return np.array([measure_agreement(*map(unpack, pair)) for pair in packed]), LEAST_AGREEMENT
     if generation.kind == RECORDS:
         pairs = zip(kept.tolist(), now.tolist(), strict=True)
         return np.array([float(are_alike(*map(json.loads, pair))) for pair in pairs]), 1.0
@@ -241,7 +246,7 @@ def encode_again(
     EncodingTimeout.
     """
     spec = generation.spec
-    if generation.kind == VECTORS:
+    if generation.spec.has_output(DENSE):
         spec = replace(spec, vector_type=FLOAT32)
     new_job = NewJob(spec, priority=INTERACTIVE_PRIORITY, lifetime_seconds=2 * patience_seconds)
     with JobWriter(engine, new_job, settings) as writer:
@@ -250,7 +255,7 @@ def encode_again(
         job = writer.finish()
     try:
         wait_for_end(engine, job, check, patience_seconds)
-        return read_records(engine, job) if generation.kind == RECORDS else read_numbers(engine, job)
+        return read_records(engine, job) if spec.result in VARYING else read_numbers(engine, job)
     finally:
         with engine.begin() as connection:
             delete_job(connection, job.id)
@@ -264,8 +269,9 @@ def read_numbers(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool
 
 def read_records(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool_]]:
     records = [record for block in read_job_records(engine, job.id) for record in block.records]
-    grouped = take_objects([None if record is None else group_records(record) for record in records])
-    return grouped, np.array([record is not None for record in records])
+    own_form = group_records if job.spec.result == RECORD else bytes
+    kept = take_objects([None if record is None else own_form(record) for record in records])
+    return kept, np.array([record is not None for record in records])
 
 
 def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_seconds: float) -> None:

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from vectormill.collections.bodies import PassageBody, find_passage
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.task import SPARSE
 from vectormill.jobs.item import PASSAGE
 from vectormill.search.filter import OPERATORS, parse_filter
 from vectormill.search.search import (
@@ -34,10 +35,11 @@ FILTER_DESCRIPTION: Final = (
 
 
 class Weights(msgspec.Struct, forbid_unknown_fields=True):
-    """The weights of the two rankings."""
+    """The weights of the rankings that are fused."""
 
     vector: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     text: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+    sparse: Annotated[float, Meta(ge=0, le=1000)] = 1.0
 
 
 class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,8 +61,14 @@ class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
         Meta(description="By vectors (the default), by words, or by both, fused by their ranks."),
     ] = None
     hybrid: Annotated[bool | None, Meta(description="true means mode hybrid.")] = None
-    weights: Annotated[
-        Weights | None, Meta(description="The weights of the two rankings of mode hybrid.")
+    weights: Annotated[Weights | None, Meta(description="The weights of the rankings that are fused.")] = None
+    outputs: Annotated[
+        Annotated[list[Literal["dense", "sparse", "multi_vector"]], Meta(min_length=1, max_length=3)] | None,
+        Meta(
+            description="The outputs that are compared, by default dense, or the first that the collection has. "
+            "Rankings by dense and sparse are fused by their ranks, and multi_vector orders the best rows anew by "
+            "MaxSim; alone, it compares every row."
+        ),
     ] = None
     include: Annotated[
         Annotated[list[Literal["vector", "text", "metadata"]], Meta(max_length=3)] | None,
@@ -155,6 +163,7 @@ def make_search(query: SearchQuery) -> Search:
         ef_search=query.ef_search,
         vector_weight=weights.vector,
         text_weight=weights.text,
+        sparse_weight=weights.sparse,
     )
     check_search(search)
     return search
@@ -168,7 +177,8 @@ class MatchBody(TypedDict):
         float,
         Meta(
             description="Cosine similarity, -1 to 1; in a binary collection, that of the signs. In mode text, how "
-            "close together the words are; in mode hybrid, the sum of weight / (60 + rank)."
+            "close together the words are; of several rankings, the sum of weight / (60 + rank). By the output "
+            "sparse it is the inner product, and by multi_vector the sum of each query token's largest one."
         ),
     ]
     metadata: NotRequired[dict[str, Any] | None]
@@ -188,6 +198,9 @@ class MatchBody(TypedDict):
     ]
     text_rank: NotRequired[
         Annotated[int | None, Meta(description="In mode hybrid: its rank by words, from 1.")]
+    ]
+    sparse_rank: NotRequired[
+        Annotated[int | None, Meta(description="Of several rankings: its rank by sparse vectors, from 1.")]
     ]
 
 
@@ -244,4 +257,6 @@ def tell_match(match: Match, search: Search) -> MatchBody:
         told["document"], told["passage"] = find_passage({PASSAGE: match.passage})
     if search.mode == HYBRID:
         told["vector_rank"], told["text_rank"] = match.vector_rank, match.text_rank
+    if search.is_fused and SPARSE in search.outputs:
+        told["vector_rank"], told["sparse_rank"] = match.vector_rank, match.sparse_rank
     return told

@@ -21,14 +21,24 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, estimate_num_rows
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
-from vectormill.search.query_vectors import make_query_vector, make_query_vectors, read_vector
-from vectormill.search.rankings import Statement, write_round, write_search
-from vectormill.search.search import BY_TEXT, BY_VECTOR, HYBRID, VECTOR, Match, Nearest, Search, check_search
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+from vectormill.search.late_interaction import score_rows
+from vectormill.search.query_vectors import (
+    QueryVector,
+    find_representations,
+    make_query_vector,
+    make_query_vectors,
+    make_sparse_query,
+    read_vector,
+)
+from vectormill.search.rankings import Statement, write_candidates, write_given, write_round, write_search
+from vectormill.search.search import BY_TEXT, BY_VECTOR, VECTOR, Match, Nearest, Search, check_search
+from vectormill.vectors.representations import Representations
 
 # Up to this number, rows are found by an index on their metadata and compared exactly within a few milliseconds.
 FEW_ROWS: Final = 2000
 # Bound values that do not influence the plan of a search.
-UNPLANNED: Final = ("query", "queries", "words", "own")
+UNPLANNED: Final = ("query", "queries", "sparse", "words", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,8 @@ MOST_ROWS: Final = 100
 # (min_parallel_table_scan_size), which it does not do within a lateral join.
 MOST_ROWS_READ: Final = 10_000
 
-SearchWithVector = tuple[Search, npt.NDArray[np.float32] | None]
+# A query is its dense vector, or several outputs.
+SearchWithVector = tuple[Search, npt.NDArray[np.float32] | Representations | None]
 
 
 def find_company(search: Search) -> Hashable | None:
@@ -139,6 +150,7 @@ def find_company(search: Search) -> Hashable | None:
     The number of rows is part of the key, since an index scan for more rows may find nearer ones.
     """
     is_bare = search.mode == BY_VECTOR and search.like is None and not search.by_document
+    is_bare &= search.outputs == (DENSE,)
     if not is_bare or VECTOR in search.include or search.num_wanted > MOST_ROWS:
         return None
     # The repr tells 1 from True, which are equal in Python.
@@ -280,7 +292,7 @@ def find_round(
     """Run the searches of one round in one statement. The result is None for each search that must run alone."""
     first, _ = searches[0]
     whole = replace(first, limit=first.num_wanted, offset=0)
-    embeddings = [embedding for _, embedding in searches if embedding is not None]
+    embeddings = [embedding for _, embedding in searches if isinstance(embedding, np.ndarray)]
     queries = make_query_vectors(connection, generation, embeddings)
     if queries is None:
         return [Nearest([], 0) for _ in searches]
@@ -302,23 +314,37 @@ def find_one(
     connection: Connection,
     generation: Generation,
     search: Search,
-    embedding: npt.NDArray[np.float32] | None,
+    query: npt.NDArray[np.float32] | Representations | None,
     plans: Plans,
 ) -> Nearest:
     """Run one search, repeatedly with more rows and finally with all, until its page is full."""
     language = find_language(connection, generation) if search.reads_words else None
-    query = None
-    if search.mode != BY_TEXT:
-        query = make_query_vector(connection, generation, embedding, search.like)
-        if query is None:
-            return Nearest([], 0)
+    document = None
+    if search.like is not None and set(search.outputs) - {DENSE}:
+        query, document = find_representations(connection, generation, search.like)
+    queries = make_queries(connection, generation, search, query, document)
+    if queries is None:
+        return Nearest([], 0)
+    if MULTI_VECTOR in search.outputs:
+        assert isinstance(query, Representations)
+        num_candidates = max(LEAST_FUSED, FUSED_PER_ROW * search.num_wanted)
+        candidates = None
+        if search.num_rankings:
+            candidates = write_candidates(
+                generation, search, queries, num_candidates, language, is_exact=False
+            )
+        scores = score_rows(connection, generation, search, query.vectors, candidates, document)
+        given = write_given(generation, search, scores)
+        page = connection.execute(read_statement(given.sql), given.values).all()
+        num_read = estimate_num_rows(connection, generation.table_name) if candidates is None else None
+        return make_nearest(page, search, generation, PlannedReading(False, num_read, None))
     rows: Sequence[Row[Any]] = []
     reading = PlannedReading(False, None, None)
     shortage: str | None = None
     repeated_because: str | None = None
     for num_ranked, is_exact in plan_attempts(search):
         repeated_because = shortage if is_exact and search.mode != BY_TEXT else None
-        write = partial(write_search, generation, search, query, num_ranked, language)
+        write = partial(write_search, generation, search, queries, num_ranked, language)
         statement, reading = plans.choose(write, is_exact=is_exact, is_filtered=search.condition is not None)
         rows = connection.execute(read_statement(statement.sql), statement.values).all()
         shortage = find_shortage(search, reading, rows, num_ranked)
@@ -327,10 +353,35 @@ def find_one(
     return make_nearest(rows, search, generation, reading, repeated_because)
 
 
+def make_queries(
+    connection: Connection,
+    generation: Generation,
+    search: Search,
+    query: npt.NDArray[np.float32] | Representations | None,
+    document: str | None,
+) -> dict[str, QueryVector] | None:
+    """Return a query for each ranking by an output; None if an int8 collection has no ranges yet, and so no rows.
+
+    `document` is that of the row that the search is like, if it is a passage. Raise ItemNotFound.
+    """
+    queries: dict[str, QueryVector] = {}
+    if DENSE in search.ranked_outputs:
+        is_packed = isinstance(query, Representations)
+        dense = query.dense if isinstance(query, Representations) else query
+        near = make_query_vector(connection, generation, dense, None if is_packed else search.like)
+        if near is None:
+            return None
+        queries["vector"] = replace(near, document=document) if is_packed else near
+    if SPARSE in search.ranked_outputs:
+        assert isinstance(query, Representations)
+        queries["sparse"] = make_sparse_query(generation, query, document)
+    return queries
+
+
 def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
     """Return the attempts of a search: how many rows each one ranks (None for all), and whether it must be exact."""
     num_wanted = search.num_wanted
-    num_ranked = max(LEAST_FUSED, FUSED_PER_ROW * num_wanted) if search.mode == HYBRID else num_wanted
+    num_ranked = max(LEAST_FUSED, FUSED_PER_ROW * num_wanted) if search.is_fused else num_wanted
     if search.by_document:
         return [*((factor * num_ranked, False) for factor in PASSAGES_PER_DOCUMENT), (None, True)]
     return [(num_ranked, False), (num_ranked, True)]
@@ -341,13 +392,13 @@ def find_shortage(
 ) -> str | None:
     """Return the reason why the search may have more results than `rows`; None if these are complete."""
     num_nearest, is_full = rows[0].num_nearest if rows else 0, len(rows) == search.limit
-    if is_full and search.mode != HYBRID:
+    if is_full and not search.is_fused:
         return None
     is_cut = num_ranked is not None and (num_nearest >= num_ranked or not rows)
     if search.by_document and is_cut and not is_full:
         return f"the {num_ranked:,} nearest passages belong to fewer documents than requested"
     # Fusion needs the whole ranking, not only as many rows as the page.
-    num_wanted = num_ranked if search.mode == HYBRID or search.by_document else search.num_wanted
+    num_wanted = num_ranked if search.is_fused or search.by_document else search.num_wanted
     if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
         return f"the index returned only {num_nearest:,} of {num_wanted:,} rows"
     return None
@@ -378,6 +429,7 @@ def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:
         passage=row.passage if isinstance(row.passage, dict) else None,
         vector_rank=shown.get("vector_rank"),
         text_rank=shown.get("text_rank"),
+        sparse_rank=shown.get("sparse_rank"),
     )
 
 

@@ -12,9 +12,11 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges
+from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
+from vectormill.vectors.representations import Representations, unpack
 from vectormill.vectors.vector_types import (
     VECTOR_TYPE_BY_NAME,
     VectorType,
@@ -46,11 +48,17 @@ DISTANCES: Final[Mapping[str, Distance]] = {
 ASKED: Final = "asked.query"
 
 
+BY_COSINE: Final = "1 - distance * :unit"
+BY_PRODUCT: Final = "-distance"
+SPARSE_DISTANCE: Final = "vectors.sparse <#> CAST(:sparse AS sparsevec)"
+
+
 @dataclass(frozen=True, slots=True)
 class QueryVector:
-    """The vector of one search, or of many, in SQL: its distance to `vectors.embedding`, and the bound values.
+    """The vector of one search, or of many, in SQL: its distance to that of a row of `vectors`, and the bound values.
 
-    A distance of 1 lowers the score by `unit`. If the vector is that of a row which is a passage, `document` is its
+    `score` is the SQL of the score by the distance; a distance of 1 lowers a cosine by `unit`. Only rows that fulfil
+    `conditions` are found. If the vector is that of a row which is a passage, `document` is its
     document. For many searches `array` is the SQL of all their vectors, and the distance is to ASKED, one of these.
     """
 
@@ -59,11 +67,21 @@ class QueryVector:
     unit: float
     document: str | None = None
     array: str = ""
+    score: str = BY_COSINE
+    conditions: tuple[str, ...] = ()
 
 
 # Read the vector of one row, and its document if it is a passage.
 FIND_LIKE: Final = """
     SELECT CAST({embedding} AS text) AS embedding, attributes.document
+      FROM vectormill.{table} AS vectors
+      LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = vectors.key
+     WHERE vectors.key = :key
+"""
+
+
+FIND_OUTPUTS: Final = """
+    SELECT {outputs} AS outputs, attributes.document
       FROM vectormill.{table} AS vectors
       LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = vectors.key
      WHERE vectors.key = :key
@@ -92,6 +110,36 @@ def make_query_vector(
         values["query"] = write_query(embedding, kind)
     compared = f"{distance.column} {distance.operator} CAST(:query AS {distance.query_type})"
     return QueryVector(compared, values, find_unit(generation, kind), document)
+
+
+def make_sparse_query(generation: Generation, query: Representations, document: str | None) -> QueryVector:
+    """Make the query of a sparse vector. Rows that share no word with it have the product 0, and are not found."""
+    pairs = zip((query.indices + 1).tolist(), query.weights.tolist(), strict=True)  # its text counts from 1
+    words = ",".join(f"{place}:{weight:.9g}" for place, weight in pairs)
+    return QueryVector(
+        SPARSE_DISTANCE,
+        {"sparse": f"{{{words}}}/{generation.spec.sparse_dimensions}"},
+        1.0,
+        document,
+        score=BY_PRODUCT,
+        conditions=(f"({SPARSE_DISTANCE}) < 0",),
+    )
+
+
+def find_representations(
+    connection: Connection, generation: Generation, key: str
+) -> tuple[Representations, str | None]:
+    """Return the outputs of the row `key`, and its document or None. Raise ItemNotFound."""
+    kind = choose_kind(generation.spec)
+    statement = FIND_OUTPUTS.format(
+        outputs=kind.sent(generation.spec, "vectors"),
+        table=generation.table_name,
+        attributes=attributes_name(generation.id),
+    )
+    row = connection.execute(text(statement), {"key": key}).one_or_none()
+    if row is None:
+        raise ItemNotFound(f"Collection {generation.collection!r} has no item {key!r} to compare with.")
+    return unpack(kind.read(row.outputs, generation.spec)[0]), row.document
 
 
 def make_query_vectors(

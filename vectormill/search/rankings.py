@@ -4,15 +4,15 @@ A ranking is a subquery of rows (key, score, num_nearest, …) by vector, by wor
 page of it, with the included columns of each row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name
 from vectormill.search.filters import Condition, compile_filter
-from vectormill.search.query_vectors import QueryVector
-from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search
+from vectormill.search.query_vectors import BY_COSINE, QueryVector
+from vectormill.search.search import FUSION_CONSTANT, METADATA, TEXT, VECTOR, Search
 
 # Rows by distance; an HNSW index returns them in nearly this order. A filter is applied to each row from the index,
 # which continues until there are enough (hnsw.iterative_scan).
@@ -34,7 +34,7 @@ WORDED: Final = """
 WORDS: Final = "websearch_to_tsquery(CAST(:language AS regconfig), CAST(:words AS text))"
 
 BY_DISTANCE: Final = """
-    SELECT key, 1 - distance * :unit AS score, count(*) OVER () AS num_nearest
+    SELECT key, {score} AS score, count(*) OVER () AS num_nearest
       FROM ({nearest}) AS nearest
 """
 BY_WORDS: Final = """
@@ -42,15 +42,25 @@ BY_WORDS: Final = """
       FROM ({worded}) AS worded
 """
 # Reciprocal rank fusion uses only positions in the rankings, since distances and ranks of words have no common scale.
-BY_BOTH: Final = """
-    SELECT key, vector_rank, text_rank, count(vector_rank) OVER () AS num_nearest,
-           coalesce(CAST(:vector_weight AS float8) / (CAST(:constant AS float8) + vector_rank), 0)
-               + coalesce(CAST(:text_weight AS float8) / (CAST(:constant AS float8) + text_rank), 0) AS score
-      FROM (SELECT key, row_number() OVER (ORDER BY distance, key) AS vector_rank
-              FROM ({nearest}) AS nearest) AS near
-      FULL JOIN (SELECT key, row_number() OVER (ORDER BY rank DESC, key) AS text_rank
-                   FROM ({worded}) AS worded) AS said USING (key)
+FUSED: Final = """
+    SELECT key, vector_rank, sparse_rank, text_rank, count(vector_rank) OVER () AS num_nearest, score
+      FROM (SELECT key, min(rank) FILTER (WHERE ranking = 'vector') AS vector_rank,
+                   min(rank) FILTER (WHERE ranking = 'sparse') AS sparse_rank,
+                   min(rank) FILTER (WHERE ranking = 'text') AS text_rank,
+                   sum(weight / (CAST(:constant AS float8) + rank)) AS score
+              FROM ({rankings}) AS ranked GROUP BY key) AS fused
 """
+RANKED: Final = """
+    SELECT key, '{name}' AS ranking, CAST(:{name}_weight AS float8) AS weight,
+           row_number() OVER (ORDER BY {order}, key) AS rank
+      FROM ({ranking}) AS {name}_ranking
+"""
+# Rows whose scores were computed elsewhere.
+GIVEN: Final = """
+    SELECT key, score, count(*) OVER () AS num_nearest
+      FROM unnest(CAST(:keys AS text[]), CAST(:scores AS float8[])) AS given (key, score)
+"""
+BEST_KEYS: Final = "SELECT key FROM ({ranking}) AS ranking ORDER BY score DESC, key LIMIT :num_candidates"
 # Rows are sorted again, since an iterative index scan returns them only nearly in order, which Postgres does not know.
 BEST_ROWS: Final = """
     SELECT * FROM ({ranking}) AS ranking
@@ -99,7 +109,7 @@ class Statement:
 def write_search(
     generation: Generation,
     search: Search,
-    query: QueryVector | None,
+    queries: Mapping[str, QueryVector],
     num_ranked: int | None,
     language: str | None,
     *,
@@ -107,43 +117,76 @@ def write_search(
 ) -> Statement:
     """Return the SQL statement of one search.
 
-    `query` may be None only for a search by words alone; `language`, a regconfig, is needed for words. Each ranking has
-    `num_ranked` rows, None for all. With `is_exact` the distance is written so that no vector index matches it, and
-    every row that passes the filter is compared.
+    `queries` has a query for each of the search's outputs that make a ranking; `language`, a regconfig, is needed for
+    words. Each ranking has `num_ranked` rows, None for all. With `is_exact` the distance is written so that no vector
+    index matches it, and every row that passes the filter is compared.
     """
+    ranking = write_ranking(generation, search, queries, num_ranked, language, is_exact=is_exact)
+    return write_page(generation, search, ranking)
+
+
+def write_candidates(
+    generation: Generation,
+    search: Search,
+    queries: Mapping[str, QueryVector],
+    num_ranked: int,
+    language: str | None,
+    *,
+    is_exact: bool,
+) -> Statement:
+    """Return the SQL statement of the keys of the `num_ranked` best rows; see `write_search`."""
+    ranking = write_ranking(generation, search, queries, num_ranked, language, is_exact=is_exact)
+    return Statement(BEST_KEYS.format(ranking=ranking.sql), {**ranking.values, "num_candidates": num_ranked})
+
+
+def write_given(generation: Generation, search: Search, scores: Mapping[str, float]) -> Statement:
+    """Return the SQL statement of the page of these rows, in the order of their scores."""
+    return write_page(generation, search, Statement(GIVEN, {"keys": [*scores], "scores": [*scores.values()]}))
+
+
+def write_ranking(
+    generation: Generation,
+    search: Search,
+    queries: Mapping[str, QueryVector],
+    num_ranked: int | None,
+    language: str | None,
+    *,
+    is_exact: bool,
+) -> Statement:
+    """Return the SQL of the ranking of a search, or of several that are fused; see `write_search`."""
     names = name_tables(generation)
-    values: dict[str, object] = {
-        "limit": search.limit,
-        "offset": search.offset,
-        "num_ranked": num_ranked,
-    }
+    values: dict[str, object] = {"num_ranked": num_ranked}
     condition = None
     if search.condition is not None:
         condition = compile_filter(search.condition, "attributes.metadata")
         values |= condition.values
-    parts = {}
-    if query is not None:
-        own, own_values = leave_out_own(search, query)
+    alone, unit, ranked = "", 1.0, []
+    for name, query in queries.items():
+        own, own_values = leave_out_own(search, query.document)
         values |= query.values | own_values
-        parts["nearest"] = write_nearest(generation, query, condition, own, is_exact=is_exact)
+        nearest = write_nearest(generation, query, condition, own, is_exact=is_exact)
+        alone, unit = BY_DISTANCE.format(nearest=nearest, score=query.score), query.unit
+        ranked.append(RANKED.format(name=name, order="distance", ranking=nearest))
     if search.reads_words:
         values |= {"words": search.words, "language": language}
-        parts["worded"] = WORDED.format(
-            **names, words=WORDS, condition="true" if condition is None else condition.sql
-        )
-    if search.mode == HYBRID:
-        ranking = BY_BOTH.format(**parts)
-        values |= {
-            "vector_weight": search.vector_weight,
-            "text_weight": search.text_weight,
-            "constant": FUSION_CONSTANT,
-        }
-    elif search.mode == BY_TEXT:
-        ranking = BY_WORDS.format(**parts)
-    else:
-        assert query is not None
-        ranking = BY_DISTANCE.format(**parts)
-        values["unit"] = query.unit
+        worded = WORDED.format(**names, words=WORDS, condition="true" if condition is None else condition.sql)
+        alone = BY_WORDS.format(worded=worded)
+        ranked.append(RANKED.format(name="text", order="rank DESC", ranking=worded))
+    if len(ranked) == 1:
+        return Statement(alone, {**values, "unit": unit})
+    values |= {
+        "vector_weight": search.vector_weight,
+        "sparse_weight": search.sparse_weight,
+        "text_weight": search.text_weight,
+        "constant": FUSION_CONSTANT,
+    }
+    return Statement(FUSED.format(rankings=" UNION ALL ".join(ranked)), values)
+
+
+def write_page(generation: Generation, search: Search, found: Statement) -> Statement:
+    """Return the SQL statement of the page of a ranking, with the included columns."""
+    names, ranking = name_tables(generation), found.sql
+    values = {**found.values, "limit": search.limit, "offset": search.offset}
     best = (BEST_OF_DOCUMENTS if search.by_document else BEST_ROWS).format(ranking=ranking, **names)
     has_vectors = VECTOR in search.include
     page = PAGE.format(
@@ -174,7 +217,7 @@ def write_round(generation: Generation, search: Search, queries: QueryVector, *,
     nearest = write_nearest(generation, queries, condition, [], is_exact=is_exact)
     statement = ROUND.format(
         array=queries.array,
-        best=BEST_ROWS.format(ranking=BY_DISTANCE.format(nearest=nearest)),
+        best=BEST_ROWS.format(ranking=BY_DISTANCE.format(nearest=nearest, score=BY_COSINE)),
         columns=" ".join(COLUMNS[part] for part in search.include),
         **name_tables(generation),
     )
@@ -201,14 +244,14 @@ def write_nearest(
         **names,
         distance=f"({query.distance}) + 0" if is_exact else query.distance,
         join=f"{join} vectormill.{names['attributes']} AS attributes USING (key)" if needs_attributes else "",
-        condition=" AND ".join(["true" if condition is None else condition.sql, *own]),
+        condition=" AND ".join(["true" if condition is None else condition.sql, *query.conditions, *own]),
     )
 
 
-def leave_out_own(search: Search, query: QueryVector) -> tuple[list[str], dict[str, object]]:
-    """Return SQL conditions and their values that exclude the row `search.like`; by document, its whole document."""
+def leave_out_own(search: Search, document: str | None) -> tuple[list[str], dict[str, object]]:
+    """Return SQL conditions and their values that exclude the row `search.like`; by document, its whole `document`."""
     if search.like is None:
         return [], {}
-    if search.by_document and query.document is not None:
-        return ["attributes.document IS DISTINCT FROM CAST(:own AS text)"], {"own": query.document}
+    if search.by_document and document is not None:
+        return ["attributes.document IS DISTINCT FROM CAST(:own AS text)"], {"own": document}
     return ["vectors.key <> CAST(:own AS text)"], {"own": search.like}

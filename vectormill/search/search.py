@@ -1,9 +1,12 @@
 """Search: the types of a search and its matches, without SQL and without the encoding of texts."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.task import DENSE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.search.filter import Filter
 
 # The modes of a search: by similarity of vectors, by words (Postgres full-text search), or by both.
@@ -31,7 +34,10 @@ class Search:
     """The parameters of one search. Its vector is passed separately, unless it is that of the row with the key `like`.
 
     `words` are for full-text search, in the syntax of web search engines. With `by_document` each document has only its
-    best row as a match. `ef_search` is the number of candidates of an HNSW index; if None it follows from the limit.
+    best row as a match. `outputs` are the outputs of the collection that are compared: rankings by `dense` and `sparse`
+    are fused with each other and with that by words, and `multi_vector` orders the best rows of these anew, or all rows
+    if there is no other ranking. `ef_search` is the number of candidates of an HNSW index; if None it follows from the
+    limit.
     """
 
     limit: int = 10
@@ -46,6 +52,22 @@ class Search:
     ef_search: int | None = None
     vector_weight: float = 1.0
     text_weight: float = 1.0
+    outputs: tuple[str, ...] = (DENSE,)
+    sparse_weight: float = 1.0
+
+    @property
+    def ranked_outputs(self) -> tuple[str, ...]:
+        """Return the outputs by each of which all rows are ranked."""
+        return () if self.mode == BY_TEXT else tuple(name for name in self.outputs if name != MULTI_VECTOR)
+
+    @property
+    def num_rankings(self) -> int:
+        """Return how many rankings are fused: by dense vectors, by sparse ones, and by words."""
+        return len(self.ranked_outputs) + self.reads_words
+
+    @property
+    def is_fused(self) -> bool:
+        return self.num_rankings > 1
 
     @property
     def num_wanted(self) -> int:
@@ -61,8 +83,10 @@ class Search:
 class Match:
     """A row that a search found.
 
-    By vector, `score` is the cosine similarity, -1 to 1 (in a binary collection, that of the signs); by words, the
-    cover density; by both, the reciprocal rank fusion of `vector_rank` and `text_rank`, the row's ranks from 1.
+    By vector, `score` is the cosine similarity, -1 to 1 (in a binary collection, that of the signs); by sparse vectors,
+    their inner product; by words, the cover density; by several, the reciprocal rank fusion of `vector_rank`,
+    `sparse_rank` and `text_rank`, the row's ranks from 1. By multi-vectors it is MaxSim: the sum, over the query's
+    tokens, of the largest inner product with a token of the row.
     `passage` is the span of the document that the row holds: document, index, start, end.
     """
 
@@ -74,6 +98,7 @@ class Match:
     passage: dict[str, Any] | None = None
     vector_rank: int | None = None
     text_rank: int | None = None
+    sparse_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +114,29 @@ class Nearest:
     repeated_because: str | None = None
 
 
+def fit_outputs(search: Search, asked: Sequence[str] | None, spec: EncodingSpec, collection: str) -> Search:
+    """Return the search with the outputs that it compares in a collection of this spec; `asked` are those of the query.
+
+    By default they are `dense`, or the first output that the collection has. Raise InvalidOption.
+    """
+    kept = [name for name in OUTPUTS if spec.has_output(name)]
+    has = f"Collection {collection!r} has the outputs {', '.join(kept)}"
+    if VECTOR in search.include and DENSE not in kept:
+        raise InvalidOption(f"{has}: omit {VECTOR!r} from include, which is the dense vector.")
+    if asked is None:
+        outputs = [] if search.mode == BY_TEXT else kept[:1]
+    else:
+        outputs = [name for name in OUTPUTS if name in asked]
+        if not outputs or not set(outputs) <= set(kept):
+            raise InvalidOption(f"{has}; outputs must be some of them, and not {', '.join(asked) or 'none'}.")
+        if search.mode == BY_TEXT and outputs != [MULTI_VECTOR]:
+            raise InvalidOption(
+                f"A search in mode {BY_TEXT} finds rows by words, which only {MULTI_VECTOR} can order anew; omit other "
+                f"outputs, or use mode {HYBRID}."
+            )
+    return replace(search, outputs=tuple(outputs))
+
+
 def check_search(search: Search) -> None:
     """Raise InvalidOption if parts of the search contradict each other."""
     if search.reads_words and search.words is None:
@@ -101,9 +149,13 @@ def check_search(search: Search) -> None:
         raise InvalidOption(
             f"min_score is a cosine similarity, which mode {search.mode} does not use for its scores; omit it."
         )
+    if search.min_score is not None and search.outputs != (DENSE,):
+        raise InvalidOption(
+            "min_score is a cosine similarity, which only a search by dense vectors has; omit it."
+        )
     if search.mode == BY_TEXT and search.ef_search is not None:
         raise InvalidOption(
             "ef_search applies to the vector index, which a search in mode text does not use."
         )
-    if not search.vector_weight + search.text_weight > 0:
+    if not search.vector_weight + search.text_weight + search.sparse_weight * (SPARSE in search.outputs) > 0:
         raise InvalidOption("At least one of the weights of vector and text must be above 0.")

@@ -11,10 +11,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+# The most non-zero values of pgvector's sparsevec (SPARSEVEC_MAX_NNZ in src/sparsevec.h).
+MAX_WEIGHTS: Final = 16_000
+
+SMALLEST_NORM: Final = 1e-12  # avoids division by zero
+
 _HEADER: Final = np.dtype("<u4")
 _HEADER_FIELDS: Final = 4
-_NO_NUMBERS: Final = np.zeros(0, np.float32)
-_NO_INDICES: Final = np.zeros(0, np.uint32)
+NO_NUMBERS: Final = np.zeros(0, np.float32)
+NO_INDICES: Final = np.zeros(0, np.uint32)
 _NO_VECTORS: Final = np.zeros((0, 0), np.float16)
 
 
@@ -25,9 +30,9 @@ class Representations:
     `indices` are ascending places in the vocabulary, from 0, and `weights` their weights, none of them 0.
     """
 
-    dense: NDArray[np.float32] = field(default_factory=lambda: _NO_NUMBERS)  # [d]
-    indices: NDArray[np.uint32] = field(default_factory=lambda: _NO_INDICES)  # [k]
-    weights: NDArray[np.float32] = field(default_factory=lambda: _NO_NUMBERS)  # [k]
+    dense: NDArray[np.float32] = field(default_factory=lambda: NO_NUMBERS)  # [d]
+    indices: NDArray[np.uint32] = field(default_factory=lambda: NO_INDICES)  # [k]
+    weights: NDArray[np.float32] = field(default_factory=lambda: NO_NUMBERS)  # [k]
     vectors: NDArray[np.float16] = field(default_factory=lambda: _NO_VECTORS)  # [t, m]
 
     def pack(self) -> bytes:
@@ -64,3 +69,66 @@ def unpack(content: bytes | memoryview) -> Representations:
         np.frombuffer(content, "<f4", num_weights, bounds[2]),
         np.frombuffer(content, "<f2", num_vectors * width, bounds[3]).reshape(num_vectors, width),
     )
+
+
+def measure_agreement(first: Representations, second: Representations) -> float:
+    """Return the smallest cosine between the dense vectors, sparse vectors and token vectors of one text.
+
+    It is 0 if their lengths or numbers differ.
+    """
+    if len(first.dense) != len(second.dense) or first.vectors.shape != second.vectors.shape:
+        return 0.0
+    places = np.union1d(first.indices, second.indices)
+    weights = np.zeros((2, len(places)), np.float32)
+    for row, own in zip(weights, (first, second), strict=True):
+        row[np.searchsorted(places, own.indices)] = own.weights
+    pairs = [(first.dense[np.newaxis], second.dense[np.newaxis]), (weights[:1], weights[1:])]
+    pairs.append((first.vectors.astype(np.float32), second.vectors.astype(np.float32)))
+    return min((float(_cosines(*pair).min()) for pair in pairs if pair[0].size), default=1.0)
+
+
+def _cosines(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    cosines: NDArray[np.float32] = np.einsum("nd,nd->n", first, second) / np.maximum(norms, SMALLEST_NORM)
+    return cosines
+
+
+def send_sparse(indices: NDArray[np.uint32], weights: NDArray[np.float32], dimensions: int) -> bytes:
+    """Return a sparse vector as pgvector's sparsevec in binary form.
+
+    Source: sparsevec_recv in pgvector's src/sparsevec.c: the numbers of dimensions and of weights and a zero in int32,
+    then the indices from 0 in int32, and the weights in float4.
+    """
+    header = np.array([dimensions, len(indices), 0], ">i4")
+    return b"".join((header.tobytes(), indices.astype(">i4").tobytes(), weights.astype(">f4").tobytes()))
+
+
+def read_sparse(wire: bytes) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """Return the indices and weights of a sparsevec in binary form."""
+    num_weights = int(np.frombuffer(wire, ">i4", 1, 4)[0])
+    indices = np.frombuffer(wire, ">i4", num_weights, 12)
+    return indices.astype(np.uint32), np.frombuffer(wire, ">f4", num_weights, 12 + indices.nbytes).astype(
+        np.float32
+    )
+
+
+def send_vectors(vectors: NDArray[np.float16], half_oid: int) -> bytes:
+    """Return token vectors [t, m] as an array of halfvec in binary form; `half_oid` is the OID of halfvec."""
+    if not len(vectors):
+        return np.array([0, 0, half_oid], ">i4").tobytes()
+    columns = np.empty(len(vectors), _array_element(vectors.shape[1]))
+    columns["bytes"], columns["dimensions"], columns["zero"] = columns.itemsize - 4, vectors.shape[1], 0
+    columns["values"] = vectors
+    return np.array([1, 0, half_oid, len(vectors), 1], ">i4").tobytes() + columns.tobytes()
+
+
+def read_vectors(wire: bytes, width: int) -> NDArray[np.float16]:
+    """Return the token vectors [t, m] of an array of halfvec in binary form; `width` is m, for an empty one too."""
+    num_axes = int(np.frombuffer(wire, ">i4", 1)[0])
+    if not num_axes:
+        return np.zeros((0, width), np.float16)
+    return np.frombuffer(wire, _array_element(width), offset=20)["values"].astype(np.float16)
+
+
+def _array_element(width: int) -> "np.dtype[np.void]":
+    return np.dtype([("bytes", ">i4"), ("dimensions", ">i2"), ("zero", ">i2"), ("values", ">f2", (width,))])

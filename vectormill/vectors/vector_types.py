@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.task import VECTOR
+from vectormill.domain.task import REPRESENTATIONS, VECTOR
 from vectormill.vectors.quantization import Ranges, pack_signs, quantize
 
 # Rows [n, width] of one of the four types.
@@ -73,7 +73,7 @@ def choose_vector_type(spec: EncodingSpec, *, in_collection: bool) -> VectorType
 
     Scores are float32 everywhere.
     """
-    is_halved = in_collection and spec.result == VECTOR
+    is_halved = in_collection and spec.result in (VECTOR, REPRESENTATIONS)
     return VECTOR_TYPE_BY_NAME[spec.vector_type or (FLOAT16 if is_halved else FLOAT32)]
 
 

@@ -21,7 +21,7 @@ from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
 from tests.integration.rows.test_upserts import ITEMS
 from tests.kept_rows import read_rows
-from tests.kinds import RECORDS, SCORES
+from tests.kinds import MANY, RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, results_of, submit
 from vectormill.collections.collection import CollectionOptions, Generation
 from vectormill.collections.collections import change_collection, create_collection, find_generation
@@ -35,7 +35,7 @@ from vectormill.collections.removals import drop_orphaned_tables, remove_collect
 from vectormill.collections.row_kinds import choose_kind, take_objects
 from vectormill.collections.swaps import discard_generation, prune_retired_generations
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
-from vectormill.domain.task import RECORD, VECTOR
+from vectormill.domain.task import RECORD, REPRESENTATIONS, VECTOR
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
@@ -123,8 +123,9 @@ def texts_of(engine: Engine, generation: Generation) -> dict[str, tuple[str, str
         SCORES,
         replace(SCORES, labels=(), dimensions=1),
         RECORDS,
+        MANY,
     ],
-    ids=[*VECTOR_TYPES, "scores", "scores without labels", "records"],
+    ids=[*VECTOR_TYPES, "scores", "scores without labels", "records", "representations"],
 )
 def test_copied_rows_are_those_that_an_upsert_writes(
     engine: Engine, spec: EncodingSpec, keep_text: bool, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +139,9 @@ def test_copied_rows_are_those_that_an_upsert_writes(
     elif spec.result == RECORD:
         ragged = results_of(spec, items)
         results = take_objects([group_records(ragged.row(place).tobytes()) for place in range(len(items))])
+    elif spec.result == REPRESENTATIONS:
+        ragged = results_of(spec, items)
+        results = take_objects([ragged.row(place).tobytes() for place in range(len(items))])
     else:
         results = results_of(spec, items).matrix.reshape(len(items), spec.dimensions)
     found = []

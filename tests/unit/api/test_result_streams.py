@@ -13,7 +13,7 @@ from api.streams import result_streams
 from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.task import JUDGE
+from vectormill.domain.task import EXTRACT, JUDGE
 from vectormill.jobs.export import RecordBlock, VectorBlock
 from vectormill.jobs.job import Job
 
@@ -25,6 +25,11 @@ NUM_CHUNKS, NUM_ITEMS = 300, 4
 def judged(labels: tuple[str, ...] = LABELS) -> Job:
     job = make_completed_job(NUM_ITEMS)
     return replace(job, spec=replace(job.spec, task=JUDGE, labels=labels, dimensions=len(labels)))
+
+
+def extracted(num_items: int) -> Job:
+    job = make_completed_job(num_items)
+    return replace(job, spec=replace(job.spec, task=EXTRACT, dimensions=0))
 
 
 def test_scores_have_their_labels_whatever_these_are_called() -> None:
@@ -52,7 +57,7 @@ def blocks_of(record: bytes) -> Iterator[RecordBlock]:
 def test_records_of_many_small_chunks_share_a_row_group() -> None:
     """The footer names every group, and is in memory to the end: a group for each chunk grows with the job."""
     record = b'[[{"type":"a"}]]'
-    job = make_completed_job(NUM_CHUNKS * NUM_ITEMS)
+    job = extracted(NUM_CHUNKS * NUM_ITEMS)
     content = b"".join(result_streams.write_record_table(job, start_reading(blocks_of(record))))
     file = pq.ParquetFile(io.BytesIO(content))
     assert (file.num_row_groups, file.metadata.num_rows) == (1, 3 * NUM_CHUNKS)
@@ -64,7 +69,7 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
 @pytest.mark.parametrize("write", [result_streams.write_record_lines, result_streams.write_record_table])
 def test_a_job_without_any_record_is_an_empty_file(write: Callable[..., Iterator[bytes]]) -> None:
     block = RecordBlock(0, ["a", "b"], [None, None])
-    content = b"".join(write(make_completed_job(2), start_reading(iter([block]))))
+    content = b"".join(write(extracted(2), start_reading(iter([block]))))
     if write is result_streams.write_record_table:
         assert pq.read_table(io.BytesIO(content)).num_rows == 0
     else:
@@ -75,14 +80,12 @@ def test_records_of_megabytes_are_sent_piece_by_piece() -> None:
     """Joined, a chunk of them would be in memory a second and a third time."""
     record = b'["' + b"x" * PIECE_BYTES + b'"]'
     block = RecordBlock(0, [str(number) for number in range(9)], [record] * 9)
-    pieces = list(result_streams.write_record_lines(make_completed_job(9), start_reading(iter([block]))))
+    pieces = list(result_streams.write_record_lines(extracted(9), start_reading(iter([block]))))
     assert max(map(len, pieces)) < 2 * PIECE_BYTES + 100
     assert [json.loads(line)["key"] for line in b"".join(pieces).splitlines()] == block.keys
     groups = pq.ParquetFile(
         io.BytesIO(
-            b"".join(
-                result_streams.write_record_table(make_completed_job(9), start_reading(iter([block] * 40)))
-            )
+            b"".join(result_streams.write_record_table(extracted(9), start_reading(iter([block] * 40))))
         )
     )
     assert groups.metadata.num_rows == 360
@@ -99,5 +102,5 @@ def test_records_of_a_job_that_is_removed_meanwhile_are_no_whole_file(
 
     pieces: list[bytes] = []
     with pytest.raises(JobNotFound):
-        pieces.extend(write(make_completed_job(2), start_reading(broken())))
+        pieces.extend(write(extracted(2), start_reading(broken())))
     assert not b"".join(pieces).endswith(b"PAR1")

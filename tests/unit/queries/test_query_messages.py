@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,7 @@ from api.queries import (
     count_together,
     split_answer,
 )
+from tests.kinds import representations_of
 from tests.protocol import SPEC
 from vectormill.broker.queries import (
     Answer,
@@ -134,3 +136,23 @@ def test_more_messages_are_at_work_with_more_workers_that_answer() -> None:
         assert exchange._takers == {"space": {"a": now, "b": now}}
 
     asyncio.run(run())
+
+
+def test_representations_are_split_as_they_were_sent_and_an_answer_of_another_size_is_lost() -> None:
+    rows = [representations_of(text) for text in (b"one", b"two")]
+    packed = [rows[0].pack(), b"", rows[1].pack()]
+    sizes = np.array([len(row) for row in packed], "<i4")
+    counts = np.array([3, 0, 5], "<i4").tobytes()
+    answer = EncodedTexts(b"", 0, b"".join(packed), {1: "the text is empty"}, counts, [], sizes.tobytes())
+    assert read_answer(write_message(answer)) == answer
+    first, second = split_answer(answer, [QueryTexts([b"one", b""], 0.0), QueryTexts([b"two"], 0.0)])
+    assert first.vectors[1] is None
+    assert first.failures == {1: "the text is empty"}
+    for found, expected in ((first.vectors[0], rows[0]), (second.vectors[0], rows[1])):
+        np.testing.assert_array_equal(found.vectors, expected.vectors)
+        np.testing.assert_array_equal(found.indices, expected.indices)
+    for broken in (sizes[:2], sizes + 4, np.array([len(packed[0]) + 2, 0, len(packed[2]) - 2], "<i4")):
+        with pytest.raises(MessageLost, match="wrong length"):
+            split_answer(
+                msgspec.structs.replace(answer, sizes=broken.tobytes()), [QueryTexts([b"a", b"b", b"c"], 0.0)]
+            )

@@ -30,6 +30,7 @@ class SearchCalls(Transport):
         filter: Mapping[str, Any] | None = None,
         mode: str | None = None,
         weights: Mapping[str, float] | None = None,
+        outputs: Sequence[str] | None = None,
         include: Sequence[str] | None = None,
         group_by: str | None = None,
         min_score: float | None = None,
@@ -40,7 +41,8 @@ class SearchCalls(Transport):
 
         `more_like` is the key of a row to find similar rows for. `filter` is a condition on the metadata, such as
         `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or hybrid; `weights` are the
-        weights of the two rankings in hybrid mode, as `{"vector": 1, "text": 0.5}`. `include` lists the parts
+        weights of the rankings that are fused, as `{"vector": 1, "text": 0.5}`. `outputs` are those of the collection
+        that are compared, of dense, sparse and multi_vector. `include` lists the parts
         returned besides key and score: vector, text, metadata; by default the metadata. `group_by="document"`
         returns only the best passage of each document. See docs/SEARCH.md.
         """
@@ -53,6 +55,7 @@ class SearchCalls(Transport):
             "filter": dict(filter) if filter is not None else None,
             "mode": mode,
             "weights": dict(weights) if weights is not None else None,
+            "outputs": outputs,
             "include": list(include) if include is not None else None,
             "group_by": group_by,
             "min_score": min_score,

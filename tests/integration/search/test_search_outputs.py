@@ -1,0 +1,227 @@
+"""Searches by sparse weights, by several outputs and by multi-vectors, compared with NumPy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+
+from tests.api_server import api_client
+from tests.building import encode_all
+from tests.integration.collections.test_representations import SPARSE_ONLY, VECTORS_ONLY
+from tests.kinds import MANY, representations_of
+from tests.protocol import SPEC, submit
+from vectormill.client import Client
+from vectormill.collections.collection import CollectionOptions
+from vectormill.collections.collections import create_collection, find_generation
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+from vectormill.jobs.item import Item
+from vectormill.problems import ApiError
+from vectormill.search.filter import parse_filter
+from vectormill.search.late_interaction import measure_maxsim
+from vectormill.search.matches import find_matches
+from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, HYBRID, Search, fit_outputs
+from vectormill.vectors.representations import Representations
+
+WORDS = ("apple", "pear", "plum")
+ITEMS = [
+    Item(
+        f"k{number:03d}",
+        f"text {number} {WORDS[number % 3]}".encode(),
+        f'{{"part": {number % 4}, "_passage": {{"document": "d{number // 3}", "index": 0}}}}'.encode(),
+    )
+    for number in range(150)
+]
+ROWS = {item.key: representations_of(item.text) for item in ITEMS}
+QUERY = representations_of(b"a query")
+
+
+@pytest.fixture
+def searched(engine: Engine) -> Engine:
+    keep(engine, MANY)
+    return engine
+
+
+def keep(engine: Engine, spec: EncodingSpec) -> None:
+    with engine.begin() as connection:
+        create_collection(connection, "docs", spec, CollectionOptions(keep_text=True), 100)
+    submit(engine, ITEMS, collection="docs", spec=spec, chunk_max_items=50)
+    encode_all(engine)
+
+
+def search(engine: Engine, query: Representations | None = QUERY, **options: Any) -> list[Any]:
+    with engine.connect() as connection:
+        (found,) = find_matches(connection, find_generation(connection, "docs"), [(Search(**options), query)])
+    return found.matches
+
+
+def measure_cosines(query: Representations) -> dict[str, float]:
+    size = float(np.linalg.norm(query.dense))
+    return {
+        key: float(row.dense @ query.dense) / size / float(np.linalg.norm(row.dense))
+        for key, row in ROWS.items()
+    }
+
+
+def measure_products(query: Representations) -> dict[str, float]:
+    own = dict(zip(query.indices.tolist(), query.weights.tolist(), strict=True))
+    products = {
+        key: sum(
+            own.get(place, 0.0) * weight
+            for place, weight in zip(row.indices.tolist(), row.weights.tolist(), strict=True)
+        )
+        for key, row in ROWS.items()
+    }
+    return {key: product for key, product in products.items() if product}
+
+
+def measure_all(query: Representations) -> dict[str, float]:
+    own = query.vectors.astype(np.float32)
+    return {
+        key: float((own @ row.vectors.astype(np.float32).T).max(axis=1).sum()) for key, row in ROWS.items()
+    }
+
+
+def rank(scores: dict[str, float]) -> list[str]:
+    return sorted(scores, key=lambda key: (-scores[key], key))
+
+
+def assert_found(matches: Sequence[Any], scores: dict[str, float], limit: int) -> None:
+    best = rank(scores)[:limit]
+    assert [match.score for match in matches] == pytest.approx([scores[key] for key in best], abs=1e-3)
+    assert all(scores[match.key] == pytest.approx(match.score, abs=1e-3) for match in matches)
+
+
+def fuse(*rankings: list[str]) -> dict[str, float]:
+    keys = {key for ranking in rankings for key in ranking}
+    return {
+        key: sum(1 / (FUSION_CONSTANT + 1 + ranking.index(key)) for ranking in rankings if key in ranking)
+        for key in keys
+    }
+
+
+def test_by_sparse_weights_the_largest_inner_products_come_first(searched: Engine) -> None:
+    products = measure_products(QUERY)
+    assert 10 < len(products) < len(ROWS)
+    assert_found(search(searched, outputs=(SPARSE,), limit=10), products, 10)
+    everything = search(searched, outputs=(SPARSE,), limit=len(ROWS))
+    assert {match.key for match in everything} == products.keys(), "a row without a common word was found"
+
+
+def test_dense_alone_is_what_it_is_without_other_outputs(searched: Engine) -> None:
+    assert_found(search(searched, outputs=(DENSE,), limit=10), measure_cosines(QUERY), 10)
+    assert_found(search(searched, QUERY.dense, limit=10), measure_cosines(QUERY), 10)  # type: ignore[arg-type]
+
+
+def test_rankings_by_dense_and_sparse_are_fused_by_their_ranks(searched: Engine) -> None:
+    nearest, weighed = rank(measure_cosines(QUERY))[:100], rank(measure_products(QUERY))[:100]
+    matches = search(searched, outputs=(DENSE, SPARSE), limit=10)
+    assert_found(matches, fuse(nearest, weighed), 10)
+    assert all((match.vector_rank is None) == (match.key not in nearest) for match in matches)
+    assert any(match.sparse_rank is not None for match in matches)
+    only_sparse = search(searched, outputs=(DENSE, SPARSE), limit=10, vector_weight=0.0)
+    assert [match.key for match in only_sparse] == weighed[:10]
+
+
+def test_words_are_a_third_ranking(searched: Engine) -> None:
+    nearest, weighed = rank(measure_cosines(QUERY))[:100], rank(measure_products(QUERY))[:100]
+    worded = [item.key for item in ITEMS if b"plum" in item.text]
+    matches = search(searched, outputs=(DENSE, SPARSE), mode=HYBRID, words="plum", limit=10)
+    assert_found(matches, fuse(nearest, weighed, worded), 10)
+
+
+@pytest.mark.parametrize("first", [(DENSE,), (SPARSE,), (DENSE, SPARSE)])
+def test_multi_vectors_order_the_best_of_the_others_anew(searched: Engine, first: tuple[str, ...]) -> None:
+    rankings = {DENSE: rank(measure_cosines(QUERY))[:100], SPARSE: rank(measure_products(QUERY))[:100]}
+    candidates = rank(fuse(*(rankings[name] for name in first)))[:100]
+    scores = {key: score for key, score in measure_all(QUERY).items() if key in candidates}
+    assert_found(search(searched, outputs=(*first, MULTI_VECTOR), limit=10), scores, 10)
+
+
+def test_multi_vectors_order_rows_that_were_found_by_words(searched: Engine) -> None:
+    worded = [item.key for item in ITEMS if b"plum" in item.text]
+    scores = {key: score for key, score in measure_all(QUERY).items() if key in worded}
+    assert_found(search(searched, outputs=(MULTI_VECTOR,), mode=BY_TEXT, words="plum", limit=10), scores, 10)
+
+
+@pytest.mark.parametrize("rows_at_once", [100, 7])
+def test_multi_vectors_alone_compare_every_row(
+    searched: Engine, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.search.late_interaction.ROWS_AT_ONCE", rows_at_once)
+    assert_found(search(searched, outputs=(MULTI_VECTOR,), limit=10), measure_all(QUERY), 10)
+    second = search(searched, outputs=(MULTI_VECTOR,), limit=5, offset=5)
+    assert [match.key for match in second] == [
+        match.key for match in search(searched, outputs=(MULTI_VECTOR,), limit=10)[5:]
+    ]
+
+
+@pytest.mark.parametrize("outputs", [(SPARSE,), (MULTI_VECTOR,), (DENSE, SPARSE), (SPARSE, MULTI_VECTOR)])
+def test_filters_and_documents_hold_for_each_output(searched: Engine, outputs: tuple[str, ...]) -> None:
+    condition = parse_filter({"part": 2})
+    matches = search(searched, outputs=outputs, condition=condition, limit=len(ROWS))
+    assert matches
+    assert {int(match.key[1:]) % 4 for match in matches} == {2}
+    documents = [
+        match.passage["document"] for match in search(searched, outputs=outputs, by_document=True, limit=10)
+    ]
+    assert len(set(documents)) == len(documents) == 10
+    best = search(searched, outputs=outputs, limit=1)[0]
+    by_document = search(searched, outputs=outputs, by_document=True, limit=1)[0]
+    assert by_document.key == best.key
+
+
+@pytest.mark.parametrize("outputs", [(DENSE,), (SPARSE,), (MULTI_VECTOR,), (DENSE, SPARSE, MULTI_VECTOR)])
+def test_a_row_is_not_like_itself(searched: Engine, outputs: tuple[str, ...]) -> None:
+    matches = search(searched, None, outputs=outputs, like="k007", limit=20)
+    assert "k007" not in {match.key for match in matches}
+    if outputs == (MULTI_VECTOR,):
+        assert_found(matches, {k: v for k, v in measure_all(ROWS["k007"]).items() if k != "k007"}, 20)
+
+
+@pytest.mark.parametrize("spec", [SPARSE_ONLY, VECTORS_ONLY], ids=["sparse", "multi_vector"])
+def test_a_collection_without_dense_vectors_is_searched_by_what_it_has(
+    engine: Engine, spec: EncodingSpec
+) -> None:
+    keep(engine, spec)
+    fitted = fit_outputs(Search(limit=5), None, spec, "docs")
+    assert fitted.outputs == (spec.outputs,)
+    expected = measure_products(QUERY) if spec == SPARSE_ONLY else measure_all(QUERY)
+    assert_found(search(engine, outputs=fitted.outputs, limit=5), expected, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "spec", "said"),
+    [
+        ({}, ["sparse"], SPEC, "'docs' has the outputs dense; outputs must be some of them, and not sparse"),
+        ({"include": ("vector",)}, None, SPARSE_ONLY, "omit 'vector' from include"),
+        ({"mode": BY_TEXT, "words": "x"}, ["sparse"], MANY, "finds rows by words"),
+    ],
+)
+def test_what_a_collection_does_not_have_is_refused(
+    options: dict[str, Any], asked: list[str] | None, spec: EncodingSpec, said: str
+) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        fit_outputs(Search(**options), asked, spec, "docs")
+
+
+def test_over_http_a_row_finds_what_is_like_it_by_any_outputs(searched: Engine) -> None:
+    with api_client(searched) as api, Client(str(api.base_url)) as client:
+        found = client.search("docs", more_like="k007", outputs=["sparse", "multi_vector"], limit=5)
+        expected = search(searched, None, outputs=(SPARSE, MULTI_VECTOR), like="k007", limit=5)
+        assert [match["key"] for match in found] == [match.key for match in expected]
+        (fused,) = client.search("docs", more_like="k007", outputs=["dense", "sparse"], limit=1)
+        assert fused["sparse_rank"] is not None or fused["vector_rank"] is not None
+        with pytest.raises(ApiError, match="An embedding is compared with dense vectors alone"):
+            client.search("docs", embedding=QUERY.dense.tolist(), outputs=["dense", "sparse"])
+
+
+def test_maxsim_of_rows_without_tokens_is_zero() -> None:
+    rows = [np.zeros((0, 4), np.float16), QUERY.vectors, np.zeros((0, 4), np.float16)]
+    own = QUERY.vectors.astype(np.float32)
+    expected = float((own @ own.T).max(axis=1).sum())
+    assert measure_maxsim(own, rows).tolist() == pytest.approx([0.0, expected, 0.0])
+    assert measure_maxsim(own[:0], rows).tolist() == [0.0, 0.0, 0.0]
