@@ -176,13 +176,9 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
     fine-tuned copies of one architecture apart without reading gigabytes.
     """
     digest = blake2b(digest_size=8)
-    vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
-    for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")) + vocabulary:
+    for path in list_small_files(directory):
         digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
-    inner = sorted(directory.glob("*/*.safetensors"))
-    folders = {path.parent for path in inner}
-    inner += [path for path in sorted(directory.glob(f"*/{TORCH_WEIGHTS}")) if path.parent not in folders]
-    for path in [*weights, *inner]:
+    for path in list_weight_files(directory, weights):
         size = path.stat().st_size
         header, start = read_header_bytes(path)
         digest.update(f"{path.name}:{size}".encode() + header)
@@ -191,6 +187,20 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
                 file.seek(start + (size - start) * sample // 64)
                 digest.update(file.read(4096))
     return digest.hexdigest()
+
+
+def list_small_files(directory: Path) -> list[Path]:
+    """Return the files besides weights that a model's results depend on."""
+    vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
+    return sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")) + vocabulary
+
+
+def list_weight_files(directory: Path, weights: Sequence[Path]) -> list[Path]:
+    """Return the transformer's own weights, which are given, and those of its modules."""
+    inner = sorted(directory.glob("*/*.safetensors"))
+    folders = {path.parent for path in inner}
+    inner += [path for path in sorted(directory.glob(f"*/{TORCH_WEIGHTS}")) if path.parent not in folders]
+    return [*weights, *inner]
 
 
 def find_tensor_names(weights: Sequence[Path]) -> set[str]:

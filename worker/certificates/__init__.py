@@ -1,0 +1,1 @@
+"""Certificates: how well a model's results agree with those of its authors' code on this machine."""

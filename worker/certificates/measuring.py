@@ -1,0 +1,416 @@
+"""Measure how well a model agrees with its reference, in each way that this machine can run it.
+
+The reference is computed in a process of its own (worker/model/plain.py). The engine encodes the same texts
+alone, together in batches, and together in a newly started model process.
+"""
+
+import importlib.util
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import file_digest
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.corpus import take_evenly
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.domain.task import RAW, VECTOR
+from vectormill.models.families import find_family
+from vectormill.models.model_card import ModelCard
+from vectormill.models.registry import EncodingOptions, make_spec
+from vectormill.models.weights import find_weights, list_small_files, list_weight_files
+from vectormill.moments import format_moment
+from vectormill.processes.lifetimes import die_with_parent
+from worker.certificates.certificate import (
+    Certificate,
+    Circumstances,
+    Closeness,
+    Combination,
+    Measurement,
+    Method,
+    Unmeasured,
+    find_promise,
+    make_measurement,
+)
+from worker.certificates.texts import make_texts
+from worker.devices.device import CPU, Device, Inventory, parse_devices
+from worker.encoder.backends import BACKENDS
+from worker.encoder.choice import PACKED, PADDED, PRECISIONS, AttentionShape, choose_precision, find_obstacle
+from worker.encoder.encoder import AUTO
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest, EncodeResult
+from worker.placement.model_shape import ModelShape
+from worker.placement.strategies import REPLICATE, SHARED
+from worker.plan import find_shape, plan_worker
+from worker.runner.starter import Sharing
+from worker.settings import WorkerSettings
+
+SEED: Final = 25
+# Reading longer texts in fp32 one at a time would take hours for some models; an option asks for them.
+LONGEST_TOKENS: Final = 2048
+MAX_TEXT_CHARS: Final = 1 << 30
+TOP: Final = 10
+# Texts that are encoded alone, evenly taken of all: a model that is fully sharded takes half a second for each.
+NUM_ALONE: Final = 48
+ALONE: Final = "alone"
+TOGETHER: Final = "in batches"
+RESTARTED: Final = "in batches after a restart"
+SENTENCE_TRANSFORMERS: Final = "sentence-transformers"
+TRANSFORMERS: Final = "transformers"
+# The libraries that compute.
+LIBRARIES: Final = ("vectormill", "torch", "transformers", "openvino", "tokenizers", "numpy")
+
+# The only backend in which devices share a model.
+SHARED_BACKEND: Final = "torch"
+
+# Called with what is done, and how much of it: done and total.
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The ways to run a model that somebody wants measured; None means all that this machine has."""
+
+    devices: str = AUTO
+    precision: str | None = None
+    backend: str | None = None
+    strategy: str | None = None
+
+
+def certify(
+    card: ModelCard,
+    choices: Choices,
+    max_tokens: int | None,
+    settings: WorkerSettings,
+    inventory: Inventory,
+    cache_dir: Path,
+    tell: Tell,
+) -> Certificate:
+    """Measure every combination and return the certificate.
+
+    Raises UnsupportedModel for a model without a reference, and ModelError if no combination can be measured.
+    """
+    spec = choose_spec(card, max_tokens)
+    combinations = list(list_combinations(card, choices, inventory))
+    return measure(card, spec, SEED, combinations, settings, inventory, cache_dir, tell)
+
+
+def choose_spec(card: ModelCard, max_tokens: int | None = None) -> EncodingSpec:
+    """Return the spec in which a model is certified. Raise UnsupportedModel for an extractor."""
+    if card.is_extractor:
+        raise UnsupportedModel(
+            f"{card.name} extracts records, and there is no reference for them: its authors' code is not part of any "
+            "library. Its answers to published texts are compared in tests/contract."
+        )
+    limit = min(card.max_tokens, LONGEST_TOKENS) if max_tokens is None else max_tokens
+    activation = None if card.classifier is None else RAW
+    return make_spec(card, EncodingOptions(max_tokens=limit, activation=activation))
+
+
+def list_combinations(card: ModelCard, choices: Choices, inventory: Inventory) -> Iterator[Combination]:
+    """Yield the ways in which this machine can run a model: backend, precision, attention and placement.
+
+    Of equal devices only the first is measured. Raises ConfigurationError for unknown devices, and ModelError
+    for a precision that a device would emulate, if it was asked for.
+    """
+    shape = find_shape(card)
+    devices = parse_devices(choices.devices, inventory)
+    for device in {each.description: each for each in reversed(devices)}.values():
+        for precision in list_precisions(choices.precision, device):
+            yield from _list_on(device, precision, shape, choices)
+    shared = _choose_shared(devices, choices.devices, inventory)
+    if find_family(shape.model_type).layout is None or not shared:
+        return
+    for strategy in SHARED:
+        if choices.strategy in (None, strategy) and choices.backend in (None, SHARED_BACKEND):
+            for precision in list_precisions(choices.precision, devices[0]):
+                yield Combination(SHARED_BACKEND, precision, AUTO, strategy, shared)
+
+
+def list_precisions(wanted: str | None, device: Device) -> list[str]:
+    """Return the precisions that a device computes. Raise ModelError if it refuses the wanted one."""
+    if wanted is not None:
+        return [choose_precision(wanted, device).value]
+    found = []
+    for precision in PRECISIONS:
+        try:
+            found.append(choose_precision(precision, device).value)
+        except ModelError:
+            continue
+    return found
+
+
+def _list_on(device: Device, precision: str, shape: ModelShape, choices: Choices) -> Iterator[Combination]:
+    if choices.strategy not in (None, REPLICATE):
+        return
+    attention = AttentionShape(shape.model_type, shape.head_size, padding_id=0)
+    for backend in BACKENDS.values():
+        is_there = importlib.util.find_spec(backend.package) is not None
+        if choices.backend not in (None, backend.name) or not (backend.runs_on(device) and is_there):
+            continue
+        name = CPU if device.kind == CPU else device.name
+        yield Combination(backend.name, precision, PADDED, REPLICATE, name)
+        if backend.has_packed_attention and not find_obstacle(attention, device, precision):
+            yield Combination(backend.name, precision, PACKED, REPLICATE, name)
+
+
+def _choose_shared(devices: Sequence[Device], wanted: str, inventory: Inventory) -> str:
+    """Return two devices that can share a model: accelerators, or halves of the processor; empty if none."""
+    if len(devices) > 1:
+        return ",".join(device.name for device in devices[:2])
+    is_divisible = devices[0].kind == CPU and wanted in (AUTO, CPU) and len(inventory.physical_cores) > 1
+    return "cpu:0,cpu:1" if is_divisible else ""
+
+
+def measure(
+    card: ModelCard,
+    spec: EncodingSpec,
+    seed: int,
+    combinations: Sequence[Combination],
+    settings: WorkerSettings,
+    inventory: Inventory,
+    cache_dir: Path,
+    tell: Tell,
+) -> Certificate:
+    """Measure these combinations; those that this machine cannot run become unmeasured.
+
+    Raises ModelError if the reference cannot be computed, or if no combination can be measured.
+    """
+    texts = make_texts(spec, seed)
+    library, reference = compute_reference(
+        card, spec, texts, lambda done: tell("reference", done, len(texts))
+    )
+    measurements: list[Measurement] = []
+    unmeasured: list[Unmeasured] = []
+    lengths = np.zeros(0, dtype=np.int32)
+    num_truncated = 0
+    for number, combination in enumerate(combinations):
+        tell(str(combination), number, len(combinations))
+        try:
+            found, result = measure_combination(
+                card, spec, combination, texts, reference, seed, settings, inventory, cache_dir
+            )
+        except ModelError as error:
+            unmeasured.append(Unmeasured(combination, str(error)))
+            continue
+        measurements.append(found)
+        lengths, num_truncated = result.num_tokens, int(result.truncated.sum())
+    if not measurements:
+        raise ModelError(
+            f"{card.name} cannot be measured here: "
+            + (unmeasured[0].reason if unmeasured else "this machine has no such combination.")
+        )
+    return Certificate(
+        model=card.name,
+        spec=spec,
+        files=digest_files(card),
+        circumstances=describe_circumstances(inventory, [each.combination for each in measurements]),
+        method=Method(library, seed, len(texts), int(lengths.max()), num_truncated),
+        measurements=measurements,
+        unmeasured=unmeasured,
+        measured_at=format_moment(datetime.now(UTC)),
+    )
+
+
+def compute_reference(
+    card: ModelCard, spec: EncodingSpec, texts: Sequence[bytes], tell: Callable[[int], None]
+) -> tuple[str, NDArray[np.float32]]:
+    """Return the reference's library and its results [n, dimensions], computed in a process of its own."""
+    library = choose_library(card)
+    rows = []
+    with ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=get_context("spawn"),
+        initializer=die_with_parent,
+        initargs=(signal.SIGKILL, os.getpid()),
+    ) as pool:
+        try:
+            for number, text in enumerate(texts):
+                rows.append(pool.submit(encode_here, card, spec, library, [text]).result())
+                tell(number + 1)
+        except BrokenProcessPool as error:
+            raise ModelError(
+                f"The process that computes the reference for {card.name} ended without an error message."
+            ) from error
+    return f"{library} {version(library)}", np.concatenate(rows)
+
+
+def choose_library(card: ModelCard) -> str:
+    """Return the library whose results are the reference.
+
+    sentence-transformers reads `modules.json`. It is the authors' code for a model that has one; all others are
+    run by transformers.
+    """
+    has_modules = (card.path / "modules.json").is_file()
+    is_there = importlib.util.find_spec("sentence_transformers") is not None
+    return SENTENCE_TRANSFORMERS if is_there and has_modules and card.classifier is None else TRANSFORMERS
+
+
+def encode_here(
+    card: ModelCard, spec: EncodingSpec, library: str, texts: Sequence[bytes]
+) -> NDArray[np.float32]:
+    """Encode the texts plainly in this process, which then has torch loaded."""
+    from worker.model.plain import encode_plainly
+
+    return encode_plainly(card, spec, library, texts)
+
+
+def measure_combination(
+    card: ModelCard,
+    spec: EncodingSpec,
+    combination: Combination,
+    texts: Sequence[bytes],
+    reference: NDArray[np.float32],
+    seed: int,
+    settings: WorkerSettings,
+    inventory: Inventory,
+    cache_dir: Path,
+) -> tuple[Measurement, EncodeResult]:
+    """Encode the texts in one combination, in every way, and compare them with the reference.
+
+    Return also the result of encoding them together. Raises ModelError if the combination cannot be run.
+    """
+    chance = np.random.default_rng(seed)
+
+    def encode(engine: Engine, order: Sequence[int]) -> EncodeResult:
+        request = EncodeRequest("certificate", spec, [texts[place] for place in order], False, MAX_TEXT_CHARS)
+        result = engine.encode(request, threading.Event())
+        if result.failures:
+            place, failure = next(iter(result.failures.items()))
+            raise ModelError(f"Text {order[place]} got no result: {failure.detail}.")
+        return result
+
+    def compare(vectors: NDArray[np.float32], order: Sequence[int]) -> Closeness:
+        each = find_agreement(spec, reference[order], vectors)
+        return Closeness(float(each.min()), float(each.mean()))
+
+    ways: dict[str, Closeness] = {}
+    with run_engine(card, combination, settings, inventory, cache_dir) as engine:
+        alone = take_evenly(range(len(texts)), NUM_ALONE)
+        rows = np.concatenate([encode(engine, [place]).vectors for place in alone])
+        ways[ALONE] = compare(rows, alone)
+        order = chance.permutation(len(texts)).tolist()
+        together = encode(engine, order)
+        ways[TOGETHER] = compare(together.vectors, order)
+        switches = engine.report().get("switches", ())
+    with run_engine(card, combination, settings, inventory, cache_dir) as engine:
+        again = chance.permutation(len(texts)).tolist()
+        ways[RESTARTED] = compare(encode(engine, again).vectors, again)
+    ranks = find_rank_agreement(spec, reference[order], together.vectors)
+    promise = find_promise(spec, combination.precision, switches)
+    return make_measurement(combination, ways, ranks, promise), together
+
+
+@contextmanager
+def run_engine(
+    card: ModelCard,
+    combination: Combination,
+    settings: WorkerSettings,
+    inventory: Inventory,
+    cache_dir: Path,
+) -> Iterator[Engine]:
+    """Yield an engine that runs the model in this combination, and reuses no vectors."""
+    chosen = settings.model_copy(
+        update={
+            "backend": combination.backend,
+            "precision": combination.precision,
+            "attention": combination.attention,
+            "strategy": combination.strategy,
+            "devices": combination.devices,
+            "reuse_bytes": 0,
+        }
+    )
+    devices = {device.name: device for device in parse_devices(combination.devices, inventory)}
+    sharing = None
+    if combination.strategy != REPLICATE:
+        replica = plan_worker(card, inventory, chosen).replicas[0]
+        sharing = Sharing(replica, tuple(devices[name] for name in replica.devices))
+    engine = Engine(card, next(iter(devices.values())), chosen, cache_dir, sharing=sharing)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def find_agreement(
+    spec: EncodingSpec, reference: NDArray[np.float32], found: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """Return for each row the cosine of vectors, or 1 minus the largest difference of scores.
+
+    The difference of scores above 1 is relative to the reference.
+    """
+    one, other = reference.astype(np.float64), found.astype(np.float64)
+    if spec.result != VECTOR:
+        differences = np.abs(one - other) / np.maximum(np.abs(one), 1.0)
+        agreement: NDArray[np.float64] = 1 - differences.max(axis=1)
+        return agreement
+    products = np.einsum("nd,nd->n", one, other)
+    cosines: NDArray[np.float64] = products / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
+    return cosines
+
+
+def find_rank_agreement(
+    spec: EncodingSpec, reference: NDArray[np.float32], found: NDArray[np.float32]
+) -> float:
+    """Return the mean share of the ten best that two rankings have in common.
+
+    Each text searches for its neighbours among all others; texts or pairs are ranked by the score of each
+    label.
+    """
+    if spec.result == VECTOR:
+        one, other = (_find_neighbours(vectors) for vectors in (reference, found))
+    else:
+        one, other = (np.argsort(-scores.T, axis=1)[:, :TOP] for scores in (reference, found))
+    return float(np.mean([len(set(a) & set(b)) / TOP for a, b in zip(one, other, strict=True)]))
+
+
+def _find_neighbours(vectors: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return for each vector the ten others with the largest cosines, in any order."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -np.inf)
+    nearest: NDArray[np.int64] = np.argsort(-cosines, axis=1)[:, :TOP]
+    return nearest
+
+
+def digest_files(card: ModelCard) -> dict[str, str]:
+    """Return the SHA-256 of each file that a model's results depend on, by its path within the model."""
+    weights = find_weights(card.path, card.name)
+    digests = {}
+    for path in [*list_small_files(card.path), *list_weight_files(card.path, weights)]:
+        with path.open("rb") as file:
+            digests[path.relative_to(card.path).as_posix()] = file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def describe_circumstances(inventory: Inventory, combinations: Sequence[Combination]) -> Circumstances:
+    """Return what results may depend on: the libraries, the processor and the devices in use."""
+    used = {
+        device.name: device.description
+        for combination in combinations
+        for device in parse_devices(combination.devices, inventory)
+    }
+    return Circumstances(find_versions(), inventory.description, sorted(inventory.features), used)
+
+
+def find_versions() -> Mapping[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
