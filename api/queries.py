@@ -51,6 +51,7 @@ from vectormill.vectors.representations import unpack
 # Limits of texts and bytes of one message to a worker. The texts of one part are never split between messages.
 MAX_TEXTS: Final = 64
 MAX_BYTES: Final = 1 << 20
+MAX_ANSWER_BYTES: Final = 64 << 20
 # A request has at most this many parts in flight, so that other requests need not wait for all of it.
 PARTS_AT_ONCE: Final = 4
 # Each active worker has two messages in flight, so that one is encoded while the next is tokenized.
@@ -188,7 +189,7 @@ class QueryExchange:
 
     async def answer(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
         """Return the results of one or more texts or pairs, sent in parts. Raise errors as in `encode_queries`."""
-        parts = list(cut_parts(texts))
+        parts = list(cut_parts(texts, find_most_bytes(spec)))
         if len(parts) == 1:
             return await self._answer_part(spec, texts)
         free = asyncio.Semaphore(PARTS_AT_ONCE)
@@ -418,11 +419,20 @@ def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
     return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts, vector_type=None)
 
 
-def cut_parts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def find_most_bytes(spec: EncodingSpec) -> int:
+    """Return how many bytes of texts one message may have. A byte may be a token, whose vector is in the answer."""
+    return (
+        min(MAX_BYTES, MAX_ANSWER_BYTES // (2 * spec.token_dimensions))
+        if spec.token_dimensions
+        else MAX_BYTES
+    )
+
+
+def cut_parts(texts: Sequence[bytes], max_bytes: int = MAX_BYTES) -> Iterator[Sequence[bytes]]:
     """Split the texts into consecutive parts that fit into one message; a part of one text may be larger."""
     start = num_bytes = 0
     for index, text in enumerate(texts):
-        if index > start and (index - start == MAX_TEXTS or num_bytes + len(text) > MAX_BYTES):
+        if index > start and (index - start == MAX_TEXTS or num_bytes + len(text) > max_bytes):
             yield texts[start:index]
             start, num_bytes = index, 0
         num_bytes += len(text)

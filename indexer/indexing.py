@@ -123,9 +123,10 @@ def remove_leftovers(context: RunContext, generation: Generation) -> None:
 def build_vector_index(progress: PhaseProgress, generation: Generation, options: Mapping[str, Any]) -> None:
     context = progress.context
     if not generation.spec.has_output(DENSE):
+        what = "Outputs without dense" if generation.kind == VECTORS else generation.kind.capitalize()
         with context.engine.connect() as connection:
             num_rows = count_rows(connection, generation.table_name)
-        progress.tell(num_rows=num_rows, because="Without dense vectors there is no vector index.")
+        progress.tell(num_rows=num_rows, because=f"{what} have no vector index.")
         return
     with context.engine.begin() as connection:
         outlook = plan_for(connection, generation, context.settings, options)

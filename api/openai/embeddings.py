@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
@@ -21,6 +22,7 @@ from api.openai.errors import name_parameter
 from api.problems import Place, Problem
 from api.queries import Answered
 from api.serving import serve
+from api.streams.result_columns import write_representations
 from vectormill.batches.endpoints import (
     BASE64,
     EMBEDDINGS_DECODER,
@@ -33,10 +35,11 @@ from vectormill.batches.endpoints import (
 from vectormill.batches.operations import EMBED
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.task import has_token_ids
+from vectormill.domain.task import DENSE, REPRESENTATIONS, has_token_ids
 from vectormill.jobs.item import find_text_failure
 from vectormill.models.registry import Registry
 from vectormill.vectors.decimals import write_decimals
+from vectormill.vectors.representations import Representations
 
 T = TypeVar("T")
 
@@ -85,7 +88,7 @@ async def embed(
     find_spec and QueryExchange.answer.
     """
     spec = await find_spec(resources.registry, encoding)
-    num_bytes = 4 * spec.dimensions * len(texts)
+    num_bytes = measure_results(spec, texts)
     if num_bytes > SMALL_VECTORS:
         # The vectors and the answer made from them take five times num_bytes, while the gate counts a byte of
         # JSON for each 16 bytes of memory.
@@ -94,6 +97,18 @@ async def embed(
     for row, reason in answered.failures.items():
         raise refuse_text(f"/{field}/{row}" if is_list else f"/{field}", reason)
     return answered
+
+
+# A text has hardly more weights than this; a model that has would need more memory than is counted.
+MOST_WEIGHTS: Final = 512
+
+
+def measure_results(spec: EncodingSpec, texts: Sequence[bytes]) -> int:
+    """Return about how many bytes the results of texts take; a token is counted for each byte of a short text."""
+    num_bytes = (4 * spec.dimensions + 8 * min(spec.sparse_dimensions, MOST_WEIGHTS)) * len(texts)
+    if spec.token_dimensions:
+        num_bytes += 2 * spec.token_dimensions * sum(min(len(text), spec.max_tokens) for text in texts)
+    return num_bytes
 
 
 async def find_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
@@ -108,7 +123,7 @@ async def find_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSp
 
 async def write(answered: Answered, work: Callable[[], bytes]) -> Response:
     """Return a JSON response with the bytes that `work` returns; a large answer is written on a thread."""
-    is_small = answered.vectors.nbytes <= SMALL_VECTORS
+    is_small = answered.vectors.dtype != np.object_ and answered.vectors.nbytes <= SMALL_VECTORS
     content = work() if is_small else await run_in_threadpool(work)
     return Response(content, media_type=JSON_TYPE)
 
@@ -154,10 +169,10 @@ async def post_embeddings(request: Request, resources: ResourcesDependency) -> R
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_at_once(request, resources, hold, read_request)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            answered = await embed(
-                resources, hold, wanted.encoding(), texts, "input", is_list=wanted.has_list
-            )
-            return await write(answered, lambda: write_answer(wanted, answered))
+            encoding = wanted.encoding()
+            answered = await embed(resources, hold, encoding, texts, "input", is_list=wanted.has_list)
+            spec = await find_spec(resources.registry, encoding)
+            return await write(answered, lambda: write_answer(wanted, answered, spec))
 
 
 def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, list[bytes]]:
@@ -187,11 +202,13 @@ class Usage(msgspec.Struct):
 
 
 class EncodedEmbedding(msgspec.Struct):
-    """A vector for msgspec to encode: bytes become base64, Raw is JSON already."""
+    """A vector for msgspec to encode: bytes become base64, Raw is JSON already. Outputs that it lacks are left out."""
 
     index: int
-    embedding: bytes | msgspec.Raw
+    embedding: bytes | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     object: str = "embedding"
+    sparse: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    multi_vector: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class EncodedAnswer(msgspec.Struct):
@@ -206,16 +223,43 @@ class EncodedAnswer(msgspec.Struct):
 ENCODER: Final = msgspec.json.Encoder()
 
 
-def write_answer(request: EmbeddingsRequest, answered: Answered) -> bytes:
+def write_outputs(
+    index: int, row: Representations, spec: EncodingSpec, *, is_packed: bool
+) -> EncodedEmbedding:
+    """Return the outputs of one text, with the dense vector as base64 if `is_packed`."""
+    fields = msgspec.json.decode(
+        b"{" + b"".join(write_representations(row, spec))[1:] + b"}", type=dict[str, msgspec.Raw]
+    )
+    embedding: Any = (
+        row.dense.astype("<f4").tobytes() if is_packed else fields.get("embedding", msgspec.UNSET)
+    )
+    return EncodedEmbedding(
+        index,
+        embedding if spec.has_output(DENSE) else msgspec.UNSET,
+        sparse=fields.get("sparse", msgspec.UNSET),
+        multi_vector=fields.get("multi_vector", msgspec.UNSET),
+    )
+
+
+def write_answer(request: EmbeddingsRequest, answered: Answered, spec: EncodingSpec) -> bytes:
     """Return the JSON answer to a request for embeddings."""
-    rows: list[Any]
-    if request.encoding_format == BASE64:
-        rows = [row.tobytes() for row in answered.vectors.astype("<f4", copy=False)]
+    rows: list[EncodedEmbedding]
+    is_packed = request.encoding_format == BASE64
+    if spec.result == REPRESENTATIONS:
+        rows = [
+            write_outputs(index, row, spec, is_packed=is_packed) for index, row in enumerate(answered.vectors)
+        ]
+    elif is_packed:
+        vectors = answered.vectors.astype("<f4", copy=False)
+        rows = [EncodedEmbedding(index, row.tobytes()) for index, row in enumerate(vectors)]
     else:
-        rows = [msgspec.Raw(b"[" + row.tobytes()) for row in write_decimals(answered.vectors)]
+        written = write_decimals(answered.vectors)
+        rows = [
+            EncodedEmbedding(index, msgspec.Raw(b"[" + row.tobytes())) for index, row in enumerate(written)
+        ]
     return ENCODER.encode(
         EncodedAnswer(
-            [EncodedEmbedding(index, row) for index, row in enumerate(rows)],
+            rows,
             request.model,
             Usage(answered.num_tokens, answered.num_tokens, answered.num_truncated),
         )

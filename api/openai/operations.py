@@ -16,7 +16,7 @@ from vectormill.batches.endpoints import (
 )
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.task import EMBED, JUDGE
+from vectormill.domain.task import DENSE, EMBED, JUDGE, MULTI_VECTOR, SPARSE
 from vectormill.keys.api_key import READ
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.operation import Operation
@@ -64,6 +64,39 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
             prompt=self.prompt_name,
             normalize=self.normalize,
             long_texts=TRUNCATE if self.truncate else FAIL,
+            outputs=DENSE,
+            task=EMBED,
+        )
+        return EncodingRequest(choose_model(registry, self.model), options)
+
+
+class SparseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /embed_sparse."""
+
+    inputs: str | list[str]
+    truncate: Annotated[
+        bool | None,
+        Meta(description="Truncate texts that are too long; otherwise they are refused, as theirs does."),
+    ] = False
+    truncation_direction: Direction = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts.")] = None
+    model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
+
+    def as_embed_request(self) -> EmbedRequest:
+        """Return a request for the vectors of the same texts."""
+        return EmbedRequest(
+            inputs=self.inputs,
+            truncate=self.truncate,
+            truncation_direction=self.truncation_direction,
+            prompt_name=self.prompt_name,
+            model=self.model,
+        )
+
+    def encoding(self, registry: Registry) -> EncodingRequest:
+        options = EncodingOptions(
+            prompt=self.prompt_name,
+            long_texts=TRUNCATE if self.truncate else FAIL,
+            outputs=SPARSE,
             task=EMBED,
         )
         return EncodingRequest(choose_model(registry, self.model), options)
@@ -197,6 +230,13 @@ class RankBody(TypedDict):
     text: NotRequired[Annotated[str, Meta(description="Present if requested.")]]
 
 
+class WeightBody(TypedDict):
+    """A weight of a sparse vector."""
+
+    index: Annotated[int, Meta(description="The place in the vocabulary, from 0.")]
+    value: float
+
+
 class InfoBody(TypedDict):
     """The facts about the model that text-embeddings-inference reports, as far as they are known here."""
 
@@ -208,7 +248,7 @@ class InfoBody(TypedDict):
 
 
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
-EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+EmbeddingType = Literal["float", "base64", "binary", "ubinary", "sparse", "multi_vector"]
 # Cohere bills by search units; a request counts as one, however many documents it has.
 RANK_META: Final = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
 PROMPT_OF: Final = {"search_document": DOCUMENT, "search_query": QUERY}
@@ -233,7 +273,10 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
     def encoding(self) -> EncodingRequest:
+        types = self.embedding_types or ["float"]
+        outputs = {name if name in (SPARSE, MULTI_VECTOR) else DENSE for name in types}
         options = EncodingOptions(
+            outputs=",".join(sorted(outputs)),
             dimensions=self.output_dimension,
             long_texts=FAIL if self.truncate == "NONE" else TRUNCATE,
             task=EMBED,
@@ -264,12 +307,23 @@ class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
         return read_documents(self.documents)
 
 
+class SparseBody(TypedDict):
+    """A sparse vector: places in the vocabulary, from 0 and ascending, and their weights."""
+
+    indices: list[int]
+    weights: list[float]
+
+
 # Fields have Cohere's names of the types. `float` as an annotation still means the builtin.
 class EmbeddingsByType(TypedDict):
     float: NotRequired[list[list[float]]]
     base64: NotRequired[Annotated[list[str], Meta(description="float32, little-endian.")]]
     binary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values per number, minus 128.")]]
     ubinary: NotRequired[Annotated[list[list[int]], Meta(description="Eight values per number.")]]
+    sparse: NotRequired[Annotated[list[SparseBody], Meta(description="Ours.")]]
+    multi_vector: NotRequired[
+        Annotated[list[list[list[float]]], Meta(description="Ours: a vector for each token.")]
+    ]
 
 
 EmbeddingsByType.__doc__ = "A list for each requested type, in the order of the texts."
@@ -302,11 +356,13 @@ class CohereRankAnswer(TypedDict):
 
 
 VECTORS: Final = list[list[float]]
+WEIGHTS: Final = list[list[WeightBody]]
 PREDICTIONS: Final[type[Any]] = cast(Any, list[PredictionBody] | list[list[PredictionBody]])
 DATES: Final = {"inputs": ["dates"]}
 
 TEI_ROOT: Final = Operation("POST", "/", READ, VECTORS, EmbedRequest, example=DATES)
 TEI_EMBED: Final = Operation("POST", "/embed", READ, VECTORS, EmbedRequest, example=DATES)
+TEI_SPARSE: Final = Operation("POST", "/embed_sparse", READ, WEIGHTS, SparseRequest, example=DATES)
 TEI_SIMILARITY: Final = Operation(
     "POST", "/similarity", READ, list[float], SimilarityRequest,
     example={"inputs": {"source_sentence": "dates", "sentences": ["strptime", "zlib"]}},
@@ -333,6 +389,6 @@ COHERE_RERANK: Final = Operation(
 )  # fmt: skip
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    TEI_ROOT, TEI_EMBED, TEI_SIMILARITY, TEI_RERANK, TEI_PREDICT, TEI_INFO,
+    TEI_ROOT, TEI_EMBED, TEI_SPARSE, TEI_SIMILARITY, TEI_RERANK, TEI_PREDICT, TEI_INFO,
     COHERE_EMBED, COHERE_FIRST_EMBED, COHERE_RERANK,
 )  # fmt: skip

@@ -25,6 +25,8 @@ from api.openai.operations import (
     RankBody,
     RankRequest,
     SimilarityRequest,
+    SparseRequest,
+    WeightBody,
     check_direction,
     choose_model,
 )
@@ -32,21 +34,24 @@ from api.openai.reranking import pair_up, rank_documents
 from api.queries import Answered
 from api.serving import serve
 from api.streams.decimal_tables import write_wholes
+from api.streams.result_columns import write_vectors
 from vectormill.batches.endpoints import MAX_INPUTS, EncodingRequest, resolve_spec
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.task import JUDGE
+from vectormill.domain.task import JUDGE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import join_pair
 from vectormill.vectors.decimals import write_decimals
+from vectormill.vectors.representations import Representations
 from vectormill.vectors.scores import rank_scores
 
 router = APIRouter(tags=["other APIs"])
-Vectors = npt.NDArray[np.float32]
+Vectors = npt.NDArray[Any]  # float32 [n, d], or Representations [n]
 
 EMBED_DECODER: Final = msgspec.json.Decoder(EmbedRequest)
 RANK_DECODER: Final = msgspec.json.Decoder(RankRequest)
 SIMILARITY_DECODER: Final = msgspec.json.Decoder(SimilarityRequest)
 PREDICT_DECODER: Final = msgspec.json.Decoder(PredictRequest)
+SPARSE_DECODER: Final = msgspec.json.Decoder(SparseRequest)
 COHERE_RANK_DECODER: Final = msgspec.json.Decoder(CohereRankRequest)
 COHERE_DECODER: Final = msgspec.json.Decoder(CohereEmbedRequest)
 
@@ -66,6 +71,29 @@ async def post_embed(request: Request, resources: ResourcesDependency) -> Respon
                 return b"[" + b",".join(rows) + b"]"
 
             return await write(answered, write_rows)
+
+
+@serve(router, operations.TEI_SPARSE)
+async def post_sparse(request: Request, resources: ResourcesDependency) -> Response:
+    """Return the weights of sparse vectors, as text-embeddings-inference does."""
+    with resources.gates.json_bytes.hold() as hold:
+        wanted, texts = await read_wanted(request, resources, hold, read_sparse)
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
+            encoding = wanted.encoding(resources.registry)
+            answered = await embed(resources, hold, encoding, texts, "inputs")
+            return await write(answered, lambda: msgspec.json.encode([*map(list_weights, answered.vectors)]))
+
+
+def read_sparse(body: bytes, resources: Resources) -> tuple[SparseRequest, list[bytes]]:
+    """Return the decoded request and its texts in UTF-8. Raise Problem and InvalidOption."""
+    wanted = decode_body(body, SPARSE_DECODER)
+    return wanted, check_embed(wanted.as_embed_request(), resources)
+
+
+def list_weights(row: Representations) -> list[WeightBody]:
+    """Return the weights of a sparse vector; numbers have as many digits as float32 needs."""
+    pairs = zip(row.indices.tolist(), row.weights, strict=True)
+    return [WeightBody(index=index, value=float(str(weight))) for index, weight in pairs]
 
 
 def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
@@ -276,6 +304,25 @@ def write_signed_bits(vectors: Vectors) -> list[Any]:
     return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(numbers.astype(np.int8))]
 
 
+def write_sparse(rows: Vectors) -> list[Any]:
+    """Return the sparse vector of each of the Representations `rows`."""
+    written = (
+        {"indices": row.indices.tolist(), "weights": [float(str(weight)) for weight in row.weights]}
+        for row in rows
+    )
+    return list(written)
+
+
+def write_multi_vectors(rows: Vectors) -> list[Any]:
+    """Return the vectors of the tokens of each of the Representations `rows`."""
+    return [msgspec.Raw(b"[" + write_vectors(row.vectors) + b"]") for row in rows]
+
+
+# The types that are made from representations; all others from dense vectors.
+PART_WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
+    SPARSE: write_sparse,
+    MULTI_VECTOR: write_multi_vectors,
+}
 WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
     "float": write_floats,
     "base64": write_base64,
@@ -287,7 +334,13 @@ WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
 def write_cohere_answer(wanted: CohereEmbedRequest, answered: Answered, version: str = "2") -> bytes:
     """Return the JSON answer with vectors by type. `version` is that of Cohere's API."""
     kinds = dict.fromkeys(wanted.embedding_types or ["float"])
-    rows = {kind: WRITERS[kind](answered.vectors) for kind in kinds}
+    vectors = answered.vectors
+    if vectors.dtype == np.object_ and kinds.keys() - PART_WRITERS.keys():
+        vectors = np.stack([row.dense for row in answered.vectors])
+    rows = {
+        kind: PART_WRITERS[kind](answered.vectors) if kind in PART_WRITERS else WRITERS[kind](vectors)
+        for kind in kinds
+    }
     return _write_answer(wanted, answered, version, rows, "embeddings_by_type")
 
 

@@ -1,6 +1,6 @@
 """ResultColumns: write the results of a collection's rows, for each kind, as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -103,26 +103,33 @@ class RepresentationColumns:
         return 6 * max(1, sum(map(len, results)) // max(1, len(results)))
 
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        return [self._write_row(unpack(packed), spec) for packed in results]
-
-    def _write_row(self, row: Representations, spec: EncodingSpec) -> Parts:
-        parts: Parts = []
-        if spec.has_output(DENSE):
-            dense = row.dense.astype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
-            parts += b',"embedding":[', write_numbers(dense[np.newaxis])
-        if spec.has_output(SPARSE):
-            indices = msgspec.json.encode(row.indices.tolist())
-            weights = write_numbers(row.weights[np.newaxis]) if len(row.weights) else b"]"
-            parts += b',"sparse":{"indices":', indices, b',"weights":[', weights, b"}"
-        if spec.has_output(MULTI_VECTOR):
-            vectors = [bytes(vector) for vector in NUMBER_FORMATS[row.vectors.dtype].write(row.vectors)]
-            parts += b',"multi_vector":[', b",".join(b"[" + vector for vector in vectors), b"]"
-        return parts
+        return [write_representations(unpack(packed), spec) for packed in results]
 
     def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        parts = self._write_row(unpack(results[0]), spec)
+        parts = write_representations(unpack(results[0]), spec)
         described: dict[str, Any] = msgspec.json.decode(b"{" + b"".join(parts)[1:] + b"}")
         return described
+
+
+def write_representations(row: Representations, spec: EncodingSpec) -> Parts:
+    """Return the JSON of the spec's outputs as parts of an object: a comma, a name and a value for each."""
+    parts: Parts = []
+    if spec.has_output(DENSE):
+        dense = row.dense.astype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
+        parts += b',"embedding":[', write_numbers(dense[np.newaxis])
+    if spec.has_output(SPARSE):
+        indices = msgspec.json.encode(row.indices.tolist())
+        weights = write_numbers(row.weights[np.newaxis]) if len(row.weights) else b"]"
+        parts += b',"sparse":{"indices":', indices, b',"weights":[', weights, b"}"
+    if spec.has_output(MULTI_VECTOR):
+        parts += b',"multi_vector":[', write_vectors(row.vectors), b"]"
+    return parts
+
+
+def write_vectors(vectors: Results) -> bytes:
+    """Return the JSON of vectors [n, d], separated by commas."""
+    written: Iterable[Any] = NUMBER_FORMATS[vectors.dtype].write(vectors) if len(vectors) else ()
+    return b",".join(b"[" + bytes(vector) for vector in written)
 
 
 def write_numbers(rows: Results) -> memoryview:

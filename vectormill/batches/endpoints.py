@@ -65,6 +65,9 @@ BASE64: Final = "base64"
 HELP: Final = {option.name: option.help.description for option in list_options(EncodingOptions)}
 
 
+OutputName = Literal["dense", "sparse", "multi_vector"]
+
+
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of POST /v1/embeddings: OpenAI's fields, and more that our models support."""
 
@@ -100,6 +103,13 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | None, Meta(description="Voyage's: `dimensions`.")
     ] = None
     output_dtype: Annotated[Literal["float"] | None, Meta(description="Voyage's.")] = None
+    outputs: Annotated[
+        Annotated[list[OutputName], Meta(min_length=1)] | None,
+        Meta(
+            description="Ours: the outputs to compute in one pass; `embedding` is that of dense, and sparse and "
+            "multi_vector are fields beside it. By default the model's first. Not in batches."
+        ),
+    ] = None
     token_ids: Annotated[
         bool,
         Meta(description="Ours: the numbers in `input` are token ids of this model's tokenizer."),
@@ -127,6 +137,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
             dimensions=self.dimensions or self.output_dimension,
             prompt=self.prompt,
             long_texts=long_texts,
+            outputs=None if self.outputs is None else ",".join(self.outputs),
             task=EMBED,
         )
         return EncodingRequest(self.model, options, self.input_type)

@@ -29,6 +29,7 @@ from vectormill.batches.request_lines import (
 )
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
+from vectormill.domain.task import REPRESENTATIONS
 from vectormill.jobs.deletion import discard_upload
 from vectormill.jobs.item import Items
 from vectormill.jobs.job import NewJob
@@ -182,6 +183,10 @@ class Validation:
             raise RefusedLine(earlier.code, earlier.message, custom_id=line.custom_id, param=earlier.param)
         try:
             spec = resolve_spec(self._held.registry, line.encoding)
+            if spec.result == REPRESENTATIONS:
+                raise InvalidOption(
+                    f"A batch returns dense vectors, not {spec.outputs}; submit a job with these outputs instead."
+                )
             check_ranks(spec)
         except ModelError:
             raise

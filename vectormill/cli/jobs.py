@@ -15,7 +15,7 @@ from vectormill.cli.command import command
 from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
 from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
-from vectormill.domain.encoding import RequestedOptions
+from vectormill.domain.encoding import RequestedOptions, find_result
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import EMBED, TASKS, VECTOR
 from vectormill.files.formats import InputName, OutputName
@@ -417,7 +417,7 @@ def describe_missing_prompt(job: Job, models: Sequence[Mapping[str, Any]]) -> li
 
 
 def _has_vectors(job: Job) -> bool:
-    return TASKS[job["options"].get("task", EMBED)].result == VECTOR
+    return find_result(job["options"]) == VECTOR
 
 
 def _limit(job: Job) -> str:

@@ -7,7 +7,7 @@ table in docs/CONFIGURATION.md are derived from that. `make_spec` resolves the o
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
@@ -380,3 +380,10 @@ class EncodingSpec:
             "sparse_dimensions": self.sparse_dimensions,
             "token_dimensions": self.token_dimensions,
         }
+
+
+def find_result(described: Mapping[str, Any]) -> str:
+    """Return the kind of result of a spec that `EncodingSpec.describe` has described."""
+    if described.get("outputs", DENSE) != DENSE:
+        return REPRESENTATIONS
+    return TASKS[described.get("task", EMBED)].result

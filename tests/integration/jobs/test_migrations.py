@@ -71,7 +71,7 @@ def test_a_migration_enables_pgvector_where_every_role_finds_it(engine: Engine) 
 
 def test_a_database_in_which_pgvector_cannot_be_enabled_is_told_so(database_url: str) -> None:
     with connected_engine(database_url) as engine, engine.begin() as connection:
-        connection.execute(text("DROP EXTENSION vector; DROP SCHEMA public CASCADE"))
+        connection.execute(text("DROP EXTENSION vector CASCADE; DROP SCHEMA public CASCADE"))
     with pytest.raises(ConfigurationError, match=r'schema "public" does not exist.*Install pgvector 0\.8\.4'):
         upgrade(database_url)
 

@@ -13,8 +13,8 @@ from vectormill.client.answers import EventReader
 from vectormill.client.frames import Columns
 from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header, make_path
 from vectormill.client.views import showing
-from vectormill.domain.encoding import RequestedArguments
-from vectormill.domain.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
+from vectormill.domain.encoding import RequestedArguments, find_result
+from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ItemErrorBody, JobBody, RecordRow, ScoreRow, TruncatedItemBody, VectorRow
@@ -287,4 +287,4 @@ class JobCalls(ExportTransport):
     async def _find_route(self, job_id: str) -> str:
         """Return the route of the job's results, by its task. Jobs that embed have no task field."""
         job = await self.ask(operations.SHOW, job_id)
-        return RESULT_ROUTES[TASKS[job["options"].get("task", EMBED)].result]
+        return RESULT_ROUTES[find_result(job["options"])]

@@ -14,8 +14,8 @@ from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_ke
 from vectormill.client.sync import flow
 from vectormill.client.sync.exports import Export, ExportTransport, Results
 from vectormill.client.views import showing
-from vectormill.domain.encoding import RequestedArguments
-from vectormill.domain.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
+from vectormill.domain.encoding import RequestedArguments, find_result
+from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ItemErrorBody, JobBody, RecordRow, ScoreRow, TruncatedItemBody, VectorRow
@@ -288,4 +288,4 @@ class JobCalls(ExportTransport):
     def _find_route(self, job_id: str) -> str:
         """Return the route of the job's results, by its task. Jobs that embed have no task field."""
         job = self.ask(operations.SHOW, job_id)
-        return RESULT_ROUTES[TASKS[job["options"].get("task", EMBED)].result]
+        return RESULT_ROUTES[find_result(job["options"])]
