@@ -37,7 +37,8 @@ class ModelEntry(BaseModel):
     path: str = Field(description="A directory, or a name on the Hugging Face hub.")
     revision: str | None = Field(default=None, description="A commit, tag or branch on the hub.")
     pooling: str | None = Field(
-        default=None, description="Overrides the model's own pooling: cls, mean, last_token, …"
+        default=None,
+        description="Overrides the model's own pooling: cls, mean, last_token, …; or splade of a …ForMaskedLM.",
     )
     normalize: bool | None = Field(default=None, description="Overrides whether vectors have unit length.")
     max_tokens: int | None = Field(default=None, ge=3, description="Overrides the model's longest input.")

@@ -26,6 +26,7 @@ PARTITIONS: Final = "tests/integration/jobs/test_partitions.py"
 COUNTERS: Final = "tests/integration/chunks/test_counters.py"
 COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
+ENGINE_OUTPUTS: Final = "tests/integration/engine/test_engine_outputs.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 FILLS: Final = "tests/integration/rows/test_fills.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
@@ -790,9 +791,51 @@ MUTANTS: Final = (
     Mutant(
         "a digest knows nothing of the prompt",
         "worker/engine/reuse.py",
-        "np.uint64(prompt_length) ^ ~self._keys",
+        "np.uint64(mark) ^ ~self._keys",
         "np.uint64(0) ^ ~self._keys",
         ("tests/unit/engine/test_reuse.py::test_equal_tokens_are_one_sequence_and_anything_else_is_another",),
+    ),
+    Mutant(
+        "a request for several outputs gets a vector",
+        "worker/engine/request_queue.py",
+        "if self._dimension is not None and not constants.get(OUTPUTS):",
+        "if self._dimension is not None:",
+        (f"{ENGINE_OUTPUTS}::test_requests_that_ask_for_different_outputs_share_batches",),
+    ),
+    Mutant(
+        "a head reads the states of other sequences",
+        "worker/encoder/outputs.py",
+        "starts[wants[name]] + num_skipped - before",
+        "starts[: wants[name].sum()] + num_skipped - before",
+        (
+            "tests/unit/tasks/test_represent.py::test_a_batch_of_different_wishes_gives_each_sequence_what_it_asks_for",
+        ),
+    ),
+    Mutant(
+        "another head is the same revision",
+        "vectormill/models/weights.py",
+        "return [*weights, *inner, *heads]",
+        "return [*weights, *inner]",
+        ("tests/unit/deployment/test_heads.py::test_another_head_is_another_revision",),
+    ),
+    Mutant(
+        "a wrong sparse weight is no flaw",
+        "worker/tasks/represent.py",
+        "if change > LARGEST_CHANGE * largest else",
+        "if change > largest else",
+        (
+            "tests/unit/tasks/test_represent.py::"
+            "test_a_changed_output_of_a_canary_is_a_flaw_unless_rounding_explains_it",
+        ),
+    ),
+    Mutant(
+        "documents keep the vectors of the skiplist",
+        "worker/tasks/represent.py",
+        "vectors = vectors[~np.isin(ids[count_skipped(card) :], head.skiplist)]",
+        "pass",
+        (
+            "tests/unit/tasks/test_represent.py::test_documents_lose_the_vectors_of_the_skiplist_and_queries_keep_them",
+        ),
     ),
     Mutant(
         "the mean counts padding",

@@ -75,7 +75,7 @@ class Tag:
 class Tagging:
     """Implements RequestState: one round, whose answers are the logits of each token."""
 
-    prompt_length = 0
+    constants: Mapping[str, int] = {}
 
     def __init__(
         self,

@@ -88,7 +88,8 @@ class EncodingOptions:
         str | None,
         Help(
             "The name of one of the model's prompts, or a text to put before every item.",
-            "Usual names are `query` and `document`; an empty string means no prompt.",
+            "Usual names are `query` and `document`; an empty string means no prompt. A late-interaction model "
+            "(ColBERT) tells queries from documents by it.",
             default="the model's `default_prompt_name`",
             metavar="TEXT",
         ),

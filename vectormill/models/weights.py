@@ -144,6 +144,14 @@ def count_parameters(weights: Sequence[Path]) -> int:
 PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
 # The names of torch's pickles, of which only tensors are read; a large model has several.
 TORCH_WEIGHTS: Final = "pytorch_model*.bin"
+# The linear layers that bge-m3 has beside its weights, in files of either kind (vectormill.models.heads).
+SPARSE_LINEAR: Final = "sparse_linear"
+COLBERT_LINEAR: Final = "colbert_linear"
+HEAD_FILES: Final = tuple(
+    f"{stem}{suffix}" for stem in (SPARSE_LINEAR, COLBERT_LINEAR) for suffix in (".pt", SAFETENSORS)
+)
+# The settings of Stanford's ColBERT.
+ARTIFACT: Final = "artifact.metadata"
 
 
 def find_weights(directory: Path, name: str) -> list[Path]:
@@ -166,7 +174,8 @@ def find_weights(directory: Path, name: str) -> list[Path]:
 
 def list_weights(directory: Path) -> list[Path]:
     """Return the safetensors files sorted by name, or else torch's; empty if there are none."""
-    return sorted(directory.glob("*.safetensors")) or sorted(directory.glob(TORCH_WEIGHTS))
+    whole = [path for path in sorted(directory.glob("*.safetensors")) if path.name not in HEAD_FILES]
+    return whole or sorted(directory.glob(TORCH_WEIGHTS))
 
 
 def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
@@ -192,15 +201,17 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
 def list_small_files(directory: Path) -> list[Path]:
     """Return the files besides weights that a model's results depend on."""
     vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
-    return sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")) + vocabulary
+    small = [*sorted(directory.glob("*.json")), *sorted(directory.glob("*/config.json")), *vocabulary]
+    return [*small, *sorted(directory.glob(ARTIFACT))]
 
 
 def list_weight_files(directory: Path, weights: Sequence[Path]) -> list[Path]:
-    """Return the transformer's own weights, which are given, and those of its modules."""
+    """Return the transformer's own weights, which are given, and those of its modules and heads."""
     inner = sorted(directory.glob("*/*.safetensors"))
     folders = {path.parent for path in inner}
     inner += [path for path in sorted(directory.glob(f"*/{TORCH_WEIGHTS}")) if path.parent not in folders]
-    return [*weights, *inner]
+    heads = [directory / name for name in HEAD_FILES if (directory / name).is_file()]
+    return [*weights, *inner, *heads]
 
 
 def find_tensor_names(weights: Sequence[Path]) -> set[str]:

@@ -23,6 +23,9 @@ TYPE_SEGMENTS: Final = "type_segments"
 # The number of leading tokens that some models leave out of the pooling. The input is absent if it is 0 for
 # all.
 PROMPT_LENGTH: Final = "prompt_length"
+# The outputs that a sequence asks for, as bits (worker.encoder.outputs). The input is absent if all ask for a dense
+# vector alone.
+OUTPUTS: Final = "outputs"
 # The inputs with one value for each token, under the names of transformers, and the value that pads each. Ids
 # are padded with an id of the model.
 TOKEN_INPUTS: Final[Mapping[str, int | None]] = {
@@ -84,7 +87,13 @@ class Batch:
     def prompt_lengths(self) -> NDArray[np.int64] | None:
         """Return how many leading tokens [n] of each sequence are not pooled over; None if all are pooled."""
         lengths = self.inputs.get(PROMPT_LENGTH)
-        return None if lengths is None else lengths.covered.astype(np.int64)
+        return None if lengths is None else np.minimum(lengths.covered, self.lengths)
+
+    @property
+    def outputs(self) -> NDArray[np.int64] | None:
+        """Return the outputs [n] of each sequence as bits; None if each gets a dense vector alone."""
+        bits = self.inputs.get(OUTPUTS)
+        return None if bits is None else bits.covered.astype(np.int64)
 
     @property
     def max_length(self) -> int:

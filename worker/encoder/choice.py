@@ -73,12 +73,16 @@ SMALLEST_CAPABILITY: Final = 80  # Ampere, which FlashAttention needs
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The sizes in a transformer's configuration that matter to attention kernels."""
+    """The sizes in a transformer's configuration that matter to attention kernels.
+
+    `has_unattended` means that some tokens are computed to which no token attends.
+    """
 
     model_type: str
     head_dim: int
     padding_id: int
     hidden_size: int = 0
+    has_unattended: bool = False
 
     @property
     def positions(self) -> str:
@@ -119,6 +123,8 @@ def choose_attention(wanted: str, shape: AttentionShape, device: Device, precisi
 def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
     """Return why a model cannot be packed on the device, to complete a "because"; empty if it can."""
     family = find_family(shape.model_type)
+    if shape.has_unattended:
+        return "its queries have tokens that no token attends to, which the packed kernel cannot do"
     if family.packing_obstacle:
         return family.packing_obstacle
     if not family.positions:

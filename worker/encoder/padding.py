@@ -28,8 +28,13 @@ class PaddedBatch:
         return self.tokens[INPUT_IDS]
 
 
-def pad_batch(batch: Batch, pad_token_id: int, buckets: LengthBuckets | None = None) -> PaddedBatch:
-    """Pad sequences on the right, to the longest of the batch or to its bucket."""
+def pad_batch(
+    batch: Batch, pad_token_id: int, buckets: LengthBuckets | None = None, unattended: int | None = None
+) -> PaddedBatch:
+    """Pad sequences on the right, to the longest of the batch or to its bucket.
+
+    No token attends to the tokens `unattended` at the end of a sequence.
+    """
     longest = batch.max_length
     positions = np.arange(longest if buckets is None else buckets.find(longest))
     is_token = positions < batch.lengths[:, None]
@@ -40,6 +45,10 @@ def pad_batch(batch: Batch, pad_token_id: int, buckets: LengthBuckets | None = N
             values[is_token] = batch.inputs[name].covered
             tokens[name] = values
     attention_mask = pool_mask = is_token.astype(np.int64)
+    if unattended is not None:
+        is_other = is_token & (tokens[INPUT_IDS] != unattended)
+        attended = longest - np.argmax(is_other[:, :longest][:, ::-1], axis=1)
+        attention_mask = (positions < attended[:, None]).astype(np.int64)
     if (prompt_lengths := batch.prompt_lengths) is not None:
         pool_mask = attention_mask * (positions >= prompt_lengths[:, None])
     return PaddedBatch(tokens, attention_mask, pool_mask)

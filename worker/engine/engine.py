@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
+from vectormill.domain.task import DENSE
 from vectormill.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.models.model_card import ModelCard
@@ -50,6 +51,19 @@ COLLECTIVE_GRACE_SECONDS: Final = 60.0
 CANARY: Final = "A canary that still sings tells the miners that the air is good."
 
 
+def without_heads(card: ModelCard) -> ModelCard:
+    """Return the card of a model that several devices share, which compute dense vectors alone.
+
+    Raise ModelError if it has none.
+    """
+    if DENSE not in card.outputs:
+        raise ModelError(
+            f"The model {card.name!r} computes {', '.join(card.outputs)}, which several devices cannot compute "
+            "together; use the strategy replicate."
+        )
+    return replace(card, outputs=(DENSE,), sparse_head=None, token_head=None)
+
+
 class Engine:
     """The encoding engine of one model on one device.
 
@@ -71,6 +85,7 @@ class Engine:
         if sharing is not None:
             tokens = settings.max_batch_tokens or sharing.replica.max_batch_tokens
             settings = settings.model_copy(update={"max_batch_tokens": tokens})
+            card = without_heads(card)
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
@@ -175,7 +190,7 @@ class Engine:
             unique, places = find_unique(request.texts)
             with self._tokenizing(ticket):
                 course = task.begin(request.spec, unique, request.max_text_chars)
-                ticket.lay(course.start(), course.prompt_length)
+                ticket.lay(course.start(), course.constants)
             is_answered = False
             while not is_answered:
                 self._run(ticket, cancelled)
@@ -183,7 +198,7 @@ class Engine:
                     following = course.take(ticket.join(), ticket.failures)
                     is_answered = following is None
                     if following is not None:
-                        ticket.lay(following, course.prompt_length)
+                        ticket.lay(following, course.constants)
             return self._collect(course, ticket, places)
 
     @property
@@ -247,6 +262,12 @@ class Engine:
                 f"The job needs the model {' '.join(asked)}, but this worker serves {' '.join(here)}. Start a worker "
                 "with that model, or submit the job again."
             )
+        if not set(spec.outputs.split(",")) <= set(self._card.outputs):
+            raise ModelError(
+                f"The job needs the outputs {spec.outputs}, but this worker computes only "
+                f"{', '.join(self._card.outputs)}, because several devices share the model. Start a worker that has it "
+                "on one device."
+            )
         if spec.task not in self._tasks:
             raise ModelError(
                 f"The job's task is {spec.task}, but {self._card.name} supports only {', '.join(self._tasks)}."
@@ -267,7 +288,7 @@ class Engine:
         """Reuse vectors that were computed lately, and wait until the others are computed."""
         start = time.perf_counter()
         run_before = ticket.run_seconds
-        digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.prompt_length)
+        digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.constants)
         known, vectors = self._reuse.find(digests)
         ticket.take_over(known, vectors)
         self._queue.add(ticket)

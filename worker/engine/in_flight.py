@@ -247,7 +247,9 @@ class InFlight:
         self.heard_at = time.monotonic()
         if isinstance(message, Encoded):
             self._last_seconds = message.seconds
-        if isinstance(message, Encoded) and (misfit := find_misfit(message.results, self._dimension)):
+        if isinstance(message, Encoded) and (
+            misfit := find_misfit(message.results, self._find_dimension(message))
+        ):
             message = EncodeFailed(message.number, misfit)
         if isinstance(message, Started):
             self.started[message.number] = self.heard_at
@@ -266,6 +268,12 @@ class InFlight:
             self._isolate(
                 work, OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED, message.reason
             )
+
+    def _find_dimension(self, message: Encoded) -> int | None:
+        """Return the dimension of the results of a batch; None if these are no vectors."""
+        work = self.outstanding.get(message.number)
+        batch = self.check.canary.batch if work is None else work.batch
+        return self._dimension if batch.outputs is None else None
 
     def _hear_canary(self, message: Encoded | EncodeFailed) -> None:
         self.started.pop(message.number, None)

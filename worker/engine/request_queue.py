@@ -7,7 +7,7 @@ delivers their results. It knows nothing about processes, texts or specs.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ChunkError
 from vectormill.jobs.item import ITEM_ERROR_CODES, ItemFailure
 from vectormill.ragged import Ragged
-from worker.batching.batch import PROMPT_LENGTH, Batch, OwnedBatch, Sequences
+from worker.batching.batch import OUTPUTS, Batch, OwnedBatch, Sequences
 from worker.batching.cost import BatchCost
 from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
 from worker.engine.request import CANCEL_POLL_SECONDS, EncodingCancelled, EngineStopped, RunnerDied
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
+from worker.tokens.tokenized import TokenizedTexts
 
 # The number of query messages admitted alongside interactive chunks. One message may hold many texts.
 QUERY_PLACES: Final = 3
@@ -74,9 +74,9 @@ class Ticket:
     """One request while it is encoded: the sequences to encode now, their results and the request's timings.
 
     The executor's thread writes to it from `add` until `done` is set, otherwise only the request's own thread
-    does. `dimension` is that of the vectors; None if the model returns bytes, scores or word weights instead,
-    which are kept as they arrive, equally long or not. The results do not decide this, or a row that happens
-    to be as long as a vector would be taken for one.
+    does. `dimension` is that of the vectors; None if the model returns bytes or scores instead, which are kept
+    as they arrive, equally long or not, and so are the rows of a request for several outputs. The results do not
+    decide this, or a row that happens to be as long as a vector would be taken for one.
     """
 
     def __init__(self, dimension: int | None, *, is_interactive: bool) -> None:
@@ -89,10 +89,10 @@ class Ticket:
         self.num_reused = 0
         self._dimension = dimension
 
-    def lay(self, texts: TokenizedTexts, prompt_length: int) -> None:
+    def lay(self, texts: TokenizedTexts, constants: Mapping[str, int]) -> None:
         """Set the sequences to encode next. Sequences without tokens are skipped."""
         self.texts = texts
-        self.prompt_length = prompt_length
+        self.constants = constants
         # For each sequence of this ticket, the index of its text.
         self.positions = np.flatnonzero(texts.lengths)
         self.lengths = texts.lengths[self.positions]
@@ -100,7 +100,7 @@ class Ticket:
         self.failures: dict[int, ItemFailure] = dict(texts.failures)
         # The vectors [texts, dimension], with zeros for texts without a result.
         self.vectors: NDArray[np.float32] | None = None
-        if self._dimension is not None:
+        if self._dimension is not None and not constants.get(OUTPUTS):
             self.vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)
         self._parts: list[tuple[NDArray[np.int64], Ragged]] = []
         self.done.clear()
@@ -128,7 +128,8 @@ class Ticket:
         """Copy the results of these sequences into the ticket."""
         rows = self.positions[places]
         if self.vectors is not None:
-            self.vectors[rows] = results.matrix
+            # Rows of bytes where another request of the batch asked for more than a vector.
+            self.vectors[rows] = results.matrix.view(np.float32)
         else:
             values = results.covered.copy()
             self._parts.append((rows, Ragged(values, results.offsets - results.offsets[0])))
@@ -248,12 +249,10 @@ class RequestQueue:
         runs = [(self._tickets[request], rows) for request, rows in sequences.by_request()]
         gathered = [ticket.gather(sequences.positions[rows]) for ticket, rows in runs]
         inputs = {name: Ragged.join([each[name] for each in gathered]) for name in gathered[0]}
-        if any(ticket.prompt_length for ticket, _ in runs):
-            prompts = [
-                np.minimum(ticket.prompt_length, each[INPUT_IDS].lengths)
-                for (ticket, _), each in zip(runs, gathered, strict=True)
-            ]
-            inputs[PROMPT_LENGTH] = Ragged.from_scalars(np.concatenate(prompts).astype(np.int32))
+        num_rows = [rows.stop - rows.start for _, rows in runs]
+        for name in {name for ticket, _ in runs for name, value in ticket.constants.items() if value}:
+            values = np.array([ticket.constants.get(name, 0) for ticket, _ in runs], np.int32)
+            inputs[name] = Ragged.from_scalars(np.repeat(values, num_rows))
         return OwnedBatch(sequences, Batch(inputs), any(ticket.is_interactive for ticket, _ in runs))
 
     def take_back(self, works: Iterable[OwnedBatch]) -> None:

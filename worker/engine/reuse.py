@@ -12,6 +12,7 @@ once, and no Python step is taken for each sequence.
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Final
 
@@ -57,18 +58,22 @@ class VectorReuse:
     def num_bytes(self) -> int:
         return self._digests.nbytes + self._used_at.nbytes + self._vectors.nbytes
 
-    def digest(self, inputs: Mapping[str, Ragged], rows: NDArray[np.int64], prompt_length: int) -> Digests:
+    def digest(
+        self, inputs: Mapping[str, Ragged], rows: NDArray[np.int64], constants: Mapping[str, int]
+    ) -> Digests:
         """Return the digests [rows, 2] of these rows of a model's inputs; an empty array if the cache is off.
 
-        A digest covers a row's tokens and `prompt_length`, the number of its leading tokens that are not
-        pooled over. It is, twice, the sum over the tokens of a number of 64 bits that mixes value, position,
+        A digest covers a row's tokens and the inputs that are the same for all rows, `constants`, of which 0 is
+        the default. It is, twice, the sum over the tokens of a number of 64 bits that mixes value, position,
         input and a key. Two different sequences differ in at least one summand, so that among 10^12 of them
         the chance of one collision is 1 in 10^14, as long as nobody knows the keys.
         """
         if not self._max_bytes:
             return np.zeros((0, 2), dtype=np.uint64)
         sums = np.empty((len(next(iter(inputs.values()))), 2), dtype=np.uint64)
-        sums[:] = _mix(np.uint64(prompt_length) ^ ~self._keys)
+        given = repr(sorted((name, value) for name, value in constants.items() if value))
+        mark = int.from_bytes(blake2b(given.encode(), digest_size=8).digest())
+        sums[:] = _mix(np.uint64(mark) ^ ~self._keys)
         for number, name in enumerate(sorted(inputs)):
             for start, end in _cut_blocks(inputs[name].offsets):
                 self._add_digests(sums[start:end], inputs[name].part(start, end), number)

@@ -6,6 +6,7 @@ them have ended: so only the first batches of a size pay for pinning.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ from vectormill.ragged import Ragged
 from worker.encoder.encoder import DeviceLost
 from worker.encoder.memory import is_out_of_memory
 
-# From inputs on the device to vectors [n, dim] on the device.
+# From inputs on the device to results on the device, such as vectors [n, dim].
 Compute = Callable[..., Tensor]
+# From the results on the host to a row for each sequence.
+LayOut = Callable[[NDArray[Any]], Ragged]
 
 
 class CudaPass:
@@ -33,12 +36,14 @@ class CudaPass:
         device: torch.device,
         stream: torch.cuda.Stream,
         without_gradients: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
+        lay_out: LayOut = Ragged.from_matrix,
     ) -> None:
         """Copy the inputs to the device.
 
         `stream` is the CUDA stream for this copy; `without_gradients` may replace inference mode.
         """
         self._compute = compute
+        self._lay_out = lay_out
         self._without_gradients = without_gradients
         self._vectors: Tensor | None = None
         with losing_device(), without_gradients(), torch.cuda.stream(stream):
@@ -54,7 +59,7 @@ class CudaPass:
             self._inputs.record_stream(
                 stream
             )  # keeps the memory from being reused before this stream has read it
-            vectors = self._compute(*split_inputs(self._inputs, self._shapes)).float()
+            vectors = self._compute(*split_inputs(self._inputs, self._shapes))
             self._vectors = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
             self._vectors.copy_(vectors, non_blocking=True)
             # A thread that waits for this event sleeps; by default CUDA would busy-wait on a core that the
@@ -66,7 +71,7 @@ class CudaPass:
         assert self._vectors is not None
         with losing_device():
             self._done.synchronize()
-        return Ragged.from_matrix(
+        return self._lay_out(
             self._vectors.numpy()
         )  # keeps the pinned block allocated as long as it is referenced
 

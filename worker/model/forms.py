@@ -76,10 +76,18 @@ POOL_MASK = "pool_mask"
 class PaddedForm(Form):
     """The layout with one row per sequence, padded to the longest.
 
-    `token_inputs` are the inputs that this rank's part of the transformer reads; later stages read none.
+    `token_inputs` are the inputs that this rank's part of the transformer reads; later stages read none. No token
+    attends to the tokens `unattended` at the end of a text.
     """
 
-    def __init__(self, transformer: nn.Module, token_inputs: Sequence[str], modes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        transformer: nn.Module,
+        token_inputs: Sequence[str],
+        modes: Sequence[str],
+        unattended: int | None = None,
+    ) -> None:
+        self._unattended = unattended
         self._transformer = transformer
         self._token_inputs = token_inputs
         self._modes = modes
@@ -91,7 +99,7 @@ class PaddedForm(Form):
         return f"padded ({self._kernel})"
 
     def lay_out(self, batch: Batch) -> Part:
-        padded = pad_batch(batch, self._pad_token_id)
+        padded = pad_batch(batch, self._pad_token_id, unattended=self._unattended)
         arrays = {name: padded.tokens[name] for name in self._token_inputs if name in padded.tokens}
         mask = find_attention_mask(padded, self._transformer.config)
         if mask is not None:

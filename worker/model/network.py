@@ -19,6 +19,7 @@ from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
 from worker.model.classifiers import is_published, load_config, load_head, load_published
+from worker.model.heads import load_heads
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 from worker.model.runtime import transformers
@@ -46,6 +47,11 @@ class Dense(nn.Module):
         with open_weights(find_weights(folder, folder.name)[0]) as file:
             self.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
 
+    @property
+    def is_linear(self) -> bool:
+        """Return True if the module is its linear layer alone."""
+        return isinstance(self.activation, nn.Identity) and not self.has_residual
+
     def forward(self, vectors: Tensor) -> Tensor:
         projected: Tensor = self.activation(self.linear(vectors))
         return projected + self.residual(vectors) if self.has_residual else projected
@@ -54,13 +60,18 @@ class Dense(nn.Module):
 class EncoderNetwork(nn.Module):
     """The whole network: token ids and masks [n, length] to fp32 vectors [n, card.dimension] or scores.
 
+    `heads` compute further outputs from the same hidden states (worker.model.heads).
+
     Without an attention mask the batch has no padding; the values of a mask are never read back from the
     device.
     """
 
     def __init__(self, card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> None:
         super().__init__()
-        self.transformer = load_transformer(card, dtype, on_read)
+        whole = load_transformer(card, dtype, on_read)
+        self.transformer: nn.Module = whole.base_model if weighs_words(card) else whole
+        folders = () if card.token_head is None else card.token_head.dense
+        self.heads = load_heads(card, whole, dtype, [Dense(card.path / folder) for folder in folders])
         # Dense modules process one vector per sequence: fp32 costs nothing there, while bf16 would add a
         # noticeable error.
         self.dense = load_dense(card)
@@ -75,8 +86,12 @@ class EncoderNetwork(nn.Module):
         pool_mask: Tensor,
         **tokens: Tensor,  # [n, length], further inputs of the transformer
     ) -> Tensor:
-        hidden_states = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **tokens)[0]
-        vectors: Tensor = self.dense(pool_hidden_states(hidden_states, pool_mask, self.modes))
+        states = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **tokens)[0]
+        return self.pool(states, pool_mask)
+
+    def pool(self, states: Tensor, pool_mask: Tensor) -> Tensor:
+        """Return vectors [n, card.dimension] of padded hidden states [n, length, hidden size]."""
+        vectors: Tensor = self.dense(pool_hidden_states(states, pool_mask, self.modes))
         return vectors
 
     @property
@@ -127,7 +142,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
         with _counting(on_read, num_bytes):
             if is_published(card):
                 return prepare_transformer(load_published(card, dtype))
-            kind = getattr(transformers, encoder) if encoder else transformers.AutoModel
+            kind = _find_class(card, encoder)
             model, loading = kind.from_pretrained(
                 card.path,
                 config=config,
@@ -157,6 +172,18 @@ def prepare_transformer(model: nn.Module) -> nn.Module:
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # keys and values of earlier tokens are reused only in text generation
     return model
+
+
+def weighs_words(card: ModelCard) -> bool:
+    """Return True if the head of the model's own language model is used too."""
+    return card.sparse_head is not None and not card.sparse_head.file
+
+
+def _find_class(card: ModelCard, encoder: str) -> Any:
+    """Return the class of transformers that loads a model; `encoder` names that of an encoder alone."""
+    if weighs_words(card):
+        return transformers.AutoModelForMaskedLM
+    return getattr(transformers, encoder) if encoder else transformers.AutoModel
 
 
 @contextmanager

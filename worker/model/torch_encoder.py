@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from vectormill.domain.errors import ModelError
+from vectormill.domain.task import DENSE
 from vectormill.models.families import find_family
+from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
@@ -36,9 +39,10 @@ from worker.encoder.encoder import (
     Loading,
     device_choice,
 )
+from worker.encoder.outputs import WantedOutputs, find_wanted
 from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
-from worker.model.cuda_pass import Compute, CudaPass
-from worker.model.forms import Form, PackedForm, PaddedForm, Part
+from worker.model.cuda_pass import Compute, CudaPass, LayOut
+from worker.model.forms import Form, PackedForm, PaddedForm, Part, Tensors
 from worker.model.network import EncoderNetwork, check_tokenizer, count_weight_bytes, list_token_inputs
 from worker.model.packed import (
     EXACT,
@@ -63,6 +67,7 @@ class TorchEncoder(Encoder):
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
     ) -> None:
         start = time.perf_counter()
+        self._card = order.card
         if order.device.kind == CPU:
             torch.set_num_threads(order.num_threads)
         # The process sees only its own GPU, because of its environment, so it is always the first.
@@ -71,7 +76,9 @@ class TorchEncoder(Encoder):
         transformer = self._network.transformer
         taken = transformer, list_token_inputs(transformer), self._network.modes
         self._form: Form = (
-            PaddedForm(*taken) if packed is None else PackedForm(*taken, self._shape, packed.attention)
+            PaddedForm(*taken, find_unattended(order.card))
+            if packed is None
+            else PackedForm(*taken, self._shape, packed.attention)
         )
         # Copies to the device use a separate stream, so that they do not wait for the current forward
         # pass.
@@ -97,17 +104,38 @@ class TorchEncoder(Encoder):
 
     def prepare(self, batch: Batch) -> ForwardPass:
         part = self._form.lay_out(batch)
-        compute = partial(self._compute, part)
+        wanted = find_wanted(batch, self._card, part.shape)
+        lay_out: LayOut = Ragged.from_matrix
+        if wanted is not None:
+            part = replace(part, arrays={**part.arrays, **wanted.places})
+            lay_out = partial(wanted.lay_out, self._card)
+        compute = partial(self._compute, part, wanted)
         if self._stream is not None:
-            return CudaPass(list(part.arrays.values()), compute, self._device, self._stream)
+            return CudaPass(list(part.arrays.values()), compute, self._device, self._stream, lay_out=lay_out)
         tensors = [torch.from_numpy(array).to(self._device) for array in part.arrays.values()]
-        return Deferred(partial(_compute_here, compute, tensors))
+        return Deferred(partial(_compute_here, compute, tensors, lay_out))
 
-    def _compute(self, part: Part, *arrays: Tensor) -> Tensor:
-        """Return vectors [n, dim] of a part; `arrays` are its arrays on the device."""
+    def _compute(self, part: Part, wanted: WantedOutputs | None, *arrays: Tensor) -> Tensor:
+        """Return vectors [n, dim] of a part, or all wanted outputs as bytes, one after another.
+
+        `arrays` are the part's arrays on the device.
+        """
         tensors = dict(zip(part.arrays, arrays, strict=True))
-        vectors: Tensor = self._network.dense(self._form.pool(self._form.run(part, tensors, None), tensors))
-        return vectors
+        states = self._form.run(part, tensors, None)
+        if wanted is None:
+            return self._pool(states, tensors)
+        flat = states.flatten(0, -2)
+        outputs = [
+            self._pool(states, tensors)
+            if name == DENSE
+            else self._network.heads[name](flat[tensors[name]], wanted.lengths[name].tolist())
+            for name in wanted.wants
+        ]
+        return torch.cat([output.contiguous().view(torch.uint8).flatten() for output in outputs])
+
+    def _pool(self, states: Tensor, tensors: Tensors) -> Tensor:
+        vectors: Tensor = self._network.dense(self._form.pool(states, tensors))
+        return vectors.float()
 
     def describe(self) -> EncoderReport:
         return self._report
@@ -137,7 +165,8 @@ class TorchEncoder(Encoder):
 
         Raises ModelError if packing was requested and fails.
         """
-        attention = choose_attention(order.attention, self._shape, order.device, precision.value)
+        shape = replace(self._shape, has_unattended=find_unattended(order.card) is not None)
+        attention = choose_attention(order.attention, shape, order.device, precision.value)
         if attention.value == PADDED:
             return attention, None
         kernel = VARLEN if order.device.kind == CUDA else EXACT
@@ -173,6 +202,11 @@ class TorchEncoder(Encoder):
         )
 
 
+def find_unattended(card: ModelCard) -> int | None:
+    """Return the token at the end of a text that no token attends to, if the model has one."""
+    return None if card.token_head is None else card.token_head.unattended
+
+
 def load_network(order: EncoderOrder, precision: str, device: torch.device) -> EncoderNetwork:
     """Load the network onto the device, with weights of this precision."""
     check_tokenizer(order.card)
@@ -183,6 +217,6 @@ def load_network(order: EncoderOrder, precision: str, device: torch.device) -> E
     return moved
 
 
-def _compute_here(compute: Compute, tensors: list[Tensor]) -> Ragged:
+def _compute_here(compute: Compute, tensors: list[Tensor], lay_out: LayOut) -> Ragged:
     with torch.inference_mode():
-        return Ragged.from_matrix(compute(*tensors).float().cpu().numpy())
+        return lay_out(compute(*tensors).cpu().numpy())

@@ -17,6 +17,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
+from vectormill.domain.task import DENSE
+from vectormill.models.model_card import ModelCard
 from vectormill.processes.lifetimes import die_with_parent
 from worker.encoder.backends import CannotRun
 from worker.encoder.choice import COMPRESSED
@@ -26,6 +28,16 @@ WORD_EMBEDDINGS: Final = "word_embeddings"
 # Increase this when the network or its inputs change, so that conversions by older code are not used.
 CONVERSION_VERSION: Final = 4
 COMPRESSION_VERSION: Final = 1
+
+
+VECTORS: Final = "vectors"  # [n, card.dimension]
+STATES: Final = "states"  # [n, length, hidden size], which other outputs are made of
+
+
+def list_outputs(card: ModelCard) -> tuple[str, ...]:
+    """Return the outputs of a converted network, in order."""
+    dense = (VECTORS,) if DENSE in card.outputs else ()
+    return dense if card.outputs == (DENSE,) else (*dense, STATES)
 
 
 class ConversionFailed(CannotRun):
@@ -80,6 +92,8 @@ def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
     card = order.card
     values = [CONVERSION_VERSION, card.revision, str(card.path), card.pooling, card.dense]
     values += [version(package) for package in ("openvino", "torch", "transformers")]
+    if card.outputs != (DENSE,):
+        values += [card.outputs]
     if precision in COMPRESSED:
         values += [precision, COMPRESSION_VERSION]
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=12).hexdigest()

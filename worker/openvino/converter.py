@@ -9,6 +9,7 @@ restored weight.
 
 import json
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +23,11 @@ from torch import Tensor, nn
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, RoundedWeight, round_linear, round_table
 from worker.encoder.choice import COMPRESSED, INT8
 from worker.encoder.encoder import EncoderOrder
-from worker.model.network import EncoderNetwork, check_tokenizer, list_token_inputs
+from worker.model.heads import TokenVectors, TokenWeights
+from worker.model.network import Dense, EncoderNetwork, check_tokenizer, list_token_inputs
 from worker.model.weights import RoundedEmbedding, is_compressible_table
-from worker.openvino.conversion import WORD_EMBEDDINGS, ConversionFailed
+from worker.openvino.conversion import VECTORS, WORD_EMBEDDINGS, ConversionFailed, list_outputs
+from worker.openvino.heads import Layer, save_heads
 from worker.openvino.runtime import openvino as ov
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
@@ -37,6 +40,7 @@ ROWS_AT_ONCE: Final = 4096
 # Dense modules after the pooling process one vector per sequence: there is nothing to gain, and no sum
 # averages their error.
 COMPRESSED_PART: Final = "__module.network.transformer"
+Rows = Sequence[NDArray[Any]]
 WEIGHT_PLACES: Final = {"MatMul": 1, "Gather": 0}  # the number of the operation's input that is a weight
 
 
@@ -55,8 +59,8 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
             reads_types = _tells_types_apart(whole.transformer)
             names = (*INPUTS, TOKEN_TYPE_IDS) if reads_types else INPUTS
             types = _make_types(probe[1]) if reads_types else None
-            expected = whole(*probe, **({} if types is None else {TOKEN_TYPE_IDS: types})).numpy()
-            network = EmbeddedNetwork(whole)
+            network = EmbeddedNetwork(whole, list_outputs(order.card))
+            expected = [each.numpy() for each in network(*probe, network.embed(probe[0]), types)]
             examples = [*example, network.embed(example[0])]
             examples += [] if types is None else [_make_types(example[1])]
             # torch would trace once more to compare, which takes a third of the time; we compare below
@@ -67,12 +71,15 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
                 port.get_tensor().set_names({name})  # the tracer gives some of them numbers as names
             inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
             inputs += [] if types is None else [types.numpy()]
-            _check_exact(_run(converted, inputs), expected)
+            mask = inputs[1].astype(bool)
+            _check_exact(_run(converted, inputs), expected, mask)
             if precision in COMPRESSED:
                 if not apply_compression(converted):
                     raise ConversionFailed(f"no weights were found that can be converted to {precision}")
-                _check_rounded(_run(converted, inputs), expected, precision)
+                _check_rounded(_run(converted, inputs), expected, mask, precision)
             dim = network.write_table(folder / "words.bin", precision)
+            if whole.heads:
+                save_heads(folder, {name: _list_layers(head) for name, head in whole.heads.items()})
         ov.save_model(converted, folder / "network.xml", compress_to_fp16=False)
     except ConversionFailed:
         raise
@@ -91,24 +98,50 @@ def _tells_types_apart(transformer: Any) -> bool:
     return has_types and TOKEN_TYPE_IDS in list_token_inputs(transformer)
 
 
-def _run(converted: Any, inputs: list[NDArray[Any]]) -> NDArray[np.float32]:
+def _run(converted: Any, inputs: list[NDArray[Any]]) -> list[NDArray[np.float32]]:
     exactly = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    compiled = ov.Core().compile_model(converted, "CPU", exactly)
-    found: NDArray[np.float32] = compiled(inputs)[0]
-    return found
+    found = ov.Core().compile_model(converted, "CPU", exactly)(inputs)
+    return [found[place] for place in range(len(converted.outputs))]
 
 
-def _check_exact(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    deviation = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
-    if not deviation < LARGEST_DEVIATION:
-        raise ConversionFailed(f"the converted network deviates from torch by {deviation:.1e}")
+def _pair(
+    found: Rows, expected: Rows, mask: NDArray[np.bool_]
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield each output and what torch computes, without the hidden states of padding."""
+    for one, other in zip(found, expected, strict=True):
+        yield (one, other) if one.ndim == 2 else (one[mask], other[mask])
 
 
-def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], precision: str) -> None:
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    cosine = float(((found * expected).sum(axis=1) / np.maximum(lengths, 1e-12)).min())
-    if not cosine >= SMALLEST_COSINES[precision]:
-        raise ConversionFailed(f"{precision} weights change its vectors too much (cosine {cosine:.2f})")
+def _check_exact(found: Rows, expected: Rows, mask: NDArray[np.bool_]) -> None:
+    for one, other in _pair(found, expected, mask):
+        deviation = float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-6))
+        if not deviation < LARGEST_DEVIATION:
+            raise ConversionFailed(f"the converted network deviates from torch by {deviation:.1e}")
+
+
+def _check_rounded(found: Rows, expected: Rows, mask: NDArray[np.bool_], precision: str) -> None:
+    for one, other in _pair(found, expected, mask):
+        lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+        cosine = float(((one * other).sum(axis=1) / np.maximum(lengths, 1e-12)).min())
+        if not cosine >= SMALLEST_COSINES[precision]:
+            raise ConversionFailed(f"{precision} weights change its vectors too much (cosine {cosine:.2f})")
+
+
+def _list_layers(head: nn.Module) -> list[Layer]:
+    """Return the weights and biases of a head's linear layers. Raise ConversionFailed if it has other layers."""
+    if not isinstance(head, TokenWeights | TokenVectors):
+        raise ConversionFailed("only torch computes the weights of words (SPLADE)")
+    inner = head.linear if isinstance(head, TokenWeights) else head.layers
+    listed = []
+    for layer in inner if isinstance(inner, nn.Sequential) else (inner,):
+        linear = layer.linear if isinstance(layer, Dense) and layer.is_linear else layer
+        if not isinstance(linear, nn.Linear):
+            raise ConversionFailed(
+                "its vectors of tokens need more than linear layers, which only torch computes"
+            )
+        bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias
+        listed.append((linear.weight.float().numpy(), bias.float().numpy()))
+    return listed
 
 
 def _make_input(num_sequences: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,12 +199,15 @@ def _restore(rounded: RoundedWeight, shape: tuple[int, ...]) -> Any:
 class EmbeddedNetwork(nn.Module):
     """A network with one more input: the word embeddings [n, length, dim] of the ids.
 
+    It returns `outputs`, named as by `list_outputs`.
+
     The ids remain an input, because some architectures compute positions from them. From now on the wrapped
     network can be used only through this one.
     """
 
-    def __init__(self, network: EncoderNetwork) -> None:
+    def __init__(self, network: EncoderNetwork, outputs: Sequence[str] = (VECTORS,)) -> None:
         super().__init__()
+        self._outputs = outputs
         # Not registered as a submodule, so that a walk over the modules does not find the table.
         self._lookup = (network.transformer.get_input_embeddings(),)
         self._given = GivenEmbeddings()
@@ -185,11 +221,13 @@ class EmbeddedNetwork(nn.Module):
         pool_mask: Tensor,
         word_embeddings: Tensor,
         token_type_ids: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         self._given.embeddings = word_embeddings
         tokens = {} if token_type_ids is None else {TOKEN_TYPE_IDS: token_type_ids}
-        vectors: Tensor = self.network(input_ids, attention_mask, pool_mask, **tokens)
-        return vectors
+        states = self.network.transformer(input_ids=input_ids, attention_mask=attention_mask, **tokens)[0]
+        return tuple(
+            self.network.pool(states, pool_mask) if name == VECTORS else states for name in self._outputs
+        )
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the word embeddings [n, length, dim] of ids [n, length].

@@ -9,13 +9,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.task import DENSE
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.cost import LengthBuckets
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.encoder.memory import keep_large_blocks_apart
+from worker.encoder.outputs import WantedOutputs, find_wanted, weighs_tokens
 from worker.encoder.padding import PaddedBatch, pad_batch
-from worker.openvino.conversion import WORD_EMBEDDINGS, find_or_convert
+from worker.openvino.conversion import (
+    STATES,
+    VECTORS,
+    WORD_EMBEDDINGS,
+    ConversionFailed,
+    find_or_convert,
+    list_outputs,
+)
+from worker.openvino.heads import LinearHeads
 from worker.openvino.network import OpenVINONetwork
 from worker.openvino.runtime import openvino as ov
 from worker.openvino.streams import choose_streams
@@ -102,10 +112,16 @@ class OpenVINOEncoder(Encoder):
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
     ) -> None:
         start = time.perf_counter()
+        self.card = order.card
+        if order.card.sparse_head is not None and not weighs_tokens(order.card):
+            raise ConversionFailed("only torch computes the weights of words (SPLADE)")
         self._num_streams = choose_streams(order, precision.value)
         keep_large_blocks_apart()
         folder = find_or_convert(order, precision.value)
         self.network = OpenVINONetwork(folder, order, precision.value, self._num_streams)
+        self.heads = None if order.card.outputs == (DENSE,) else LinearHeads(folder, order.card)
+        head = order.card.token_head
+        self._unattended = None if head is None else head.unattended
         # openvino caches kernels for each input shape, some 0.4 MiB per shape.
         self._length_buckets = LengthBuckets(order.card.max_tokens)
         self._watch = BufferWatch()
@@ -136,10 +152,11 @@ class OpenVINOEncoder(Encoder):
         """Pad the batch and look up its word embeddings, in memory that openvino reads directly."""
         if TOKEN_TYPE_IDS in batch.inputs and not self.network.reads_types:
             self._read_types()
-        padded = pad_batch(batch, self.network.pad_token_id, self._length_buckets)
+        padded = pad_batch(batch, self.network.pad_token_id, self._length_buckets, self._unattended)
         words = self._buffers.take((*padded.input_ids.shape, self.network.words.dim))
         self.network.words.read(padded.input_ids, out=words)
-        return OpenVINOPass(self, padded, words)
+        wanted = find_wanted(batch, self.card, padded.input_ids.shape)
+        return OpenVINOPass(self, padded, words, wanted)
 
     def take_request(self) -> Any:
         """Wait for a free inference request; each stream has one."""
@@ -197,8 +214,15 @@ class OpenVINOPass:
     Implements ForwardPass.
     """
 
-    def __init__(self, encoder: OpenVINOEncoder, padded: PaddedBatch, words: NDArray[np.float32]) -> None:
+    def __init__(
+        self,
+        encoder: OpenVINOEncoder,
+        padded: PaddedBatch,
+        words: NDArray[np.float32],
+        wanted: WantedOutputs | None,
+    ) -> None:
         self._encoder = encoder
+        self._wanted = wanted
         self._words = words
         self._num_tokens = padded.input_ids.size
         self.inputs: dict[str, NDArray[Any]] = {
@@ -230,11 +254,28 @@ class OpenVINOPass:
     def results(self) -> Ragged:
         try:
             self._request.wait()
+            if self._wanted is not None:
+                return self._represent(self._wanted)
             # Copied, because the output is in the request's memory, which the next batch overwrites.
             vectors = np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
         finally:
             self._finish()
         return Ragged.from_matrix(vectors)
+
+    def _represent(self, wanted: WantedOutputs) -> Ragged:
+        encoder = self._encoder
+        assert encoder.heads is not None
+        names = list_outputs(encoder.card)
+        states = self._request.get_output_tensor(names.index(STATES)).data
+        flat = states.reshape(-1, states.shape[-1])
+        parts = [
+            self._request.get_output_tensor(names.index(VECTORS)).data
+            if name == DENSE
+            else encoder.heads.compute(name, flat[wanted.places[name]])
+            for name in wanted.wants
+        ]
+        content = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+        return wanted.lay_out(encoder.card, content)
 
     def _finish(self) -> None:
         request, self._request = self._request, None

@@ -160,7 +160,7 @@ class ShardEncoder(Encoder):
             return self._dense(self._form.pool(states, tensors[number])) if has_vectors else states
 
         vectors = self._shard.run_parts([part.shape for part in parts], run)
-        return torch.cat(vectors) if has_vectors else torch.empty((0, self._card.dimension))
+        return torch.cat(vectors).float() if has_vectors else torch.empty((0, self._card.dimension))
 
     def _compute_probe(self, form: Form, probe: Batch) -> Tensor:
         """Return the hidden states [tokens, hidden size] of all tokens, on each rank that holds them."""
@@ -180,7 +180,7 @@ class ShardEncoder(Encoder):
         """Compute when the results are requested, on a device without a queue."""
         # Not inference_mode: the buffers that fully_shard gathers into were made outside of it.
         with losing_device() if self._device.type == CUDA else nullcontext(), torch.no_grad():
-            return Ragged.from_matrix(compute(*copy_inputs(arrays, self._device)).float().cpu().numpy())
+            return Ragged.from_matrix(compute(*copy_inputs(arrays, self._device)).cpu().numpy())
 
 
 def load_shard(order: EncoderOrder) -> Encoder:

@@ -4,15 +4,20 @@ A long text may be read in passages whose vectors are joined.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
+from vectormill.domain.task import DENSE
 from vectormill.jobs.item import ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
+from worker.batching.batch import OUTPUTS, PROMPT_LENGTH
+from worker.encoder.outputs import find_bits
 from worker.tasks.finishing import (
     empty_rows,
     fail_unless,
@@ -22,9 +27,10 @@ from worker.tasks.finishing import (
     finish_vectors,
     read_texts,
 )
-from worker.tasks.task import Finished
+from worker.tasks.represent import Representing, find_changed_outputs, find_marks
+from worker.tasks.task import Finished, RequestState
 from worker.tokens.passages import PassagedTexts, cut_passages
-from worker.tokens.tokenized import TokenizedTexts, find_given, lay_together
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts, find_given, lay_together
 from worker.tokens.tokenizer import Tokenizer
 
 
@@ -41,6 +47,8 @@ class Embed:
         self._card = card
         self._tokenizer = tokenizer
         self._gives_vectors = gives_vectors
+        self._canary_bits = find_bits(card.outputs)
+        self._canary_tokens = 0
 
     @property
     def dimension(self) -> int:
@@ -48,12 +56,36 @@ class Embed:
         return self._card.dimension
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
-        return self._tokenizer.tokenize([text], self._card.max_tokens, truncate=True).inputs
+        """Return the inputs of a text that asks for all outputs of the model."""
+        inputs = self._tokenizer.tokenize([text], self._card.max_tokens, truncate=True).inputs
+        self._canary_tokens = len(inputs[INPUT_IDS].values)
+        if not self._canary_bits:
+            return inputs
+        return {**inputs, OUTPUTS: Ragged.from_scalars(np.array([self._canary_bits], np.int32))}
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        return find_turned(results, expected)
+        if not self._canary_bits:
+            return find_turned(results, expected)
+        return find_changed_outputs(results, expected, self._canary_bits, self._canary_tokens, self._card)
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Embedding":
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> RequestState:
+        if spec.outputs != DENSE:
+            return self._represent(spec, texts, max_chars)
+        read, failures, constants = self._read(spec, texts, max_chars)
+        return Embedding(spec, read, failures, constants, gives_vectors=self._gives_vectors())
+
+    def _represent(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> RequestState:
+        """Begin a request for other outputs, whose texts may be marked as queries or documents."""
+        marks = find_marks(self._card, spec)
+        bare = replace(spec, prompt=marks.prompt, max_tokens=marks.max_tokens)
+        read, failures, constants = self._read(bare, texts, max_chars)
+        marked = marks.put_into(read.sequences, self._tokenizer.num_prefix)
+        return Representing(self._card, spec, marked, failures, constants)
+
+    def _read(
+        self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int
+    ) -> tuple[PassagedTexts, dict[int, ItemFailure], dict[str, int]]:
+        """Return the tokens of the texts, the failures among them, and the inputs that all share."""
         decoded, failures = read_texts(texts, max_chars)
         if spec.prompt:
             decoded = [spec.prompt + text for text in decoded]
@@ -69,7 +101,7 @@ class Embed:
             spread = tokenized.spread(sound, len(texts))
             passaged = PassagedTexts.whole(self._take_given(spec, texts, failures, spread))
         prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
-        return Embedding(spec, passaged, failures, prompt_length, gives_vectors=self._gives_vectors())
+        return passaged, failures, {PROMPT_LENGTH: prompt_length}
 
     def _take_given(
         self,
@@ -99,13 +131,13 @@ class Embedding:
         spec: EncodingSpec,
         texts: PassagedTexts,
         failures: Mapping[int, ItemFailure],
-        prompt_length: int,
+        constants: Mapping[str, int],
         *,
         gives_vectors: bool = True,
     ) -> None:
         """Begin the request. `failures` are those of whole texts, by index."""
         self._gives_vectors = gives_vectors
-        self.prompt_length = prompt_length
+        self.constants = constants
         self._spec = spec
         self._texts = texts
         self._failures: dict[int, ItemFailure] = dict(texts.sequences.failures)

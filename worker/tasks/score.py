@@ -22,7 +22,7 @@ from vectormill.jobs.item import (
     split_pair,
 )
 from vectormill.ragged import Ragged
-from worker.tasks.embed import Embed, Embedding
+from worker.tasks.embed import Embed
 from worker.tasks.finishing import fail_unless, find_changed, find_finite
 from worker.tasks.task import Finished, RequestState
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
@@ -62,7 +62,7 @@ class Classify:
 class Classification:
     """The state of one request to a classifier. Implements RequestState."""
 
-    prompt_length = 0
+    constants: Mapping[str, int] = {}
 
     def __init__(self, spec: EncodingSpec, read: TokenizedTexts, failures: Mapping[int, ItemFailure]) -> None:
         self._spec = spec
@@ -125,9 +125,9 @@ class Comparison:
     """
 
     def __init__(
-        self, texts: Embedding, places: NDArray[np.int64], failures: Mapping[int, ItemFailure]
+        self, texts: RequestState, places: NDArray[np.int64], failures: Mapping[int, ItemFailure]
     ) -> None:
-        self.prompt_length = texts.prompt_length
+        self.constants = texts.constants
         self._texts = texts
         self._places = places
         self._failures = dict(failures)

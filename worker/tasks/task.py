@@ -34,8 +34,8 @@ class RequestState(Protocol):
     """
 
     @property
-    def prompt_length(self) -> int:
-        """Return the number of leading tokens in each sequence that are left out of pooling."""
+    def constants(self) -> Mapping[str, int]:
+        """Return the inputs that have one value for all sequences, by name; 0 is the default of each."""
 
     def start(self) -> TokenizedTexts:
         """Return the first sequences.

@@ -68,6 +68,11 @@ class Tokenizer:
         )
         self._num_suffix = len(self._reference.suffix)
 
+    @property
+    def num_prefix(self) -> int:
+        """Return the number of special tokens before a text."""
+        return len(self._reference.prefix)
+
     def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
         """Return the token ids of all texts, each at most `max_tokens`.
 

@@ -102,13 +102,13 @@ def test_a_model_on_the_hub_without_safetensors_is_fetched_with_the_pickle_that_
     )
     (model / "model.safetensors").unlink()
     torch.save({"weight": torch.zeros(4)}, model / "pytorch_model.bin")
-    torch.save({"weight": torch.zeros(4)}, model / "colbert_linear.pt")
+    torch.save({"weight": torch.zeros(3, 4)}, model / "colbert_linear.pt")
     with serving_hub(model) as (environment, fetched):
         assert ask_registry(environment, tmp_path / "api", weights=False) == f"{COMMIT} None"
         assert "pytorch_model.bin" not in fetched
+        assert "colbert_linear.pt" in fetched, "the size of its head is part of the card"
         assert ask_registry(environment, tmp_path / "worker", weights=True) == f"{COMMIT} 4"
         assert "pytorch_model.bin" in fetched
-        assert "colbert_linear.pt" not in fetched
 
 
 def test_a_model_on_the_hub_that_no_worker_can_load_is_refused_from_its_list_of_files(tmp_path: Path) -> None:

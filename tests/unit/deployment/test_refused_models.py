@@ -21,15 +21,21 @@ from vectormill.settings import ModelEntry
         ({"tokenizer": None}, {}, "has no tokenizer.json"),
         ({"modules": modules("Transformer", "LSTM")}, {}, "made of Transformer, LSTM"),
         (
-            {"modules": modules("MLMTransformer", "SpladePooling")},
+            {"modules": modules("Router", "SpladePooling")},
             {},
-            r"a sparse encoder \(SPLADE\).*made of MLM",
+            "a model with a path of its own for queries, made of Router",
         ),
         (
-            {"modules": modules("Transformer", "Dense", prefix="pylate.models.")},
+            {"modules": modules("SparseStaticEmbedding")},
             {},
-            r"a late-interaction model \(ColBERT\).*made of Transformer, Dense",
+            "a sparse encoder that weighs the words of queries without a transformer",
         ),
+        (
+            {"modules": modules("Transformer", "Dense", "HierarchicalTokenPooling", "MultiVectorMask")},
+            {},
+            r"a late-interaction model \(ColBERT\) made of Transformer, Dense, HierarchicalTokenPooling",
+        ),
+        ({}, {"pooling": "splade"}, "cannot be used with the pooling splade: it is no …ForMaskedLM"),
         ({"modules": modules("Transformer", "LogitScore")}, {}, "a generative reranker.*made of"),
         ({}, {"pooling": "median"}, "expected one of cls, max, mean"),
         ({}, {"max_tokens": 65}, "exceeds the 64 tokens"),
@@ -51,17 +57,11 @@ def config_of(*architectures: str, model_type: str = "bert") -> dict[str, Any]:
     ("config", "name", "message"),
     [
         (config_of("BertForMaskedLM"), "bert-base", r"a masked language model.*BertForMaskedLM.*its pooling"),
-        (config_of("BertForMaskedLM"), "splade-v3", r"a sparse encoder \(SPLADE\).*no task supports it"),
         (config_of("Qwen2ForCausalLM", model_type="qwen2"), "qwen", "a causal language model.*its pooling"),
         (
             config_of("Qwen3ForCausalLM", model_type="qwen3"),
             "Qwen3-Reranker-0.6B",
             "a generative reranker.*pairs are scored by the task score with a …ForSequenceClassification",
-        ),
-        (
-            config_of("HF_ColBERT"),
-            "colbertv2",
-            r"a late-interaction model \(ColBERT\).*no task supports it",
         ),
         (config_of("BertForTokenClassification"), "ner", "a model that labels tokens.*no task"),
         (config_of("Qwen3Model", model_type="qwen3"), "bare", "of the architecture Qwen3Model.*its pooling"),

@@ -34,7 +34,7 @@ def encode(batch: Batch) -> Ragged:
 
 def ticket_of(rows: list[list[int]], *, prompt_length: int = 0, is_interactive: bool = False) -> Ticket:
     ticket = Ticket(4, is_interactive=is_interactive)
-    ticket.lay(tokenized(rows), prompt_length)
+    ticket.lay(tokenized(rows), {"prompt_length": prompt_length})
     return ticket
 
 
@@ -127,7 +127,7 @@ def test_results_of_any_length_and_named_inputs_go_with_their_text(
         return [one * kind % 256 for one, kind in zip(ids, kinds, strict=True)][: ids[-1] % 7]
 
     ticket = Ticket(None, is_interactive=False)
-    ticket.lay(texts, 0)
+    ticket.lay(texts, {})
     queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
     queue.add(ticket)
     while work := next_work(queue):

@@ -20,7 +20,7 @@ def ragged(rows: list[list[int]]) -> Ragged:
 
 
 def digest(reuse: VectorReuse, rows: list[list[int]], prompt_length: int = 0) -> NDArray[np.uint64]:
-    return reuse.digest({"input_ids": ragged(rows)}, np.arange(len(rows)), prompt_length)
+    return reuse.digest({"input_ids": ragged(rows)}, np.arange(len(rows)), {"prompt_length": prompt_length})
 
 
 def vectors(n: int) -> NDArray[np.float32]:
@@ -53,7 +53,7 @@ def test_every_input_of_a_model_is_part_of_what_must_be_equal() -> None:
         "token_type_ids": ragged([[0, 1], [0, 0], [1, 2]]),
     }
     exchanged = {"input_ids": inputs["token_type_ids"], "token_type_ids": inputs["input_ids"]}
-    first, second = (reuse.digest(some, np.arange(3), 0) for some in (inputs, exchanged))
+    first, second = (reuse.digest(some, np.arange(3), {}) for some in (inputs, exchanged))
     names = [row.tobytes() for row in [*first, *second]]
     assert names[0] == names[5]
     assert names[2] == names[3]

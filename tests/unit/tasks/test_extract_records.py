@@ -390,7 +390,7 @@ def answer(course: ExtractionState, asked: TokenizedTexts) -> TokenizedTexts | N
 
 def add(board: RequestQueue, asked: TokenizedTexts) -> Ticket:
     ticket = Ticket(None, is_interactive=False)
-    ticket.lay(asked, 0)
+    ticket.lay(asked, {})
     board.add(ticket)
     return ticket
 

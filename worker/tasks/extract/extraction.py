@@ -273,7 +273,7 @@ class ExtractionState:
     `sound` are the indices, among all texts, of those that can be read.
     """
 
-    prompt_length = 0
+    constants: Mapping[str, int] = {}
 
     def __init__(
         self,
