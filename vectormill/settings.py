@@ -42,6 +42,10 @@ class ModelEntry(BaseModel):
     )
     normalize: bool | None = Field(default=None, description="Overrides whether vectors have unit length.")
     max_tokens: int | None = Field(default=None, ge=3, description="Overrides the model's longest input.")
+    template: str | None = Field(
+        default=None,
+        description="How a generative reranker's pairs are put into words, if its name does not tell.",
+    )
 
 
 def check_redis_url(url: str | None) -> str | None:

@@ -202,7 +202,8 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
         Raise UnknownModel, ModelError, and InvalidOption if the model has no labels.
         """
         model = choose_model(registry, self.model)
-        if registry.card(model).classifier is None:
+        classifier = registry.card(model).classifier
+        if classifier is None or classifier.template is not None:
             raise InvalidOption(
                 f"The model {model!r} has no labels to predict; name a text classifier in model, or use "
                 "/embed for vectors."

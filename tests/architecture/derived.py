@@ -29,6 +29,7 @@ from vectormill.jobs.item import ITEM_ERROR_CODES
 from vectormill.models.embedders import MODULE_PURPOSES, PLAIN_EMBEDDERS, PROMPTED_FAMILIES, PURPOSES
 from vectormill.models.families import FAMILIES
 from vectormill.models.model_card import POOLING_NAMES
+from vectormill.models.rerankers import RERANKERS
 from vectormill.runs import run
 from worker.encoder.backends import BACKENDS
 from worker.placement.strategies import STRATEGIES
@@ -169,6 +170,20 @@ def make_prompted() -> str:
     return table([("family", "prompt", "pooled over too"), *rows])
 
 
+def make_rerankers() -> str:
+    rows = [
+        (
+            f"`{row.name}`",
+            quote(row.names, "or"),
+            " minus ".join(f"`{word}`" for word in row.template.words),
+            row.template.instruction or "none",
+            row.source,
+        )
+        for row in RERANKERS
+    ]
+    return table([("template", "by name", "score", "default prompt", "as in"), *rows])
+
+
 def make_refused() -> str:
     rows = [(f"`…{ending}`", purpose) for ending, purpose, _ in PURPOSES]
     rows += [(f"`{module}`", purpose) for module, purpose in MODULE_PURPOSES.items()]
@@ -232,6 +247,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/CONFIGURATION.md", fill("options", make_options())),
     ("docs/CONFIGURATION.md", fill("backends", make_backends())),
     ("docs/CONFIGURATION.md", fill("poolings", quote(POOLING_NAMES))),
+    ("docs/CONFIGURATION.md", fill("templates", quote(row.name for row in RERANKERS))),
     ("docs/CONFIGURATION.md", fill("strategies", quote(STRATEGIES, "or"))),
     (
         "docs/CONFIGURATION.md",
@@ -263,6 +279,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/MODELS.md", fill("conventions", make_conventions())),
     ("docs/MODELS.md", fill("prompted", make_prompted())),
     ("docs/MODELS.md", fill("refused", make_refused())),
+    ("docs/SCORES.md", fill("rerankers", make_rerankers())),
     ("docs/SOURCES.md", fill("formats", describe_inputs(".gz or .zst"))),
     *(
         ("docs/STATES.md", keep_rows({state: [] for state in states}, section=heading))

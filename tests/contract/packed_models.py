@@ -26,6 +26,13 @@ SIZES = {
 GROUPED = {"num_key_value_heads": 2}
 QWEN3 = {**GROUPED, "head_dim": 8}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+# Layers within a window and one that sees all; both ways the window is half as large, as EmbeddingGemma has it.
+GEMMA3 = {
+    **QWEN3,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 9,
+    "sliding_window_pattern": 2,
+}
 BOTH_WAYS = {"is_causal": False}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "albert": ("Albert", {"embedding_size": 16}),
@@ -34,6 +41,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("DistilBert", {"dim": 32, "n_heads": 4, "n_layers": 3, "hidden_dim": 64}),
     "electra": ("Electra", {"embedding_size": 16}),
     "eurobert": ("EuroBert", {**GROUPED, "mask_token_id": 4}),
+    "gemma": ("Gemma", QWEN3),
+    "gemma3_text": ("Gemma3Text", GEMMA3),
+    "gemma3_text, both ways": ("Gemma3Text", {**GEMMA3, "use_bidirectional_attention": True}),
     "gte": ("Gte", {}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
     "llama": ("Llama", GROUPED),
@@ -68,6 +78,7 @@ RELATIVE = {
 # Those that cannot be packed.
 PADDED_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNet", {}),
+    "gemma2": ("Gemma2", GEMMA3),
     "deberta-v2": ("DebertaV2", RELATIVE),
     # As the larger ones of DeBERTa-v2.
     "deberta-v2, convolution": ("DebertaV2", {**RELATIVE, "conv_kernel_size": 3}),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from tests.models import (
     smallest_cosine,
 )
 from tests.processors import with_bf16
+from tests.rerankers import DATA, SPECIAL_TOKENS
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import FAMILIES
 from vectormill.models.model_card import POOLING_NAMES, parse_pooling
@@ -43,6 +45,47 @@ PRECISIONS = (
     ("bf16", 0.999),  # eight bits of mantissa in every product
     ("int8", 0.999),  # rounded weights; the real model keeps 0.9996
 )
+
+
+def write_embedding_gemma(directory: Path) -> Path:
+    """Write a tiny one, in the layout in which google/embeddinggemma-300m is published."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+    from transformers import Gemma3TextConfig, Gemma3TextModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    config = Gemma3TextConfig(
+        vocab_size=1000,
+        intermediate_size=64,
+        num_key_value_heads=1,
+        query_pre_attn_scalar=8,
+        max_position_embeddings=128,
+        sliding_window=12,
+        layer_types=["sliding_attention", "full_attention"],
+        use_bidirectional_attention=True,
+        **sizes,
+    )
+    written = directory / "written"
+    model = Gemma3TextModel(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(written)
+    shutil.copy(DATA / "gemma.json", written / "tokenizer.json")
+    (written / "tokenizer_config.json").write_text(
+        json.dumps({**SPECIAL_TOKENS["gemma"], "model_max_length": 128})
+    )
+    dense = [Dense(32, 48, bias=False, activation_function=torch.nn.Identity())]
+    dense.append(Dense(48, 32, bias=False, activation_function=torch.nn.Identity()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        SentenceTransformer(
+            modules=[Transformer(str(written)), Pooling(32, pooling_mode="mean"), *dense, Normalize()],
+            device="cpu",
+            prompts={"query": "task: search result | query: ", "document": "title: none | text: "},
+            default_prompt_name="document",
+        ).save(str(directory / "saved"))
+    return directory / "saved"
 
 
 CONVERT_IN_CHILD = conversion.convert_in_child
@@ -124,6 +167,25 @@ def test_families_that_are_never_packed_agree(
     expected = reference(directory)
     assert smallest_cosine(encode(directory, backend, cache_dir), expected) >= 0.9999
     assert smallest_cosine(encode(directory, backend, cache_dir, groups=EACH_ALONE), expected) >= 0.9999
+
+
+@pytest.mark.parametrize("backend", DEAR_CONVERSION)
+def test_embedding_gemma_agrees(backend: str, cache_dir: Path, tmp_path: Path) -> None:
+    """Its layers look both ways, some within a window, two Dense modules follow, and its prompts are pooled over."""
+    from sentence_transformers import SentenceTransformer
+
+    directory = write_embedding_gemma(tmp_path)
+    card = read_card(directory)
+    assert (len(card.dense), card.normalize, card.default_prompt) == (2, True, "title: none | text: ")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+    for prompt in ("query", None):
+        expected = theirs.encode(TEXTS, prompt_name=prompt, show_progress_bar=False)
+        assert smallest_cosine(expected[:-1], expected[1:]) < 0.9
+        for groups in ([range(len(TEXTS))], EACH_ALONE):
+            found = encode(directory, backend, cache_dir, prompt=prompt, groups=groups)
+            assert smallest_cosine(found, expected) >= 0.9999
 
 
 def test_every_family_is_compared_with_its_reference() -> None:

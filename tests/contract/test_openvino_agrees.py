@@ -1,7 +1,10 @@
 """Models in openvino answer as in torch: without their table of words, and with pairs whose texts they tell apart."""
 
+import json
+import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +88,30 @@ def load(models: TinyModels, cache_dir: Path, architecture: str, backend: type) 
     order = EncoderOrder(card, DEVICE, "auto", FP32, DEVICE.num_threads, cache_dir)
     encoder: Encoder = backend(order, Choice("", ""), Choice(FP32, ""))
     return encoder
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("ModernBert", {"local_attention": 4, "global_attn_every_n_layers": 2}),
+        pytest.param("Qwen3", {"sliding_window": 3, "use_sliding_window": True}, marks=pytest.mark.tail),
+    ],
+)
+def test_a_text_is_right_beside_one_that_is_longer_by_more_than_the_window(
+    architecture: str, options: dict[str, Any], models: TinyModels, cache_dir: Path, tmp_path: Path
+) -> None:
+    """Its last padding tokens see no token, which must not reach the others."""
+    directory = Path(shutil.copytree(models.transformer(architecture), tmp_path / architecture))
+    config = json.loads((directory / "config.json").read_text())
+    options = {**options, "layer_types": ["sliding_attention", "full_attention"]}
+    (directory / "config.json").write_text(json.dumps(config | options))
+    card = read_card(directory)
+    order = EncoderOrder(card, DEVICE, "auto", FP32, DEVICE.num_threads, cache_dir)
+    by_torch, by_openvino = (
+        backend(order, Choice("", ""), Choice(FP32, "")) for backend in (TorchEncoder, OpenVINOEncoder)
+    )
+    batch = make_batch((40, 7, 2), is_pair=False)
+    assert np.abs(encode(by_openvino, batch) - encode(by_torch, batch)).max() < CLOSE
 
 
 def make_batch(lengths: tuple[int, ...] = LENGTHS, *, is_pair: bool) -> Batch:

@@ -45,9 +45,10 @@ from worker.runner.starter import LOOPBACK
 
 # One of each kind: learned positions, positions behind the padding id, rotary with windows on some layers and joined
 # matrices, causal with grouped heads, causal with windows on some layers, relative positions that all layers share, and
-# these with a convolution behind the first layer.
+# these with a convolution behind the first layer. Gemma scales its embeddings, and looks back or both ways.
 DEBERTA = ("deberta-v2", "deberta-v2, convolution")
-MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window", *DEBERTA)
+GEMMA = ("gemma", "gemma2", "gemma3_text, both ways")
+MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window", *GEMMA, *DEBERTA)
 # One that is joined and one that is causal say what nearly every change could break; the others are the tail.
 CORE = ("bert", "qwen3")
 # Of numbers for labels, which vary by more.
@@ -65,7 +66,8 @@ def leave_to_the_tail(name: str, *more: object) -> object:
 def save_models(directory: Path, world_size: int, wanted: set[str]) -> None:
     """Write the models that are wanted. Key heads have to divide among the ranks."""
     for name in filter(wanted.__contains__, MODELS):
-        grouped = {"num_key_value_heads": max(2, world_size)} if "wen" in name or "mistral" in name else {}
+        is_grouped = any(kind in name for kind in ("wen", "mistral", "gemma"))
+        grouped = {"num_key_value_heads": max(2, world_size)} if is_grouped else {}
         make_transformer(name, num_hidden_layers=NUM_LAYERS, **grouped).save_pretrained(directory / name)
         (directory / name / "tokenizer.json").write_text(TOKENIZER)
     if world_size == 2:

@@ -30,6 +30,8 @@ ENGINE_OUTPUTS: Final = "tests/integration/engine/test_engine_outputs.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 FILLS: Final = "tests/integration/rows/test_fills.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
+RERANKERS: Final = "tests/contract/test_rerankers_agree.py"
+ENCODERS: Final = "tests/contract/test_encoder_agrees.py"
 REFUSED: Final = "tests/unit/deployment/test_refused_models.py"
 UNLOADED: Final = "tests/integration/jobs/test_failing_workers.py"
 WORLDS: Final = (
@@ -488,6 +490,54 @@ MUTANTS: Final = (
         "        raise UnsupportedModel(refuse_adapters(name, adapters))\n",
         "        pass\n",
         (f"{REFUSED}::test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_given",),
+    ),
+    Mutant(
+        "a reranker's score is the logit of one word of two",
+        "worker/model/classifiers.py",
+        "return logits[:, :1] - logits[:, 1:].sum(dim=1, keepdim=True)",
+        "return logits[:, :1]",
+        (f"{RERANKERS}::test_qwen3_reranker_agrees_with_the_code_of_its_readme[True-torch]",),
+    ),
+    Mutant(
+        "what follows the document in a template is cut with it",
+        "worker/tokens/wording.py",
+        "num_behind = (int(differs[0]) if len(differs) else least) if frames[number][1] else 0",
+        "num_behind = 0",
+        (f"{RERANKERS}::test_a_reranker_of_sentence_transformers_agrees_with_it[two words]",),
+    ),
+    Mutant(
+        "a chat template that changes texts is believed to leave them as they are",
+        "vectormill/models/rerankers.py",
+        'raise ValueError("its chat template changes the texts of a pair")',
+        "return frozenset()",
+        (f"{RERANKERS}::test_a_chat_template_that_changes_texts_is_refused",),
+    ),
+    Mutant(
+        "EmbeddingGemma's texts see the padding behind them",
+        "worker/model/masks.py",
+        "return is_told and find_family(config.model_type).is_causal and looks_back_alone",
+        "return is_told and find_family(config.model_type).is_causal",
+        (f"{ENCODERS}::test_embedding_gemma_agrees[torch]",),
+    ),
+    Mutant(
+        "padding beyond a window makes no number of a whole text in openvino",
+        "worker/model/masks.py",
+        "    return mask | (positions == positions.unsqueeze(1))",
+        "    return mask",
+        (
+            "tests/contract/test_openvino_agrees.py::"
+            "test_a_text_is_right_beside_one_that_is_longer_by_more_than_the_window",
+        ),
+    ),
+    Mutant(
+        "the window of EmbeddingGemma is a token wider on either side",
+        "worker/model/packed.py",
+        " - find_family(module.config.model_type).counts_itself",
+        "",
+        (
+            "tests/contract/test_packed_agrees.py::"
+            "test_every_token_is_what_plain_transformers_makes_of_its_text_alone",
+        ),
     ),
     Mutant(
         "a text's last word stands for all of it",

@@ -89,7 +89,7 @@ class EncodingOptions:
         Help(
             "The name of one of the model's prompts, or a text to put before every item.",
             "Usual names are `query` and `document`; an empty string means no prompt. A late-interaction model "
-            "(ColBERT) tells queries from documents by it.",
+            "(ColBERT) tells queries from documents by it; a generative reranker takes it as its instruction.",
             default="the model's `default_prompt_name`",
             metavar="TEXT",
         ),

@@ -1,20 +1,25 @@
 """Read from a model's files what its classification head does with a text or a pair. Imports no torch.
 
-Two layouts are read: transformers' `…ForSequenceClassification`, and StructBERT's as published, whose
-config.json names no architecture (golden data and the reference's code: tests/data/structbert).
+Three layouts are read: transformers' `…ForSequenceClassification`; StructBERT's as published, whose
+config.json names no architecture (golden data and the reference's code: tests/data/structbert); and generative
+rerankers, whose head are the rows of one or two words in the matrix that predicts words.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import RAW, SIGMOID, SOFTMAX
 from vectormill.models.families import FAMILIES, find_family
+from vectormill.models.rerankers import Template
 
 SUFFIX: Final = "ForSequenceClassification"
+GENERATIVE: Final = "ForCausalLM"
+# What the one number of a reranker means.
+RELEVANCE: Final = "relevance"
 STRUCTBERT: Final = "SbertForSequenceClassification"
 
 # The names of sentence-transformers, version 4 and earlier ones, in the configuration of a CrossEncoder.
@@ -23,17 +28,35 @@ _ACTIVATION_NAMES: Final = {"Sigmoid": SIGMOID, "Identity": RAW, "Softmax": SOFT
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """The labels in the order of the head's outputs, and the activation applied to these."""
+    """The labels in the order of the head's outputs, and the activation applied to these.
+
+    A reranker with a `template` reads pairs alone, put into words.
+    """
 
     architecture: str
     pooling: str
     labels: tuple[str, ...]
     activation: str
+    template: Template | None = None
+
+    @property
+    def num_words(self) -> int:
+        """Return the number of words whose logits are the score; 0 for a head of the model's own."""
+        return 0 if self.template is None else len(self.template.words)
 
 
-def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Classifier | None:
-    """Return a model's classification head; None if it has none. Raise ModelError for an unknown head."""
+def read_classifier(
+    name: str, directory: Path, config: Mapping[str, Any], template: Template | None = None
+) -> Classifier | None:
+    """Return a model's classification head; None if it has none. Raise ModelError for an unknown head.
+
+    `template` is that of a generative reranker, or of one that was given a head of its own.
+    """
     architecture = (config.get("architectures") or [""])[0]
+    if template is not None and template.words and architecture.endswith(GENERATIVE):
+        return Classifier(
+            architecture, "last_token", (RELEVANCE,), _read_activation(directory, config, 1), template
+        )
     if is_structbert(config):
         return Classifier(STRUCTBERT, "cls", _read_structbert_labels(name, directory, config), SOFTMAX)
     if not architecture.endswith(SUFFIX):
@@ -49,7 +72,8 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
     if model_type == "modernbert":
         pooling = str(config.get("classifier_pooling", pooling))
     labels = _read_labels(name, config)
-    return Classifier(architecture, pooling, labels, _read_activation(config, len(labels)))
+    own = replace(template, true=None, false=None) if template is not None and len(labels) == 1 else None
+    return Classifier(architecture, pooling, labels, _read_activation(directory, config, len(labels)), own)
 
 
 def is_structbert(config: Mapping[str, Any]) -> bool:
@@ -91,10 +115,16 @@ def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
             raise ModelError(f"The label {label!r} of model {name!r} {flaw}; rename it in {place}.")
 
 
-def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
-    own = config.get("sentence_transformers") or {}
-    path = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
-    told = _ACTIVATION_NAMES.get(str(path).rsplit(".", 1)[-1])
+def _read_activation(directory: Path, config: Mapping[str, Any], num_labels: int) -> str:
+    """Return the activation that sentence-transformers stored, else that of transformers' pipeline.
+
+    Version 4 wrote it to config.json, and later ones write it beside.
+    """
+    path = directory / "config_sentence_transformers.json"
+    own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    own = own if own.get("activation_fn") else config.get("sentence_transformers") or {}
+    name = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
+    told = _ACTIVATION_NAMES.get(str(name).rsplit(".", 1)[-1])
     if told is not None:
         return told
     # As in transformers' pipeline: if several labels can hold at once, each has its own probability.

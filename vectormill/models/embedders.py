@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
+from vectormill.models.rerankers import RERANKERS
 
 # Authors pool one architecture in different ways: BERT with the mean
 # (https://huggingface.co/intfloat/e5-base-v2) or with the first token
@@ -90,11 +91,26 @@ LATE_INTERACTION: Final = "a late-interaction model (ColBERT), which keeps a vec
 SPARSE: Final = "a sparse encoder (SPLADE), whose vectors have a number for each word of the vocabulary"
 GENERATIVE_RERANKER: Final = "a generative reranker, which scores a pair by the probability of a word"
 NO_TASK: Final = "no task supports it"
-PAIRS_INSTEAD: Final = "pairs are scored by the task score with a …ForSequenceClassification"
+TEMPLATE_NEEDED: Final = (
+    f"if it scores as one of {', '.join(row.name for row in RERANKERS)} does, set that as its template in "
+    "VECTORMILL_MODELS"
+)
 
 # The end of an architecture's name, what such a model is, and the task that uses it or similar models.
 PURPOSES: Final = (
     ("ColBERT", LATE_INTERACTION, NO_TASK),
+    (
+        "LayerWiseMiniCPMForCausalLM",
+        "a layerwise reranker (bge-reranker-v2-minicpm-layerwise), which scores after any of its layers by code of its "
+        "own that is never run",
+        NO_TASK,
+    ),
+    (
+        "CostWiseGemmaForCausalLM",
+        "a layerwise reranker (bge-reranker-v2.5-gemma2-lightweight), which compresses tokens between its layers by "
+        "code of its own that is never run",
+        NO_TASK,
+    ),
     ("ForCausalLM", "a causal language model, which was trained to predict the next token", ""),
     ("ForMaskedLM", "a masked language model, which was trained to predict masked tokens", ""),
     ("ForPreTraining", "a pretrained model, which was trained to predict masked tokens", ""),
@@ -110,7 +126,6 @@ MODULE_PURPOSES: Final = {
     "SparseStaticEmbedding": "a sparse encoder that weighs the words of queries without a transformer",
     "SparseAutoEncoder": "a sparse autoencoder, whose numbers belong to no words",
     "HierarchicalTokenPooling": "a late-interaction model (ColBERT) that joins the vectors of several tokens",
-    "LogitScore": GENERATIVE_RERANKER,
     "StaticEmbedding": "a table of static embeddings, without a transformer",
     "WordEmbeddings": "a table of word embeddings, without a transformer",
     "CLIPModel": "a model of images and texts",
@@ -243,12 +258,12 @@ def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
     architecture = find_architecture(config)
     if not architecture:
         return "of unknown kind, because its config.json names no architecture", ""
-    if architecture.endswith("ForCausalLM") and "rerank" in called.lower():
-        return f"{GENERATIVE_RERANKER} ({architecture})", PAIRS_INSTEAD
     if architecture.endswith("ForMaskedLM") and "splade" in called.lower():
         return f"{SPARSE} ({architecture})", ""
     for ending, purpose, reader in PURPOSES:
         if architecture.endswith(ending):
+            if ending == "ForCausalLM" and "rerank" in called.lower():
+                purpose, reader = GENERATIVE_RERANKER, TEMPLATE_NEEDED
             return f"{purpose} ({architecture})", reader
     return f"of the architecture {architecture}", ""
 

@@ -53,7 +53,8 @@ class Family:
     queued (tests/contract/test_no_waiting.py). If `is_causal`, no token attends to later ones, where the
     padding is, unless the configuration says `is_causal: false`. If `needs_mask`, a forward pass without a
     mask would search for padding, or for the bounds of packed sequences, on the device. If `has_offset`,
-    position embeddings start after the padding id, so that the table has two unused rows.
+    position embeddings start after the padding id, so that the table has two unused rows. If `counts_itself`,
+    the window of a layer that looks both ways includes the token itself on either side.
 
     `encoder` is the class of transformers for the encoder alone of an encoder-decoder model, since no vector
     depends on the decoder. `head_pooling` is the hidden state that a classifier's head reads, a name from
@@ -68,6 +69,7 @@ class Family:
     is_causal: bool = False
     needs_mask: bool = False
     has_offset: bool = False
+    counts_itself: bool = False
     encoder: str = ""
     head_pooling: str = ""
     layout: Layout | None = None
@@ -105,6 +107,7 @@ _DEBERTA: Final = Layout(
 )
 _DISENTANGLED: Final = "its disentangled attention adds position scores, which the packed kernel cannot do"
 _RELATIVE: Final = "it adds a relative position bias to the scores, which the packed kernel cannot do"
+_SOFTCAP: Final = "it bounds its attention scores, which the packed kernel cannot do"
 _SPARSE: Final = "the packed kernel does not support its sparse attention"
 
 
@@ -112,11 +115,21 @@ def _roberta(model_type: str) -> Family:
     return Family(model_type, BEHIND_PADDING, has_offset=True, head_pooling="cls", layout=_BERT)
 
 
-def _decoder(model_type: str) -> Family:
+def _decoder(
+    model_type: str, obstacle: str = "", *, never_waits: bool = True, counts_itself: bool = False
+) -> Family:
     """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
     # Texts are read from left to right, so that only the last token has seen all others.
     return Family(
-        model_type, FROM_ZERO, is_causal=True, needs_mask=True, head_pooling="last_token", layout=_DECODER
+        model_type,
+        "" if obstacle else FROM_ZERO,
+        obstacle,
+        never_waits=never_waits,
+        is_causal=True,
+        needs_mask=True,
+        counts_itself=counts_itself,
+        head_pooling="last_token",
+        layout=_DECODER,
     )
 
 
@@ -150,6 +163,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
         Family("distilbert", FROM_ZERO, head_pooling="cls"),
         Family("electra", FROM_ZERO, head_pooling="cls", layout=_BERT),
         Family("eurobert", FROM_ZERO),
+        _decoder("gemma"),
+        _decoder("gemma2", _SOFTCAP),
+        # EmbeddingGemma looks both ways (use_bidirectional_attention).
+        _decoder("gemma3_text", counts_itself=True),
         Family("gte", FROM_ZERO),
         Family("jina_embeddings_v3", FROM_ZERO),
         _decoder("llama"),

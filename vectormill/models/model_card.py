@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE
-from vectormill.models.classifiers import Classifier, is_structbert, read_classifier
+from vectormill.models.classifiers import SUFFIX, Classifier, is_structbert, read_classifier
 from vectormill.models.embedders import (
     describe_modules,
     describe_purpose,
@@ -36,6 +36,7 @@ from vectormill.models.heads import (
     has_token_modules,
     read_heads,
 )
+from vectormill.models.rerankers import Template, find_template, read_chat_template
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
 from vectormill.models.weights import (
     count_parameters,
@@ -69,6 +70,11 @@ TRANSFORMER_CONFIGS: Final = tuple(
 # RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
+# The module of sentence-transformers that makes a reranker of a causal language model.
+LOGIT_SCORE: Final = "LogitScore"
+NOTE_ON_TEMPLATE: Final = (
+    "Pairs are put into the words that this reranker was trained with; send the bare texts."
+)
 # A tokenizer without a limit reports 10^30.
 LARGEST_MAX_TOKENS: Final = 1 << 20
 
@@ -124,6 +130,7 @@ def read_model_card(
     pooling: str | None = None,
     normalize: bool | None = None,
     max_tokens: int | None = None,
+    template: str | None = None,
     needs_weights: bool = True,
     must_encode: bool = True,
 ) -> ModelCard:
@@ -133,9 +140,13 @@ def read_model_card(
     if files are missing or if the model needs something unsupported.
     """
     config = _read_json(directory / "config.json", name)
-    modules = _read_modules(directory, name)
+    modules = _read_modules(directory, name, find_architecture(config))
     weights = find_weights(directory, name) if needs_weights else []
-    classifier = read_classifier(name, directory, config)
+    transformer = _read_transformer(directory, modules)
+    model_type = str(config.get("model_type"))
+    told = None if pooling else _find_template(name, directory, modules, transformer, model_type, template)
+    classifier = read_classifier(name, directory, config, told)
+    reranker = _require_template(name, classifier, template)
     if must_encode and not any((directory / file).is_file() for file in _tokenizer_files(config)):
         raise ModelError(
             f"The model {name!r} has no tokenizer.json in {directory}. Write one with "
@@ -178,19 +189,21 @@ def read_model_card(
         dimension = _read_dense(directory / folder, dimension, name)
     if classifier is not None:
         dimension = len(classifier.labels)
-    transformer = _read_transformer(directory, modules)
     longest = _longest_input(directory, text_config)
     if max_tokens is not None and max_tokens > longest:
         raise ModelError(
             f"max_tokens {max_tokens} exceeds the {longest} tokens that the model {name!r} can read."
         )
     prompts, default_prompt = _read_prompts(directory, heads)
+    if reranker is not None:
+        default_prompt = default_prompt or reranker.instruction
+        notes += (NOTE_ON_TEMPLATE,)
     unprompted = tell_prompts(f"{name} {directory}", prompts, default_prompt) if is_embedder else ""
     architectures = config.get("architectures") or [config.get("model_type", "unknown")]
     return ModelCard(
         name=name,
         path=directory,
-        revision=revision or fingerprint_directory(directory, weights),
+        revision="+".join([revision or fingerprint_directory(directory, weights), *filter(None, [template])]),
         architecture=classifier.architecture if classifier is not None else architectures[0],
         dimension=0 if is_extractor or not heads.has_dense else dimension,
         max_tokens=max_tokens
@@ -218,6 +231,35 @@ def read_model_card(
         unprompted=unprompted,
         notes=(*notes, unprompted) if unprompted else notes,
     )
+
+
+def _find_template(
+    name: str,
+    directory: Path,
+    modules: list[dict[str, Any]],
+    transformer: dict[str, Any],
+    model_type: str,
+    wanted: str | None,
+) -> Template | None:
+    """Return how a reranker's pairs are put into words: by `wanted`, its modules, or its name, in this order."""
+    is_scored = [_kind(module) for module in modules[1:]] == [LOGIT_SCORE]
+    is_chat = len(modules) == 1 and "message" in transformer.get("modality_config", ())
+    if wanted is not None or not (is_scored or is_chat):
+        return find_template(name, f"{name} {directory}", model_type, wanted)
+    score = _read_json(directory / modules[1]["path"] / "config.json", name) if is_scored else {}
+    return read_chat_template(name, directory, transformer, score)
+
+
+def _require_template(name: str, classifier: Classifier | None, wanted: str | None) -> Template | None:
+    """Return the template of a reranker. Raise ModelError if one is wanted for another kind of model."""
+    template = None if classifier is None else classifier.template
+    if wanted is not None and template is None:
+        raise ModelError(
+            f"The model {name!r} is no reranker to which a template applies: it has neither an architecture "
+            "…ForCausalLM nor a head with one label, or a pooling is set for it. Remove template from its entry in "
+            "VECTORMILL_MODELS."
+        )
+    return template
 
 
 def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
@@ -259,8 +301,11 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     return values
 
 
-def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
-    """Return the entries of modules.json in order; empty for the plain transformers layout."""
+def _read_modules(directory: Path, name: str, architecture: str) -> list[dict[str, Any]]:
+    """Return the entries of modules.json in order; empty for the plain transformers layout.
+
+    Those of a model that scores are its transformer alone, or a transformer and LogitScore.
+    """
     path = directory / "modules.json"
     if not path.is_file():
         return []
@@ -273,7 +318,11 @@ def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
     tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     for module in modules:
         _require_inside(directory, module["path"], name)
-    if kinds in SPLADE_MODULES or has_token_modules(ModelFiles(name, directory, {}, modules, kinds, ())):
+    is_judge = kinds == ["Transformer", LOGIT_SCORE] or (
+        kinds == ["Transformer"] and architecture.endswith(SUFFIX)
+    )
+    files = ModelFiles(name, directory, {}, modules, kinds, ())
+    if is_judge or kinds in SPLADE_MODULES or has_token_modules(files):
         return modules
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
         raise UnsupportedModel(
@@ -301,7 +350,7 @@ def _require_inside(directory: Path, folder: str, name: str) -> None:
 
 
 def _read_pooling(directory: Path, modules: list[dict[str, Any]], name: str) -> tuple[tuple[str, ...], bool]:
-    if not modules:
+    if [_kind(module) for module in modules[1:2]] != ["Pooling"]:
         return (), True
     config = _read_json(directory / modules[1]["path"] / "config.json", name)
     include_prompt = bool(config.get("include_prompt", True))

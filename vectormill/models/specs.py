@@ -162,6 +162,9 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         raise InvalidOption(
             f"The model {card.name!r} cannot compute scores: they are cosines of dense vectors, and it has none."
         )
+    template = None if classifier is None else classifier.template
+    if options.prompt and template is not None and not template.takes_instructions:
+        raise InvalidOption(f"The template of the model {card.name!r} has no place for a prompt; omit it.")
     max_tokens = choose_max_tokens(
         card, options, SMALLEST_MAX_TOKENS if classifier is None else SMALLEST_PAIR_TOKENS
     )
@@ -173,11 +176,12 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         pooling="+".join(card.pooling),
         normalize=True,
         dimensions=1 if classifier is None else len(classifier.labels),
-        prompt=_find_prompt(card, options) if classifier is None else "",
+        prompt="" if classifier is not None and template is None else _find_prompt(card, options),
         max_tokens=max_tokens,
         long_texts=options.long_texts or TRUNCATE,
         task=JUDGE,
-        labels=() if classifier is None else classifier.labels,
+        # A model without labels reads pairs alone.
+        labels=() if classifier is None or template is not None else classifier.labels,
         activation="" if classifier is None else options.activation or classifier.activation,
     )
 
@@ -252,6 +256,11 @@ MODEL_KINDS: list[ModelKind] = [
         "extractor",
         lambda card: card.is_extractor,
         {EXTRACT: TaskRow(("extract_schema", "confidences"), make_extract_spec)},
+    ),
+    ModelKind(
+        "reranker",
+        lambda card: card.classifier is not None and card.classifier.template is not None,
+        {JUDGE: TaskRow(("prompt", "max_tokens", "long_texts", "activation"), make_score_spec)},
     ),
     ModelKind(
         "classifier",

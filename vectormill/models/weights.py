@@ -202,6 +202,7 @@ def list_small_files(directory: Path) -> list[Path]:
     """Return the files besides weights that a model's results depend on."""
     vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
     small = [*sorted(directory.glob("*.json")), *sorted(directory.glob("*/config.json")), *vocabulary]
+    small += sorted(directory.glob("*.jinja"))
     return [*small, *sorted(directory.glob(ARTIFACT))]
 
 

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import STRUCTBERT
 from vectormill.models.model_card import ModelCard
+from vectormill.models.rerankers import Template
 from vectormill.models.weights import find_weights, read_header
 from worker.model.runtime import transformers
 from worker.model.weights import open_weights
+from worker.tokens.reference import Reference
 
 # StructBERT: the prefix of its tensor names, and BERT's names of the same weights.
 _STRUCTBERT_PREFIX, _BERT_PREFIX = "encoder.", "bert."
@@ -158,6 +160,9 @@ HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
     "deberta-v2": _with_context_pooler,
     "distilbert": _with_relu,
     "electra": _with_gelu,
+    "gemma": _alone,
+    "gemma2": _alone,
+    "gemma3_text": _alone,
     "llama": _alone,
     "mistral": _alone,
     "modernbert": _with_norm,
@@ -168,12 +173,67 @@ HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
 }
 
 
+class WordScore(nn.Module):
+    """The head of a generative reranker: the logit of one word, minus that of another one if there is one.
+
+    `rows` [1 or 2, hidden] are those of the words in the matrix that predicts words, whose other rows are
+    never multiplied. Gemma 2 bounds its logits by `softcap`.
+    """
+
+    def __init__(self, rows: Tensor, softcap: float | None) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(rows.float(), requires_grad=False)
+        self.softcap = softcap
+
+    def forward(self, states: Tensor) -> Tensor:  # [n, hidden] -> [n, 1]
+        logits = nn.functional.linear(states, self.rows)
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits[:, :1] - logits[:, 1:].sum(dim=1, keepdim=True)
+
+
+def load_word_score(card: ModelCard, template: Template) -> WordScore:
+    """Load the rows of a template's words. Raises ModelError if one of them is missing."""
+    reference = Reference(card.path, lowercase=card.lowercase)
+    numbers = [_find_token(card, reference, word) for word in template.words]
+    config = load_config(card)
+    is_tied = getattr(config, "tie_word_embeddings", False)
+    for path in find_weights(card.path, card.name):
+        with open_weights(path) as file:
+            # The output's own matrix, or that of the input, which both share.
+            names = sorted(file.keys(), key=lambda name: name != "lm_head.weight")
+            for name in names:
+                if name == "lm_head.weight" or (is_tied and name.endswith("embed_tokens.weight")):
+                    weight = file.get_slice(name)
+                    rows = torch.cat([weight[number : number + 1] for number in numbers])
+                    return WordScore(rows, getattr(config, "final_logit_softcapping", None))
+    raise ModelError(
+        f"The weights in {card.path} have no lm_head.weight, of which the model {card.name!r} reads the rows of "
+        f"{', '.join(map(repr, template.words))}."
+    )
+
+
+def _find_token(card: ModelCard, reference: Reference, word: str | int) -> int:
+    if isinstance(word, int):
+        return word
+    ids = reference.encode([word], add_special_tokens=False).row(0).tolist()
+    if len(ids) != 1:
+        raise ModelError(
+            f"The tokenizer of model {card.name!r} has no token for {word!r}, by whose logit its template scores pairs."
+        )
+    return int(ids[0])
+
+
 def load_head(card: ModelCard) -> nn.Module:
     """Load the classifier's head [n, hidden] -> [n, labels] in fp32. No other weights are read.
 
     Raises ModelError if one of its weights is missing. The head is one product per sequence: fp32 costs
     nothing here, and an error in a score would be noticed.
     """
+    template = card.classifier.template if card.classifier is not None else None
+    template = None if card.classifier is None else card.classifier.template
+    if template is not None and template.words:
+        return load_word_score(card, template)
     head, names = outline_head(card)
     values = read_tensors(card, names.values())
     if missing := sorted(set(names.values()) - values.keys()):

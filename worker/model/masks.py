@@ -44,9 +44,10 @@ def make_sdpa_mask(
 
     It is as small as possible, because torch converts every value of a bool mask to a number.
     """
+    options = _looking_both_ways(config, options)
     if _is_recorded(attention_mask):
         recorded: Tensor | None = masking.sdpa_mask(attention_mask=attention_mask, config=config, **options)
-        return recorded
+        return recorded if recorded is None or options.get("local_size") is None else _with_oneself(recorded)
     if _sees_nothing_behind(config):
         attention_mask = None
     told = {} if attention_mask is None else _SKIP_NOTHING
@@ -60,17 +61,51 @@ def make_sdpa_mask(
     return mask[:, :, :1] if options.get("mask_function") is masking.bidirectional_mask_function else mask
 
 
-def make_eager_mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+def _with_oneself(mask: Tensor) -> Tensor:
+    """Return the mask with each token attending to itself.
+
+    A padding token further behind its text than the window would see nothing. openvino makes NaN of that,
+    and a product of NaN and 0 in the next layer makes NaN of the whole text.
+    """
+    positions = torch.arange(mask.shape[-1], device=mask.device)
+    return mask | (positions == positions.unsqueeze(1))
+
+
+def make_eager_mask(
+    *, attention_mask: Tensor | None = None, config: Any = None, **options: Any
+) -> Tensor | None:
     """Return transformers' eager_mask, without reading the given mask."""
+    options = _looking_both_ways(config, options) | {"config": config}
     told = {} if attention_mask is None or _is_recorded(attention_mask) else _SKIP_NOTHING
     mask: Tensor | None = masking.eager_mask(attention_mask=attention_mask, **{**options, **told})
     return mask
 
 
+def _looking_both_ways(config: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with a mask function that takes no number from the host, which a GPU would wait for.
+
+    EmbeddingGemma's own is a causal one, or `torch.tensor(True)` (`Gemma3TextModel.forward`).
+    """
+    if not (
+        find_family(getattr(config, "model_type", "")).counts_itself and config.use_bidirectional_attention
+    ):
+        return options
+    window = options.get("local_size")
+
+    def is_near(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return abs(query - key) < window
+
+    sees = masking.bidirectional_mask_function if window is None else is_near
+    return {**options, "mask_function": sees, "use_vmap": False}
+
+
 def _sees_nothing_behind(config: Any) -> bool:
     """Return True if no token attends to the padding after it: the model is causal and pads on the right."""
     is_told = bool(getattr(config, _PADDED_BEHIND, False))
-    return is_told and find_family(config.model_type).is_causal and getattr(config, "is_causal", True)
+    looks_back_alone = getattr(config, "is_causal", True) and not getattr(
+        config, "use_bidirectional_attention", False
+    )
+    return is_told and find_family(config.model_type).is_causal and looks_back_alone
 
 
 def _is_recorded(mask: Tensor | None) -> bool:

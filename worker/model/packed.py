@@ -26,7 +26,7 @@ from torch.nn.attention import current_flash_attention_impl
 from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.families import BEHIND_PADDING
+from vectormill.models.families import BEHIND_PADDING, find_family
 from worker.batching.batch import TOKEN_INPUTS, Batch
 from worker.encoder.choice import AttentionShape
 from worker.encoder.padding import pad_batch
@@ -92,7 +92,8 @@ def find_window(module: nn.Module, is_causal: bool | None, sliding_window: int |
     """Return how many tokens to the left and to the right of itself a token attends to; -1 means all.
 
     `sliding_window` of a causal layer includes the token itself. A bidirectional layer attends to
-    `config.sliding_window` tokens on either side, as in transformers' own masks.
+    `config.sliding_window` tokens on either side, in some families with itself among them, as in
+    transformers' own masks.
     """
     if is_causal is None:
         is_causal = bool(module.is_causal)
@@ -100,7 +101,7 @@ def find_window(module: nn.Module, is_causal: bool | None, sliding_window: int |
         return (-1 if sliding_window is None else sliding_window - 1, 0)
     if sliding_window is None:
         return NO_WINDOW
-    reach: int = module.config.sliding_window
+    reach = int(module.config.sliding_window) - find_family(module.config.model_type).counts_itself
     return (reach, reach)
 
 

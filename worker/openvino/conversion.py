@@ -26,7 +26,7 @@ from worker.encoder.encoder import EncoderOrder
 
 WORD_EMBEDDINGS: Final = "word_embeddings"
 # Increase this when the network or its inputs change, so that conversions by older code are not used.
-CONVERSION_VERSION: Final = 4
+CONVERSION_VERSION: Final = 5
 COMPRESSION_VERSION: Final = 1
 
 

@@ -157,7 +157,7 @@ def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all of the model's weights by name, without reading files. Raises ModelError."""
     skeleton = build_skeleton(card, torch.float32)
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
-    if card.classifier is not None:
+    if card.classifier is not None and not card.classifier.num_words:
         head, names = outline_head(card)
         shapes |= {names[own]: tuple(parameter.shape) for own, parameter in head.named_parameters()}
     return shapes

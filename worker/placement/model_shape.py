@@ -117,9 +117,7 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
         is_gated=bool(gates),
         has_joined_gate=any(GATES[gate] for gate in gates),
         tensors=tensors,
-        dense_values=_count_head(sizes)
-        if card.classifier is not None
-        else sum(_count_dense(card.path / folder) for folder in card.dense),
+        dense_values=_count_dense_values(card, sizes, hidden_size),
         model_type="bert" if is_structbert(config) else str(config.get("model_type", "")),
         is_extractor=card.is_extractor,
     )
@@ -145,7 +143,12 @@ def _is_of_head(name: str) -> bool:
     return bool(HEAD_PARTS & set(parts)) or parts[0] in HEAD_FIRST_PARTS
 
 
-def _count_head(shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _count_dense_values(card: ModelCard, shapes: Mapping[str, tuple[int, ...]], hidden_size: int) -> int:
+    """Return the number of values that follow the pooled vector."""
+    if card.classifier is None:
+        return sum(_count_dense(card.path / folder) for folder in card.dense)
+    if card.classifier.num_words:
+        return hidden_size * card.classifier.num_words
     return sum(math.prod(shape) for name, shape in shapes.items() if _is_of_head(name))
 
 

@@ -1,7 +1,7 @@
 """The task `score`: rate how two texts belong together, or what one text is, with a number for each label.
 
-A classifier reads both texts of a pair at once. An embedding model encodes each distinct text once; the score
-is the cosine of the two vectors.
+A classifier reads both texts of a pair at once, a generative reranker in the words of its template. An
+embedding model encodes each distinct text once; the score is the cosine of the two vectors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,14 @@ from vectormill.jobs.item import (
     name_second,
     split_pair,
 )
+from vectormill.models.rerankers import Template
 from vectormill.ragged import Ragged
 from worker.tasks.embed import Embed
 from worker.tasks.finishing import fail_unless, find_changed, find_finite
 from worker.tasks.task import Finished, RequestState
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
+from worker.tokens.wording import tokenize_worded
 
 
 class Classify:
@@ -57,6 +59,35 @@ class Classify:
         single = self._tokenizer.tokenize([sides[index][0] for index in alone], spec.max_tokens, truncate)
         read = merge([(pairs, joined), (alone, with_types(single))], len(texts))
         return Classification(spec, read, failures)
+
+
+class Rerank(Classify):
+    """The task of scoring pairs with a reranker that reads them in the words of a template."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, template: Template) -> None:
+        super().__init__(tokenizer, max_tokens)
+        self._template = template
+
+    def canary(self, text: str) -> Mapping[str, Ragged]:
+        return self._tokenizer.tokenize([text], self._max_tokens, truncate=True).inputs
+
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Classification":
+        sides, failures = read_sides(texts, max_chars)
+        pairs: dict[int, tuple[str, str]] = {}
+        for index, (first, second) in enumerate(sides):
+            if second is not None:
+                pairs[index] = first, second
+            else:
+                failures.setdefault(index, ItemFailure(NO_PAIR, ITEM_ERROR_CODES[NO_PAIR]))
+        read = tokenize_worded(
+            self._tokenizer,
+            self._template,
+            spec.prompt,
+            list(pairs.values()),
+            spec.max_tokens,
+            spec.long_texts == TRUNCATE,
+        )
+        return Classification(spec, read.spread(list(pairs), len(texts)), failures)
 
 
 class Classification:

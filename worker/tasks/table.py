@@ -8,7 +8,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import find_kind
 from worker.tasks.embed import Embed
 from worker.tasks.extract.extraction import Extract
-from worker.tasks.score import Classify, Compare
+from worker.tasks.score import Classify, Compare, Rerank
 from worker.tasks.task import WorkerTask
 from worker.tokens.tokenizer import Tokenizer
 from worker.tokens.word_cache import WordTally
@@ -42,6 +42,14 @@ def _of_classifier(
     return {JUDGE: Classify(make_tokenizer(), card.max_tokens)}
 
 
+def _of_reranker(
+    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
+) -> Tasks:
+    assert card.classifier is not None
+    assert card.classifier.template is not None
+    return {JUDGE: Rerank(make_tokenizer(), card.max_tokens, card.classifier.template)}
+
+
 def _of_extractor(
     card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
 ) -> Tasks:
@@ -51,5 +59,6 @@ def _of_extractor(
 TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool], Callable[[], Tokenizer]], Tasks]] = {
     "embedder": _of_embedder,
     "classifier": _of_classifier,
+    "reranker": _of_reranker,
     "extractor": _of_extractor,
 }

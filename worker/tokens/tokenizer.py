@@ -111,11 +111,11 @@ class Tokenizer:
         if truncate:
             return _tokenized(_truncate(rows, max_tokens, self._num_suffix), is_long, {})
         failures = {
-            index: _too_long(length, max_tokens)
+            index: report_length(length, max_tokens)
             for index, length in enumerate(rows.lengths.tolist())
             if length > max_tokens
         }
-        return TokenizedTexts(_drop({INPUT_IDS: rows}, is_long), np.zeros_like(is_long), failures)
+        return TokenizedTexts(drop_rows({INPUT_IDS: rows}, is_long), np.zeros_like(is_long), failures)
 
     def tokenize_whole(self, texts: Sequence[str]) -> TokenizedTexts:
         """Return the token ids of all texts, whatever their length."""
@@ -155,9 +155,25 @@ class Tokenizer:
             return TokenizedTexts(inputs, is_long, {})
         lengths = texts.lengths + others.lengths + frame.num_special
         failures = {
-            index: _too_long(int(lengths[index]), max_tokens) for index in np.flatnonzero(is_long).tolist()
+            index: report_length(int(lengths[index]), max_tokens)
+            for index in np.flatnonzero(is_long).tolist()
         }
-        return TokenizedTexts(_drop(inputs, is_long), np.zeros_like(is_long), failures)
+        return TokenizedTexts(drop_rows(inputs, is_long), np.zeros_like(is_long), failures)
+
+    def encode_between(
+        self, texts: Sequence[str], around: Sequence[tuple[str, str]], limit: int | None
+    ) -> Ragged:
+        """Return the tokens of n texts between two others each, as one text and without special tokens.
+
+        With a `limit` only the beginning of a long text may be read; what is returned then has more tokens
+        than the limit, and ends with those of the text behind.
+        """
+        if limit is None:
+            rows = self._encoding.encode(_join(texts, around))
+        else:
+            extra = len(self._reference.prefix) + self._num_suffix
+            rows, _ = self._encode_beginnings(texts, limit + extra, around)
+        return _strip(rows, len(self._reference.prefix), self._num_suffix)
 
     @cached_property
     def _pair_frame(self) -> PairFrame:
@@ -188,20 +204,22 @@ class Tokenizer:
         ids = self._reference.encode_one(prompt)
         return len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
 
-    def _encode_beginnings(self, texts: Sequence[str], max_tokens: int) -> tuple[Ragged, NDArray[np.bool_]]:
+    def _encode_beginnings(
+        self, texts: Sequence[str], max_tokens: int, around: Sequence[tuple[str, str]] | None = None
+    ) -> tuple[Ragged, NDArray[np.bool_]]:
         """Return the token ids of all texts, and which texts were cut before tokenization.
 
-        A text that is cut still has more than `max_tokens`.
+        A text that is cut still has more than `max_tokens`. `around` is put around the texts after cutting.
         """
         num_chars = max_tokens * CHARS_PER_TOKEN
         given = [self._cut_text(text, num_chars) for text in texts]
-        rows = self._encoding.encode(given)
+        rows = self._encoding.encode(_join(given, around))
         is_cut = _find_cut(texts, given)
         while len(short := np.flatnonzero(is_cut & (rows.lengths <= max_tokens))):
             num_chars *= 2
             for index in short.tolist():
                 given[index] = self._cut_text(texts[index], num_chars)
-            rows = self._encode_again(given, rows, short)
+            rows = self._encode_again(_join(given, around), rows, short)
             is_cut = _find_cut(texts, given)
         return rows, is_cut
 
@@ -223,6 +241,12 @@ class Tokenizer:
         places[chosen] = len(texts) + np.arange(len(chosen))
         again = self._encoding.encode([texts[index] for index in chosen.tolist()])
         return Ragged.join([rows, again]).take(places)
+
+
+def _join(texts: Sequence[str], around: Sequence[tuple[str, str]] | None) -> Sequence[str]:
+    if around is None:
+        return texts
+    return [f"{before}{text}{behind}" for text, (before, behind) in zip(texts, around, strict=True)]
 
 
 def _find_cut(texts: Sequence[str], given: Sequence[str]) -> NDArray[np.bool_]:
@@ -280,13 +304,14 @@ def _truncate(rows: Ragged, max_tokens: int, num_suffix: int) -> Ragged:
     return Ragged.from_lengths(rows.values[is_kept], np.minimum(rows.lengths, max_tokens))
 
 
-def _too_long(length: int, max_tokens: int) -> ItemFailure:
+def report_length(length: int, max_tokens: int) -> ItemFailure:
+    """Return the failure of a text that has too many tokens and may not be cut."""
     return ItemFailure(
         TOO_MANY_TOKENS, f"the text has {length} tokens; {max_tokens} are allowed with long_texts=fail"
     )
 
 
-def _drop(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[str, Ragged]:
+def drop_rows(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[str, Ragged]:
     """Return the inputs with the dropped rows empty."""
     kept = np.flatnonzero(~is_dropped)
     return {

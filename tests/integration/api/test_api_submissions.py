@@ -357,7 +357,7 @@ def test_query_parameters_count_before_what_a_json_body_says(client: httpx.Clien
     ("name", "architecture", "words"),
     [
         ("bert-base-uncased", "BertForMaskedLM", "a masked language model"),
-        ("Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", "a generative reranker"),
+        ("my-reranker", "Qwen3ForCausalLM", "a generative reranker"),
         ("colbertv2.0", "HF_ColBERT", "a late-interaction model (ColBERT)"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 from tests.classifiers import write_classifier
 from tests.models import SENTENCES, write_transformer
+from tests.rerankers import write_reranker as write_generative
 from tests.rexuninlu import GOLDEN, find_case
 from tests.tagging.model import write_tagger
 from tests.tagging.rows import TAG, register
@@ -125,6 +126,11 @@ def write_reranker(directory: Path) -> Path:
     return write_classifier(directory, "bert", num_labels=1)
 
 
+def write_worded(directory: Path) -> Path:
+    """As Qwen3-Reranker, under another name, so that its entry has to tell its template."""
+    return write_generative(directory, "Qwen3-Reranker-tiny")
+
+
 def link_extractor(directory: Path) -> Path:
     directory.symlink_to(GOLDEN / "model")
     return directory
@@ -148,6 +154,15 @@ KINDS: Final = (
         FAILING_PAIRS,
         {"text": LONG, "text_pair": "short"},
         options={"activation": "raw"},
+    ),
+    Kind(
+        "reranker",
+        JUDGE,
+        write_worded,
+        PAIRS,
+        FAILING_PAIRS | {"no_pair": {"text": "alone"}},
+        {"text": "short", "text_pair": LONG},
+        options={"prompt": "Is it the same?", "activation": "raw"},
     ),
     Kind(
         "extractor",

@@ -36,7 +36,11 @@ from vectormill.settings import ModelEntry
             r"a late-interaction model \(ColBERT\) made of Transformer, Dense, HierarchicalTokenPooling",
         ),
         ({}, {"pooling": "splade"}, "cannot be used with the pooling splade: it is no …ForMaskedLM"),
-        ({"modules": modules("Transformer", "LogitScore")}, {}, "a generative reranker.*made of"),
+        (
+            {"modules": modules("Transformer", "Pooling", "LogitScore")},
+            {},
+            "made of Transformer, Pooling, Logit",
+        ),
         ({}, {"pooling": "median"}, "expected one of cls, max, mean"),
         ({}, {"max_tokens": 65}, "exceeds the 64 tokens"),
     ],
@@ -60,8 +64,18 @@ def config_of(*architectures: str, model_type: str = "bert") -> dict[str, Any]:
         (config_of("Qwen2ForCausalLM", model_type="qwen2"), "qwen", "a causal language model.*its pooling"),
         (
             config_of("Qwen3ForCausalLM", model_type="qwen3"),
-            "Qwen3-Reranker-0.6B",
-            "a generative reranker.*pairs are scored by the task score with a …ForSequenceClassification",
+            "tuned-reranker",
+            "a generative reranker.*if it scores as one of qwen3-reranker, .* set that as its template",
+        ),
+        (
+            config_of("LayerWiseMiniCPMForCausalLM", model_type="minicpm"),
+            "bge-reranker-v2-minicpm-layerwise",
+            r"a layerwise reranker \(bge-reranker-v2-minicpm-layerwise\).*code of its own.*no task supports it",
+        ),
+        (
+            config_of("CostWiseGemmaForCausalLM", model_type="cost_wise_gemma"),
+            "bge-reranker-v2.5-gemma2-lightweight",
+            r"a layerwise reranker \(bge-reranker-v2.5-gemma2-lightweight\).*no task supports it",
         ),
         (config_of("BertForTokenClassification"), "ner", "a model that labels tokens.*no task"),
         (config_of("Qwen3Model", model_type="qwen3"), "bare", "of the architecture Qwen3Model.*its pooling"),
