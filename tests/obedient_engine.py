@@ -67,6 +67,7 @@ def encoding_chunks(
     heart: Engine | None = None,
     identity: WorkerIdentity | None = None,
     ledger: ChunkLedger | None = None,
+    read_period: Callable[[], int | None] = lambda: None,
     **settings: Any,
 ) -> Iterator[ChunkEncoder]:
     """Yield a chunk encoder whose leases are renewed during the block, through engine `heart` if given."""
@@ -93,6 +94,7 @@ def encoding_chunks(
             identity,
             chosen,
             ledger=ledger,
+            read_period=read_period,
         )
     finally:
         stopping.set()

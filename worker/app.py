@@ -35,6 +35,7 @@ from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
 from worker.chunk.ledger import ChunkLedger, Timesheet
+from worker.chunk.proving import Prover
 from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
 from worker.encoder.memory import keep_large_blocks_apart
@@ -159,6 +160,8 @@ def run_replica(
         heartbeat_seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
+    prover = Prover(database, identity)
+    prover.begin(engine.report())
     doorbell = WakeUpSender(settings.redis_url)
 
     def ask_for_more() -> None:
@@ -175,6 +178,7 @@ def run_replica(
         settings,
         ask_for_more,
         ledger,
+        lambda: prover.period,
     )
     listener = listen_for_queries(settings.redis_url, card, engine, identity)
     queues = QueueReader(settings.redis_url)

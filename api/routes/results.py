@@ -7,11 +7,12 @@ from fastapi import APIRouter
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.serving import serve
 from api.streams.result_streams import RESULT_STREAMS
-from api.streams.vector_streams import VECTOR_FORMATS, ResultResponse, start_reading
+from api.streams.vector_streams import VECTOR_FORMATS, PieceResponse, ResultResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
 from vectormill.domain.task import RESULT_ROUTES, VECTOR
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ResultQuery, VectorQuery
+from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.job import UPLOADING, Job
 from vectormill.jobs.jobs import find_job
@@ -51,6 +52,19 @@ def get_results(resources: ResourcesDependency, job_id: JobId, query: ResultQuer
     stream = RESULT_STREAMS[job.spec.result]
     blocks = start_reading(stream.read(resources.engine, job_id, query.after))
     return ResultResponse(job, stream.formats[query.format], blocks)
+
+
+@serve(router, operations.CERTIFY)
+def get_certificate(resources: ResourcesDependency, job_id: JobId) -> PieceResponse:
+    """Return the certificate of an ended job, one JSON object per line.
+
+    The first line has the job, its spec and its counts. A line of kind `chunk` has the SHA-256 over key, content hash
+    and result hash of each of its items, the id of its proof, and whether it is suspect; a line of kind `proof`
+    precedes the first chunk that names it, with the worker and what it ran. The last line has the SHA-256 over all
+    lines before it.
+    """
+    lines = start_reading(write_certificate_lines(resources.engine, job_id))
+    return PieceResponse(lines, operations.CERTIFY.media_types[0], {})
 
 
 def refuse_to_go_on(query: VectorQuery | ResultQuery) -> None:

@@ -1,5 +1,6 @@
-"""Commands certify and verify: measure how well a model agrees with its authors' code, and measure it again."""
+"""Commands certify, verify and certificate: measure how well results agree with what they should be."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -7,11 +8,13 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.exits import ITEMS_FAILED
-from vectormill.cli.printing import Outcome, print_report, tell
+from vectormill.cli.printing import Outcome, print_facts, print_report, tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from uuid import UUID
 
+    from vectormill.client import Client
     from vectormill.client.views import ProgressView
     from worker.certificates.certificate import Certificate
 
@@ -110,22 +113,53 @@ def tell_flaws(certificate: "Certificate") -> int:
     return len(broken)
 
 
+def show_verdict(verdict: "Mapping[str, Any]") -> None:
+    if "job_id" not in verdict:
+        show_certificate(verdict)
+    elif verdict["num_compared"]:
+        print_facts(
+            [
+                ("items compared", verdict["num_compared"]),
+                ("encoded again with", verdict["encoded_with"]),
+                ("smallest agreement", f"{verdict['smallest']:.6f}"),
+                ("mean agreement", f"{verdict['mean']:.6f}"),
+                ("promised", f"{verdict['least']:g}"),
+                ("below it", ", ".join(verdict["differing"]) if verdict["num_differing"] else "none"),
+            ]
+        )
+
+
 @command(
     app,
     "vectormill verify",
     "vectormill verify my-model.json",
+    "vectormill verify JOB --sample 200",
     note=VERIFY_CODES,
-    view=show_certificate,
+    view=show_verdict,
 )
-def verify(certificate: str | None = None) -> Outcome:
-    """Measure what a certificate says again on this machine, and compare.
+def verify(certificate: str | None = None, *, sample: int = 200, data_dir: Path | None = None) -> Outcome:
+    """Measure what a certificate says again on this machine, or encode a sample of a job's texts again, and compare.
 
     Other weights or other files of the model are a failure. Another processor or other versions of libraries are told,
-    and are none as long as the certified bounds are kept.
+    and are none as long as the certified bounds are kept. The items of a job are read from its database, and encoded in
+    a process of this command.
 
     Args:
-        certificate (FILE): A certificate. By default, the one that `certify` wrote last.
+        certificate (FILE|JOB): A certificate, or the id of an ended job. By default, the certificate that `certify`
+            wrote last.
+        sample (N, from 1): Compare N random items of the job.
     """
+    from uuid import UUID
+
+    try:
+        job_id = UUID(certificate or "")
+    except ValueError:
+        return verify_certificate(certificate, data_dir)
+    return verify_results(job_id, sample, data_dir)
+
+
+def verify_certificate(file: str | None, data_dir: Path | None) -> Outcome:
+    """Measure a certificate again, print the differences, and return the verdict."""
     from vectormill.client.progress import Progress
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
@@ -134,8 +168,8 @@ def verify(certificate: str | None = None) -> Outcome:
     from worker.devices.detect import detect_inventory
     from worker.settings import find_cache_dir, load_worker_settings
 
-    settings = load_settings()
-    path = find_newest(settings.data_dir) if certificate is None else Path(certificate)
+    settings = load_settings(data_dir=data_dir)
+    path = find_newest(settings.data_dir) if file is None else Path(file)
     certified = read_certificate(path)
     tell(f"Verifying {path}, of {certified.model}, measured at {certified.measured_at}.")
     card = open_registry(settings.models, certified.model).card(certified.model, weights=True)
@@ -152,6 +186,50 @@ def verify(certificate: str | None = None) -> Outcome:
         tell(sentence)
     tell("This is not what was certified." if verdict.failures else "Everything is as certified.")
     return Outcome(verdict.to_json(), ITEMS_FAILED if verdict.failures else 0)
+
+
+def verify_results(job_id: "UUID", sample: int, data_dir: Path | None) -> Outcome:
+    """Encode a sample of a job's texts again, and return how well the stored results agree."""
+    from random import SystemRandom
+
+    from vectormill.cli.keys import connected
+    from vectormill.client.progress import Progress
+    from worker.certificates.resampling import verify_job
+    from worker.settings import load_worker_settings
+
+    with connected(data_dir) as (engine, settings), Progress(look_at_measuring) as progress:
+        verdict = verify_job(
+            engine,
+            job_id,
+            sample,
+            settings,
+            load_worker_settings(),
+            lambda stage, done, total: progress({"stage": stage, "done": done, "total": total}),
+            SystemRandom(),
+        )
+    if not verdict.num_compared:
+        tell("Nothing was compared: no item of the sample has a result of this job.")
+    elif verdict.num_differing:
+        tell(f"{verdict.num_differing} of {verdict.num_compared} items do not agree as promised.")
+    return Outcome(
+        verdict.to_json(), ITEMS_FAILED if verdict.num_differing or not verdict.num_compared else 0
+    )
+
+
+@command(
+    app, "vectormill certificate JOB > certificate.jsonl", "vectormill certificate JOB -o certificate.jsonl"
+)
+def certificate(client: "Client", job_id: str, *, out: Path | None = None) -> str | None:
+    """Write the certificate of an ended job: its spec, a digest for each chunk, and the workers that computed it.
+
+    Args:
+        out (-o, FILE): The file to write. By default, stdout.
+    """
+    if out is None:
+        client.certificate(job_id, sys.stdout.buffer)
+        return None
+    client.certificate(job_id, out)
+    return f"Wrote {out}."
 
 
 def look_at_measuring(measuring: "Mapping[str, Any]") -> "ProgressView":

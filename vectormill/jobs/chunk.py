@@ -99,6 +99,7 @@ class ChunkOutcome:
     `num_passages` counts the passages of items that were split instead. `num_reused` counts the texts or
     passages whose vector was copied from an equal one. `stage_seconds` is busy time by stage name.
     `item_tokens` are the token counts of the encoded items in their order, or empty if they were not counted.
+    `proof_id` is the worker's period between two proofs in which the results were computed.
     """
 
     failures: Mapping[int, ItemFailure]
@@ -109,6 +110,7 @@ class ChunkOutcome:
     num_reused: int = 0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     item_tokens: Sequence[int] = ()
+    proof_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

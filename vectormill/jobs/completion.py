@@ -44,7 +44,8 @@ from vectormill.vectors.vector_types import (
 # This is the first statement: a worker that lost its lease stops here, before it has written anything.
 FENCE = text(f"""
     UPDATE vectormill.chunks
-       SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL
+       SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL,
+           proof_id = CAST(:proof_id AS bigint)
      WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
     RETURNING id
 """)
@@ -88,7 +89,7 @@ def complete_chunk(
     """
     claim.check_space()
     if record is not None:
-        _end_under_fence(connection, claim, DONE)
+        _end_under_fence(connection, claim, DONE, outcome.proof_id)
         record(connection)
         num_failed = len(outcome.failures)
         num_done = len(encoded) - num_failed
@@ -113,7 +114,7 @@ def complete_chunk(
         stored, vectors = _leave_out(failures, encoded, results, spec.dimensions)
     num_done, num_failed = len(stored), len(failures)
 
-    _end_under_fence(connection, claim, DONE)
+    _end_under_fence(connection, claim, DONE, outcome.proof_id)
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
     if claim.generation_id is not None:
         rows = make_column_rows(vectors, kind, ranges)
@@ -148,7 +149,7 @@ def _complete_records(
             _group(found) if claim.spec.result == RECORD else _leave_out_large(found, claim.spec)
         )
         failures |= unstorable
-    _end_under_fence(connection, claim, DONE)
+    _end_under_fence(connection, claim, DONE, outcome.proof_id)
     if claim.generation_id is not None:
         stored = np.fromiter(found, dtype=np.int64, count=len(found))
         _upsert(connection, claim, claim.generation_id, items, stored, take_objects(list(found.values())))
@@ -264,8 +265,8 @@ def _end(
     return count_chunk(connection, claim, outcome, num_done, num_failed)
 
 
-def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
-    values = {"state": state, "chunk_id": claim.chunk_id, "fence": claim.fence}
+def _end_under_fence(connection: Connection, claim: Claim, state: str, proof_id: int | None = None) -> None:
+    values = {"state": state, "chunk_id": claim.chunk_id, "fence": claim.fence, "proof_id": proof_id}
     if connection.execute(FENCE, values).one_or_none() is None:
         raise LeaseLost
 

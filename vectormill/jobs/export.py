@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.collections.collection import PRUNED
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.row_kinds import choose_kind
+from vectormill.collections.row_kinds import Results, choose_kind, take_objects
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
@@ -23,7 +23,7 @@ from vectormill.domain.errors import (
     JobNotFound,
     WrongJobState,
 )
-from vectormill.domain.task import RECORD
+from vectormill.domain.task import RECORD, VARYING
 from vectormill.jobs.chunk import decode_payload, read_keys
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job
@@ -99,9 +99,19 @@ LIST_CHUNKS = """
 """
 
 B = TypeVar("B", VectorBlock, RecordBlock)
+
+
+class Read(Protocol):
+    """What was read of one chunk: it ends at a position in the job."""
+
+    @property
+    def end(self) -> int: ...
+
+
+R = TypeVar("R", bound=Read)
 # The arguments are a connection, the position of the chunk's first item, its items, and the blob stored with
 # it.
-MakeBlock = Callable[[Connection, int, Items, bytes | None], B]
+MakeBlock = Callable[[Connection, int, Items, bytes | None], R]
 
 # Two pages are in memory, the current one and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
 _CHUNKS_PER_PAGE = 2
@@ -120,13 +130,10 @@ def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
     item if the job is removed during the export; the blocks until then are incomplete. Raise InvalidOption if
     no item has the key `after`.
     """
-    job, generation_id = _find_written(engine, job_id)
+    job, generation_id = find_written(engine, job_id)
 
     def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> VectorBlock:
-        if generation_id is None:
-            rows, present = _read_own(own, len(items), job.spec)
-        else:
-            rows, present = _read_collection(connection, generation_id, items, job.spec)
+        rows, present = read_stored(connection, job, generation_id, items, own)
         return VectorBlock(first_item, list(items.keys), rows, present)
 
     return _read_behind(engine, job, make_block, after)
@@ -137,7 +144,7 @@ def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> 
 
     Order and errors are those of read_vectors.
     """
-    job, generation_id = _find_written(engine, job_id)
+    job, generation_id = find_written(engine, job_id)
 
     def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
         if generation_id is None:
@@ -152,10 +159,10 @@ def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> 
 
 def _read_behind(engine: Engine, job: Job, make_block: MakeBlock[B], after: str | None) -> Iterator[B]:
     if after is None:
-        yield from _read_blocks(engine, job, make_block, 0)
+        yield from read_blocks(engine, job, make_block, 0)
         return
     chunk_start, position = find_item(engine, job, after)
-    for block in _read_blocks(engine, job, make_block, chunk_start):
+    for block in read_blocks(engine, job, make_block, chunk_start):
         if block.end > position + 1:
             yield block.behind(position + 1)
 
@@ -183,7 +190,7 @@ def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
     )
 
 
-def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
+def find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
     """Return the job, and the id of the generation that has its results, if any.
 
     Raise the same errors as `read_vectors` raises before its first block.
@@ -211,7 +218,7 @@ def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
     return job, generation_id
 
 
-def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> Iterator[B]:
+def read_blocks(engine: Engine, job: Job, make_block: MakeBlock[R], start: int) -> Iterator[R]:
     # The next page is read on a second thread, so that Postgres and the socket work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
         upcoming, position = reader.submit(_read_page, engine, job, make_block, start), start
@@ -223,7 +230,7 @@ def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int)
             yield from page
 
 
-def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> list[B]:
+def _read_page(engine: Engine, job: Job, make_block: MakeBlock[R], start: int) -> list[R]:
     """Read the next few chunks of a job, in a separate transaction.
 
     A single transaction would hold back vacuum for hours if the reader is slow. Chunks are found by item
@@ -243,6 +250,47 @@ def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -
             f"Job {job.id} was removed while its vectors were being read, after {start} of {job.num_items} items."
         )
     return blocks
+
+
+def read_stored(
+    connection: Connection, job: Job, generation_id: int | None, items: Items, own: bytes | None
+) -> tuple[Results, npt.NDArray[np.bool_]]:
+    """Return the stored results of a chunk's items [n], and which of them have one that is this job's.
+
+    `generation_id` names the generation that has the results, and `own` is the blob stored with the chunk.
+    """
+    if generation_id is not None:
+        return _read_collection(connection, generation_id, items, job.spec)
+    if job.spec.result in VARYING:
+        records = read_records(own, len(items))
+        return take_objects(records), np.array([record is not None for record in records])
+    return _read_own(own, len(items), job.spec)
+
+
+READ_CHUNK_AT: Final = """
+    SELECT chunks.first_item, payload.items, own.vectors
+      FROM vectormill.chunks
+      CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
+      LEFT JOIN LATERAL vectormill.vectors_of(chunks.id) AS own ON true
+     WHERE chunks.job_id = %(job_id)s AND chunks.first_item <= %(position)s AND chunks.state <> 'split'
+     ORDER BY chunks.first_item DESC
+     LIMIT 1
+"""
+
+
+def read_chunk_at(
+    connection: Connection, job: Job, generation_id: int | None, position: int
+) -> tuple[int, Items, Results, npt.NDArray[np.bool_]]:
+    """Return the chunk with the item at this position: that of its first item, its items, results and which it has.
+
+    Raise JobNotFound if the job was removed.
+    """
+    rows = _fetch_binary(connection, READ_CHUNK_AT, {"job_id": job.id, "position": position})
+    if not rows:
+        raise JobNotFound(f"Job {job.id} was removed while its texts were being read.")
+    first_item, payload, own = rows[0]
+    items = decode_payload(payload)
+    return first_item, items, *read_stored(connection, job, generation_id, items, own)
 
 
 def _read_own(

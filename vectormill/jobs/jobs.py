@@ -220,6 +220,7 @@ RETRY_FAILED_ITEMS = text("""
     ), reopened AS (
         UPDATE vectormill.chunks
            SET state = 'pending', attempt = 0, lost = 0, lapsed = 0, available_at = now(), error = NULL,
+               proof_id = NULL,
                only_items = (SELECT array_agg(item - first_item ORDER BY item) FROM unnest(by_chunk.items) AS item)
           FROM by_chunk
          WHERE chunks.id = by_chunk.chunk_id

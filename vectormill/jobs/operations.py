@@ -51,8 +51,9 @@ EXPORT_RESULTS: Final = Operation(
     "GET", ONE + "/results", READ, bytes, query=ResultQuery,
     media_types=tuple(each.media_type for each in OUTPUT_FORMATS.values() if each.has_keys),
 )  # fmt: skip
+CERTIFY: Final = Operation("GET", ONE + "/certificate", READ, bytes, media_types=("application/x-ndjson",))
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     SUBMIT, LIST, SHOW, DELETE, CANCEL, PAUSE, RESUME, RETRY, FOLLOW, LIST_ERRORS, LIST_TRUNCATED, EXPORT_VECTORS,
-    EXPORT_RESULTS,
+    EXPORT_RESULTS, CERTIFY,
 )  # fmt: skip

@@ -156,6 +156,8 @@ chunks = Table(
     # Set while the worker was encoding no other chunk: see release_orphaned_chunks in rescue.py.
     Column("is_alone", Boolean, nullable=False, server_default=text("false")),
     Column("estimated_tokens", Integer, nullable=False),  # by TokenEstimate in chunk.py
+    # The period between two proofs of a worker in which the results were computed (proofs); NULL if unknown.
+    Column("proof_id", BigInteger),
     # No constraint makes this unique, because that would keep `chunks` from being partitioned by id (decision
     # 0056). A transaction that numbers chunks has created the job itself, or holds the lock of its row.
     Index("ix_chunks_job_id_seq", "job_id", "seq"),

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.collection import RECORDS, SCORES, Generation
+from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
 from vectormill.collections.row_kinds import Results, choose_kind, take_objects
-from vectormill.domain.encoding import BINARY, FLOAT32, INT8
+from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout
-from vectormill.domain.task import DENSE, RECORD, REPRESENTATIONS, VARYING
+from vectormill.domain.task import DENSE, RECORD, REPRESENTATIONS, SCORE, VARYING
 from vectormill.jobs.chunk import decode_payload
 from vectormill.jobs.export import read_job_records, read_vectors
 from vectormill.jobs.item import Item, Items
@@ -175,7 +175,7 @@ def compare_sample(
     if not held:
         return Agreement(0, None, None, 0, [], reason)
     results, present = encode_again(engine, settings, generation, held, check=check)
-    agreement, least = compare_results(generation, rows[present], results[present], ranges)
+    agreement, least = compare_results(generation.spec, rows[present], results[present], ranges)
     keys = [item.key for item, is_there in zip(held, present, strict=True) if is_there]
     if not keys:
         return Agreement(0, None, None, 0, [], "none of the sampled texts could be encoded again")
@@ -193,20 +193,20 @@ def compare_sample(
 
 
 def compare_results(
-    generation: Generation, kept: Results, now: Results, ranges: Ranges | None
+    spec: EncodingSpec, kept: Results, now: Results, ranges: Ranges | None
 ) -> tuple[npt.NDArray[np.floating[Any]], float]:
     """Return the agreement [n] of stored results with new ones, and its threshold for these results."""
-    if generation.spec.result == REPRESENTATIONS:
+    if spec.result == REPRESENTATIONS:
         packed = zip(kept.tolist(), now.tolist(), strict=True)
         return np.array([measure_agreement(*map(unpack, pair)) for pair in packed]), LEAST_AGREEMENT
-    if generation.kind == RECORDS:
+    if spec.result == RECORD:
         pairs = zip(kept.tolist(), now.tolist(), strict=True)
         return np.array([float(are_alike(*map(json.loads, pair))) for pair in pairs]), 1.0
-    if generation.kind == SCORES:
+    if spec.result == SCORE:
         differences = np.abs(kept - now) / np.maximum(np.abs(now), 1.0)
         return 1.0 - differences.max(axis=1), LEAST_AGREEMENT_OF_SCORES
-    if generation.spec.vector_type == BINARY:
-        bits = np.unpackbits(kept, axis=1)[:, : generation.spec.dimensions]
+    if spec.vector_type == BINARY:
+        bits = np.unpackbits(kept, axis=1)[:, : spec.dimensions]
         return (bits == (now > 0)).mean(axis=1), LEAST_AGREEMENT_OF_BITS
     vectors = kept.astype(np.float32)
     if ranges is not None:

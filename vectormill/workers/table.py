@@ -1,6 +1,6 @@
 """The tables of processes that send heartbeats."""
 
-from sqlalchemy import Column, Integer, Table, Text, Uuid, text
+from sqlalchemy import BigInteger, Column, Identity, Index, Integer, Table, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.db.schema import BUSY, metadata, moment
@@ -27,4 +27,22 @@ heartbeats = Table(
     Column("duty", Text, primary_key=True),  # see workers.py
     moment("beat_at", is_now=True),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
+)
+
+# The periods of workers between two proofs, each with what the worker ran (decision 0078). A period without
+# `proven_at` and `failed_at` is the current one, or its worker was killed.
+proofs = Table(
+    "proofs",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("worker", Text, nullable=False),
+    Column("incarnation", Uuid, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("report", JSONB, nullable=False, server_default=text("'{}'")),
+    moment("began_at", is_now=True),
+    moment("proven_at"),
+    moment("failed_at"),
+    Column("reason", Text),
+    moment("repaired_at"),
+    Index("ix_proofs_failed", "id", postgresql_where=text("failed_at IS NOT NULL AND repaired_at IS NULL")),
 )

@@ -90,8 +90,13 @@ class ChunkEncoder:
         settings: Settings,
         on_end: Callable[[], object] = lambda: None,
         ledger: ChunkLedger | None = None,
+        read_period: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Keep what every chunk needs. `on_end` is called when a claimed chunk has left this worker."""
+        """Keep what every chunk needs.
+
+        `on_end` is called when a claimed chunk has left this worker. `read_period` returns the current period
+        between two proofs.
+        """
         self._database = database
         self._committing = database.execution_options(isolation_level="AUTOCOMMIT")
         self._encoding = encoding
@@ -103,6 +108,7 @@ class ChunkEncoder:
         self._settings = settings
         self._on_end = on_end
         self._ledger = ledger or ChunkLedger()
+        self._read_period = read_period
         self._quarantine = Quarantine()
 
     def encode_chunk(self, chunk_id: int) -> Result:
@@ -257,6 +263,7 @@ class ChunkEncoder:
             num_reused=encoded.num_reused,
             stage_seconds=stage_seconds | self._timesheet.take(claim.job_id),
             item_tokens=encoded.num_tokens.tolist(),
+            proof_id=self._read_period(),
         )
         with span("commit"):
             uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.results, outcome)

@@ -99,7 +99,7 @@ class ExportTransport(Transport):
             await self.pause_for(pause)
 
     async def _open(self, export: Export, after: str | None) -> AsyncIterator[bytes]:
-        parameters = {**export.parameters, "format": export.format, "after": after}
+        parameters = {**export.parameters, "format": export.format or None, "after": after}
         if GENERATION_HEADER in export.answered:
             parameters["generation"] = export.answered[GENERATION_HEADER]
         async with self.answered(

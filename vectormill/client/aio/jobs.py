@@ -248,6 +248,18 @@ class JobCalls(ExportTransport):
         described = await self._describe_export(job_id, None, format, partial)
         return await self.write_export(described, target)
 
+    async def certificate(self, job_id: str, target: str | Path | BinaryIO) -> int:
+        """Write the certificate of an ended job to a file, as lines of JSON, and return the number of bytes.
+
+        A path gets the whole certificate or stays unchanged.
+        """
+        broken = (
+            f"The certificate of job {job_id} is incomplete: the API stopped, or the connection was lost."
+        )
+        return await self.write_export(
+            Export(fill_path(operations.CERTIFY.path, job_id), {}, "", broken=broken), target
+        )
+
     def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
         """Return a job's vectors as `{"key", "embedding"}`, row by row in constant memory or all as a table.
 

@@ -100,7 +100,7 @@ class ExportTransport(Transport):
             self.pause_for(pause)
 
     def _open(self, export: Export, after: str | None) -> Iterator[bytes]:
-        parameters = {**export.parameters, "format": export.format, "after": after}
+        parameters = {**export.parameters, "format": export.format or None, "after": after}
         if GENERATION_HEADER in export.answered:
             parameters["generation"] = export.answered[GENERATION_HEADER]
         with self.answered(

@@ -1,0 +1,181 @@
+"""The certificate of a job names its results and who computed them, and any change of either changes it."""
+
+import hashlib
+import io
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.api_server import api_client, assert_problem
+from tests.api_server import submit as submit_by_http
+from tests.chunk_work import encode_all
+from tests.models import DEVICE, TinyModels
+from tests.obedient_engine import encoding_chunks, run_to_end
+from tests.protocol import SPEC, claim_next, complete, make_items, submit
+from vectormill.client import Client
+from vectormill.domain.encoding import EncodingOptions
+from vectormill.domain.errors import ModelError, WrongJobState
+from vectormill.jobs.certificates import write_certificate_lines
+from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.models.registry import Registry, make_spec
+from vectormill.settings import ModelEntry, Settings
+from vectormill.workers.proofs import begin_period
+from worker.certificates.resampling import verify_job
+from worker.engine.engine import Engine as EncodingEngine
+from worker.settings import WorkerSettings
+
+REPORT = {"precision": {"value": "fp32"}}
+
+
+def read_lines(engine: Engine, job_id: UUID) -> list[dict[str, Any]]:
+    """Return the lines of a certificate, after a check of its last digest."""
+    written = list(write_certificate_lines(engine, job_id))
+    lines = [json.loads(line) for line in written]
+    assert lines[-1]["digest"] == hashlib.sha256(b"".join(written[:-1])).hexdigest()
+    return lines
+
+
+def digests(lines: Sequence[dict[str, Any]]) -> list[str]:
+    return [line["digest"] for line in lines if line["kind"] == "chunk"]
+
+
+def test_a_certificate_has_the_spec_the_counts_the_workers_and_a_digest_of_each_chunk(engine: Engine) -> None:
+    with engine.begin() as connection:
+        periods = [begin_period(connection, "w-cpu0@host", uuid4(), SPEC.model, REPORT) for _ in range(2)]
+    job = submit(engine, make_items(10))
+    current = iter([periods[0], periods[0], periods[1]])
+    with encoding_chunks(engine, read_period=lambda: next(current)) as encoder:
+        run_to_end(engine, encoder, job)
+    lines = read_lines(engine, job.id)
+    assert [line["kind"] for line in lines] == ["job", "proof", "chunk", "chunk", "proof", "chunk", "end"]
+    assert (lines[0]["id"], lines[0]["num_items"], lines[0]["num_done"]) == (str(job.id), 10, 10)
+    assert lines[0]["spec"] == SPEC.to_json()
+    assert (lines[1]["worker"], lines[1]["report"]) == ("w-cpu0@host", REPORT)
+    chunks = [line for line in lines if line["kind"] == "chunk"]
+    assert [(line["first_item"], line["num_items"], line["num_results"]) for line in chunks] == [
+        (0, 4, 4),
+        (4, 4, 4),
+        (8, 2, 2),
+    ]
+    assert [line["proof"] for line in chunks] == [periods[0], periods[0], periods[1]]
+    assert not any(line["suspect"] for line in chunks)
+    assert (lines[-1]["num_chunks"], lines[-1]["num_suspect_chunks"]) == (3, 0)
+
+
+@pytest.mark.parametrize("collection", [None, "docs"])
+def test_equal_jobs_have_equal_digests_and_another_text_key_or_result_has_another(
+    collection: str | None, engine: Engine
+) -> None:
+    """A result in a collection is changed by another job; there the earlier job has none any more."""
+
+    def certify(items: list[Item], name: str | None, failures: Any = None) -> list[str]:
+        job = submit(engine, items, collection=name)
+        complete(engine, claim_next(engine), failures)
+        return digests(read_lines(engine, job.id))
+
+    first = certify(make_items(3), collection)
+    assert certify(make_items(3), collection and "again") == first
+    assert certify([*make_items(2), Item("k2", b"another")], collection and "text") != first
+    assert certify([*make_items(2), Item("other", b"text k 2")], collection and "key") != first
+    failed = {2: ItemFailure(EMPTY_TEXT, "")}
+    assert certify(make_items(3), collection and "result", failed) != first
+
+
+def test_a_changed_result_changes_the_digest_of_its_chunk_alone(engine: Engine) -> None:
+    job = submit(engine, make_items(8))
+    for _ in range(2):
+        complete(engine, claim_next(engine))
+    before = digests(read_lines(engine, job.id))
+    with engine.begin() as connection:
+        connection.execute(
+            text("""
+                UPDATE vectormill.chunk_vectors SET vectors = set_byte(vectors, 9, get_byte(vectors, 9) # 1)
+                 WHERE chunk_id = (SELECT max(id) FROM vectormill.chunks)
+            """)
+        )
+    after = digests(read_lines(engine, job.id))
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_the_client_writes_the_certificate_and_an_open_job_has_none(engine: Engine, tmp_path: Path) -> None:
+    with api_client(engine) as http:
+        job_id = submit_by_http(http, [{"key": "a", "text": "one"}])["id"]
+        answer = http.get(f"/v1/jobs/{job_id}/certificate")
+        assert_problem(answer, 409, "wrong-job-state", "it has a certificate when it has ended")
+        complete(engine, claim_next(engine))
+        with Client(str(http.base_url)) as client:
+            file = io.BytesIO()
+            client.certificate(job_id, file)
+            client.certificate(job_id, tmp_path / "certificate.jsonl")
+    expected = b"".join(write_certificate_lines(engine, UUID(job_id)))
+    assert file.getvalue() == (tmp_path / "certificate.jsonl").read_bytes() == expected
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelEntry]:
+    tiny = TinyModels(tmp_path_factory.mktemp("models"))
+    return {"tiny": ModelEntry(path=str(tiny.sentence_transformer("mean", normalize=True)))}
+
+
+@pytest.mark.parametrize("vector_type", [None, "int8", "binary"])
+def test_a_sample_of_a_job_is_encoded_again_and_a_wrong_result_is_found(
+    vector_type: str | None,
+    engine: Engine,
+    models: dict[str, ModelEntry],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Registry(models).card("tiny", weights=True)
+    spec = make_spec(card, EncodingOptions(vector_type=vector_type))
+    settings = Settings(models=models, cache_dir=tmp_path)
+    worker_settings = WorkerSettings(backend="torch", precision="fp32", threads=1)
+    items = [Item(f"k{number}", f"number {number} and {number * 7}".encode()) for number in range(40)]
+    job = submit(engine, items, spec=spec, chunk_max_items=16)
+    with pytest.raises(WrongJobState, match="when it has ended"):
+        verify_job(engine, job.id, 4, settings, worker_settings, lambda *_: None, random.Random(1))
+    model = EncodingEngine(card, DEVICE, worker_settings, tmp_path)
+    model.start()
+    try:
+        encode_all(engine, model, "tiny")
+    finally:
+        model.stop()
+    # Each sample starts a model process, so one is enough to see both that most agree and that one does not.
+    damage = "vectors = overlay(vectors PLACING substring(vectors FROM 1 + :width FOR :width) FROM 1)"
+    width = {None: 4 * spec.dimensions, "int8": 1 + spec.dimensions, "binary": 1 + spec.dimensions // 8}
+    with engine.begin() as connection:
+        connection.execute(
+            text(f"UPDATE vectormill.chunk_vectors SET {damage} WHERE chunk_id = :id"),
+            {"width": width[vector_type], "id": _first_chunk(engine, job.id)},
+        )
+    verdict = verify_job(engine, job.id, 200, settings, worker_settings, lambda *_: None, random.Random(1))
+    assert (verdict.num_compared, verdict.differing) == (40, ["k0"])
+    assert verdict.least == {None: 0.999, "int8": 0.99, "binary": 0.95}[vector_type]
+    assert verdict.encoded_with.startswith("torch fp32")
+
+
+def _first_chunk(engine: Engine, job_id: UUID) -> int:
+    with engine.connect() as connection:
+        return int(
+            connection.execute(
+                text("SELECT min(id) FROM vectormill.chunks WHERE job_id = :id"), {"id": job_id}
+            ).scalar_one()
+        )
+
+
+def test_another_revision_of_the_model_is_not_compared(
+    engine: Engine, models: dict[str, ModelEntry], tmp_path: Path
+) -> None:
+    spec = make_spec(Registry(models).card("tiny"), EncodingOptions(dimensions=8))
+    job = submit(engine, make_items(2), spec=spec)
+    complete(engine, claim_next(engine))
+    other = {"tiny": models["tiny"].model_copy(update={"revision": "another"})}
+    settings = Settings(models=other, cache_dir=tmp_path)
+    with pytest.raises(ModelError, match="here another is registered"):
+        verify_job(engine, job.id, 4, settings, WorkerSettings(), lambda *_: None, random.Random(1))
