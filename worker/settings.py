@@ -79,6 +79,9 @@ class WorkerSettings(BaseSettings):
     memory_low_watermark: float = Field(
         default=0.5, ge=0, le=1, description="Share of the device's memory above which batches do not grow."
     )
+    reproducible: bool = Field(
+        default=False, description="Give each text the same bits alone and in any batch, on processors."
+    )
     slots: int = Field(
         default=16, ge=1, description="Maximum number of bulk chunks encoded at the same time."
     )

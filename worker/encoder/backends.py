@@ -15,6 +15,7 @@ from vectormill.domain.errors import ModelError
 from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, choose_precision
 from worker.encoder.encoder import AUTO, Choice, Encoder, EncoderOrder
+from worker.encoder.reproducible import ReproducibleEncoder, refuse_irreproducible
 from worker.encoder.switches import SwitchFacts, choose_switches, is_package_installed
 
 
@@ -97,6 +98,13 @@ EXTRACTOR: Final = "worker.tasks.extract.model.encoder:RexEncoder"
 
 def load_encoder(order: EncoderOrder) -> Encoder:
     """Load the requested encoder. Raises ModelError if the model, backend or precision is unavailable."""
+    if not order.is_reproducible:
+        return _load_any(order)
+    refuse_irreproducible(order)
+    return ReproducibleEncoder(_load_any(order), order)
+
+
+def _load_any(order: EncoderOrder) -> Encoder:
     if order.card.is_extractor:
         return _find(EXTRACTOR)(order)
     precision = choose_precision(order.precision, order.device)

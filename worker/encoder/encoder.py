@@ -80,6 +80,7 @@ class EncoderOrder:
     switches: str = "auto"  # names from worker.encoder.switches
     on_backend: OnBackend | None = None
     left: tuple[tuple[str, str], ...] = ()
+    is_reproducible: bool = False  # each text has the same bits in any batch
 
 
 @dataclass(frozen=True, slots=True)

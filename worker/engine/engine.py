@@ -111,6 +111,7 @@ class Engine:
                     cache_dir,
                     settings.attention,
                     switches=settings.switches,
+                    is_reproducible=settings.reproducible,
                 ),
                 process_environment(),
                 sharing=sharing,

@@ -69,7 +69,7 @@ class TorchEncoder(Encoder):
         start = time.perf_counter()
         self._card = order.card
         if order.device.kind == CPU:
-            torch.set_num_threads(order.num_threads)
+            torch.set_num_threads(1 if order.is_reproducible else order.num_threads)
         # The process sees only its own GPU, because of its environment, so it is always the first.
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         self._network, attention, packed, switches = self._load(order, precision)

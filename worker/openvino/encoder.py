@@ -129,6 +129,8 @@ class OpenVINOEncoder(Encoder):
         self._buffers = Buffers(self._num_streams + 1)
         self._taking_all = threading.Lock()
         self._requests: SimpleQueue[Any] = SimpleQueue()  # one per stream
+        if order.is_reproducible and order.card.classifier is not None and self.network.has_types:
+            self.network.read_types()  # now, because another graph may give other bits
         self._put_requests()
         self._forget_at = time.monotonic() + FORGET_SECONDS
         seconds = time.perf_counter() - start

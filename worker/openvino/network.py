@@ -58,19 +58,20 @@ class OpenVINONetwork:
             # the speed where it was measured, but the smallest cosine falls from 0.9996 to 0.9983.
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
             "NUM_STREAMS": str(num_streams),
-            "INFERENCE_NUM_THREADS": str(order.num_threads),
+            # How threads share a batch could change bits.
+            "INFERENCE_NUM_THREADS": str(num_streams if order.is_reproducible else order.num_threads),
             # The process is pinned to its cores from outside, because openvino cannot see what other workers
             # use.
             "ENABLE_CPU_PINNING": "NO",
         }
         self.num_bytes = self._weights.bytes.nbytes + self.words.num_bytes
-        self._has_types = TOKEN_TYPE_IDS in facts["inputs"]
+        self.has_types = TOKEN_TYPE_IDS in facts["inputs"]
         self._compile(reads_types=False)
 
     def _compile(self, *, reads_types: bool) -> None:
         core = ov.Core()
         model = core.read_model(self._text, ov.Tensor(self._weights.bytes, shared_memory=True))
-        if self._has_types and not reads_types:
+        if self.has_types and not reads_types:
             replace_types(model)
         self._compiled = core.compile_model(model, "CPU", self._options)
         self.input_names = tuple(port.get_any_name() for port in self._compiled.inputs)
@@ -85,7 +86,7 @@ class OpenVINONetwork:
 
         Raises ValueError if the model has no such input.
         """
-        if not self._has_types:
+        if not self.has_types:
             raise ValueError("This model does not read token_type_ids.")
         self._compile(reads_types=True)
 

@@ -38,7 +38,7 @@ def choose_streams(order: EncoderOrder, precision: str) -> int:
         shape = read_model_shape(order.card)
     except ModelError:  # its files do not state its sizes
         return count_streams(order.num_threads, is_large=True)
-    is_large = is_slow_alone(shape)
+    is_large = is_slow_alone(shape) and not order.is_reproducible
     if order.device.free_bytes is None:
         return count_streams(order.num_threads, is_large=is_large)
     footprint = make_footprint(
