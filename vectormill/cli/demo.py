@@ -15,6 +15,7 @@ from vectormill.cli.demos import (
     DemoModel,
     TaskDemo,
     choose_weights,
+    demonstrate_outputs,
     describe_python,
     find_remote,
     register,
@@ -36,6 +37,7 @@ DemoTask = Literal["embed", "score", "extract"]
     "vectormill demo --keep",
     "vectormill demo --reindex",
     "vectormill demo --to ./vectors",
+    "vectormill demo --outputs dense,sparse,multi_vector",
     "vectormill demo --task score --model ./bge-reranker-base",
     "vectormill demo --task extract --model ./rex-uninlu",
     note=EXIT_CODES_HELP,
@@ -48,6 +50,7 @@ def demo(
     api_url: str | None = None,
     model: str | None = None,
     items: int | None = None,
+    outputs: str | None = None,
     reindex: bool = False,
     to: Path | None = None,
     json: bool = False,
@@ -65,6 +68,8 @@ def demo(
         model (NAME|DIR): A registered model (see `vectormill models`) or a model's directory. By default, one that is
             available.
         items (N, from 2): Submit N items instead of the demo's default.
+        outputs (LIST): Compute several outputs of each text instead, separated by commas: dense, sparse and
+            multi_vector. By default with random weights, since the package includes no such model.
         to (DIR): Encode from Parquet to Parquet instead: write texts and vectors into this empty folder.
         reindex: Show how a table is kept searchable instead: index it, change it, index it again.
     """
@@ -80,6 +85,8 @@ def demo(
             "demo --to encodes texts in a folder that its own service can reach: leave out --task, --reindex and "
             "--api-url."
         )
+    if outputs is not None and (task != EMBED or reindex or to is not None):
+        raise InvalidOption("demo --outputs has a model of its own: leave out --task, --reindex and --to.")
     place = _Place(data_dir, keep, api_url, model)
     if to is not None:
         _encode_to(place, to, items, is_json=json)
@@ -87,7 +94,7 @@ def demo(
     if reindex:
         _keep_searchable(place, is_json=json)
         return
-    chosen = DEMOS[task]
+    chosen = DEMOS[task] if outputs is None else demonstrate_outputs(outputs)
     with _service(place, chosen) as (weights, wait_until_ready):
         texts = chosen.list_items(items)
         tell(weights.told)

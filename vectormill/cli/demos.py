@@ -1,6 +1,7 @@
 """The demos of `vectormill demo`, one for each task: their models, items, and reports.
 
 `embed`    every docstring of the running Python's standard library, which is searched afterwards
+           with `--outputs`, some docstrings, to several outputs of a model with random weights
 `score`    the first sentence of a docstring, paired with its own rest and with the rest of another docstring:
            a trained model scores the own rest higher; random weights do so half of the time
 `extract`  persons, places, times and organizations in Chinese sentences, because the published model of this
@@ -15,6 +16,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +28,7 @@ from vectormill.cli.printing import print_json, print_report, tell
 from vectormill.cli.spans import mark_spans
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.schema import Schema
-from vectormill.domain.task import EMBED, EXTRACT, JUDGE
+from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, SPARSE
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -62,6 +64,10 @@ SENTENCES: Final = (
 )
 NUM_SHOWN_TEXTS: Final = 5
 RANDOM: Final = "random-extractor"
+RANDOM_EMBEDDER: Final = "random-bge-m3"
+NUM_MANY_OUTPUTS: Final = 500
+# The field of each output in a line of results.
+OUTPUT_FIELDS: Final = {DENSE: "embedding", SPARSE: "sparse", MULTI_VECTOR: "multi_vector"}
 
 Json = Mapping[str, Any]
 # The results of a job, by the key of the item.
@@ -168,10 +174,15 @@ def read_vectors(client: "Client", job_id: str) -> Iterator[Json]:
         }
 
 
-def search_docstrings(client: "Client", items: Sequence["ItemJson"], results: Results) -> DemoReport:
-    """Search for some queries, unless there are no results to search, and return the matches."""
+def search_docstrings(
+    client: "Client", items: Sequence["ItemJson"], results: Results, outputs: Sequence[str] | None = None
+) -> DemoReport:
+    """Search for some queries, unless there are no results to search, and return the matches.
+
+    `outputs` are those that are compared, the default ones if None.
+    """
     queries = QUERIES if results else ()
-    found = {query: client.search(COLLECTION, query, limit=NEAREST) for query in queries}
+    found = {query: client.search(COLLECTION, query, outputs=outputs, limit=NEAREST) for query in queries}
     texts = {item["key"]: item["text"] for item in items}
     tables = [
         (
@@ -353,6 +364,41 @@ DEMOS: Final[Mapping[str, TaskDemo]] = {
         ),
     )
 }
+
+
+def demonstrate_outputs(outputs: str) -> TaskDemo:
+    """Return the demo of a model that computes several outputs of a text, which are then searched together."""
+    names = [name.strip() for name in outputs.split(",")]
+
+    def is_sound(result: Json) -> bool:
+        return all(result[OUTPUT_FIELDS[name]] for name in names if name in OUTPUT_FIELDS)
+
+    return TaskDemo(
+        task=EMBED,
+        noun="text",
+        choose_weights=write_embedder,
+        list_items=lambda num_texts: list_docstrings(num_texts or NUM_MANY_OUTPUTS),
+        read_results=read_records,
+        is_sound=is_sound,
+        find=partial(search_docstrings, outputs=names),
+        options={"collection": COLLECTION, "outputs": outputs},
+        result="output",
+    )
+
+
+def write_embedder(directory: Path) -> DemoModel:
+    """Write a small model with random weights and three outputs into the directory, and return it."""
+    from vectormill.models.random_embedder import SMALL, write_random_embedder
+    from vectormill.models.registry import DEFAULT_MODEL, Registry
+
+    tokenizer = Registry({}).card(DEFAULT_MODEL, weights=True).path
+    return DemoModel(
+        RANDOM_EMBEDDER,
+        "no other is available",
+        "This package includes no model with several outputs: the weights are small and random in the layout of "
+        "bge-m3, and what is found is meaningless. To use BAAI/bge-m3, pass its name or directory to --model.",
+        write_random_embedder(SMALL, tokenizer, directory / RANDOM_EMBEDDER),
+    )
 
 
 def choose_weights(demo: TaskDemo, model: str | None, settings: "Settings", directory: Path) -> DemoModel:
