@@ -46,6 +46,9 @@ class ModelEntry(BaseModel):
         default=None,
         description="How a generative reranker's pairs are put into words, if its name does not tell.",
     )
+    adapter: str | None = Field(
+        default=None, description="The folder of an adapter (LoRA) that is merged into the weights."
+    )
 
 
 def check_redis_url(url: str | None) -> str | None:

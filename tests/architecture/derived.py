@@ -26,7 +26,13 @@ from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_o
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.jobs import chunk, job
 from vectormill.jobs.item import ITEM_ERROR_CODES
-from vectormill.models.embedders import MODULE_PURPOSES, PLAIN_EMBEDDERS, PROMPTED_FAMILIES, PURPOSES
+from vectormill.models.embedders import (
+    MODULE_PURPOSES,
+    PLAIN_EMBEDDERS,
+    PROMPTED_FAMILIES,
+    PURPOSES,
+    REPOSITORY_CODE,
+)
 from vectormill.models.families import FAMILIES
 from vectormill.models.model_card import POOLING_NAMES
 from vectormill.models.rerankers import RERANKERS
@@ -186,6 +192,7 @@ def make_rerankers() -> str:
 
 def make_refused() -> str:
     rows = [(f"`…{ending}`", purpose) for ending, purpose, _ in PURPOSES]
+    rows += [(f"`{row.architecture}…`", f"{row.what}: {row.way}") for row in REPOSITORY_CODE]
     rows += [(f"`{module}`", purpose) for module, purpose in MODULE_PURPOSES.items()]
     return table([("architecture or module", "what it is"), *rows])
 

@@ -492,6 +492,13 @@ MUTANTS: Final = (
         (f"{REFUSED}::test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_given",),
     ),
     Mutant(
+        "an adapter is merged without its factor",
+        "worker/model/adapters.py",
+        'pair["B"] @ pair["A"] * adapter.scaling',
+        'pair["B"] @ pair["A"]',
+        ("tests/contract/test_adapters_agree.py::test_an_adapter_is_merged_as_peft_merges_it",),
+    ),
+    Mutant(
         "a reranker's score is the logit of one word of two",
         "worker/model/classifiers.py",
         "return logits[:, :1] - logits[:, 1:].sum(dim=1, keepdim=True)",

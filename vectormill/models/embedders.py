@@ -44,6 +44,8 @@ PLAIN_EMBEDDERS: Final = {
         PlainEmbedder("DistilBertModel", "mean", BARE_ENCODER),
         PlainEmbedder("ElectraModel", "mean", BARE_ENCODER),
         PlainEmbedder("EuroBertModel", "mean", BARE_ENCODER),
+        # https://huggingface.co/jinaai/jina-embeddings-v3, "Apply mean pooling".
+        PlainEmbedder("JinaEmbeddingsV3Model", "mean", "jina-embeddings-v3, whose authors use mean pooling"),
         PlainEmbedder("MPNetModel", "mean", BARE_ENCODER),
         PlainEmbedder("ModernBertModel", "mean", BARE_ENCODER),
         # https://huggingface.co/nomic-ai/nomic-embed-text-v1/discussions/1/files: its pooling file and its example.
@@ -76,6 +78,13 @@ PROMPTED_FAMILIES: Final = (
             r"(?:^|[\s/]|--)(?:multilingual-)?e5-(?:small|base|large)(?:-v2|-unsupervised)?(?=$|[\s/])"
         ),
         ("query: ", "passage: "),
+    ),
+    # https://huggingface.co/jinaai/jina-embeddings-v3/blob/main/config.json, "task_instructions": those of retrieval
+    # alone. The adapter is named in what the pattern is looked for in.
+    PromptedFamily(
+        "jina-embeddings-v3 with an adapter for retrieval",
+        re.compile(r"jina-embeddings-v3.* retrieval[._]"),
+        ("Represent the query for retrieving evidence documents: ", "Represent the document for retrieval: "),
     ),
     # https://huggingface.co/hkunlp/instructor-large; sentence-transformers 6.2.0 excludes the prompts of these three
     # by their names too (`sentence_transformer/model.py`).
@@ -118,6 +127,45 @@ PURPOSES: Final = (
     ("ForTokenClassification", "a model that labels tokens", NO_TASK),
     ("ForQuestionAnswering", "a model that finds answers in texts", NO_TASK),
     ("ForMultipleChoice", "a model that chooses among answers", NO_TASK),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryCode:
+    """An architecture whose code comes with its repository, by how its name begins, and what to do instead.
+
+    Only a config.json with `key` has it, if one is given.
+    """
+
+    architecture: str
+    what: str
+    way: str
+    key: str = ""
+
+
+REPOSITORY_CODE: Final = (
+    RepositoryCode("JinaBert", "jina-embeddings-v2", "no conversion is known; jina-embeddings-v3-hf runs"),
+    RepositoryCode(
+        "JinaEmbeddingsV4",
+        "jina-embeddings-v4, a model of images and texts",
+        "no conversion of its texts is known; jina-embeddings-v3-hf runs",
+    ),
+    RepositoryCode(
+        "New",
+        "gte v1.5 and gte-multilingual as first published",
+        "transformers has the architecture as gte, and reads the same weights: take a revision whose config.json has "
+        "the model_type gte",
+    ),
+    RepositoryCode(
+        "NomicBert",
+        "nomic-embed as first published",
+        "transformers has the architecture as nomic_bert, and reads the same weights: take a revision whose "
+        "config.json has hidden_size instead of n_embd",
+        "n_embd",
+    ),
+    RepositoryCode(
+        "NVEmbed", "NV-Embed, which pools by layers of attention of its own", "no conversion is known"
+    ),
 )
 # The kind of model that sentence-transformers' and PyLate's modules make, by the last part of a module's
 # type.
@@ -162,6 +210,18 @@ def find_head(tensors: Collection[str]) -> Head | None:
     return Head(f"a language-model head ({words[0]})", judges=False) if words else None
 
 
+def require_known_code(name: str, config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for a model of REPOSITORY_CODE."""
+    architecture = find_architecture(config)
+    for row in REPOSITORY_CODE:
+        is_it = architecture.startswith(row.architecture) and (row.key in config or not row.key)
+        if is_it and "auto_map" in config:
+            raise UnsupportedModel(
+                f"The model {name!r} is {row.what} ({architecture}), whose code comes with its repository and is never "
+                f"run; {row.way}."
+            )
+
+
 def find_plain_embedder(architecture: str, head: Head | None) -> PlainEmbedder | None:
     """Return the architecture's entry if it embeds by convention; None if a head would be ignored."""
     return None if head is not None else PLAIN_EMBEDDERS.get(architecture)
@@ -196,22 +256,23 @@ def find_adapters(config: Mapping[str, Any]) -> str:
 def refuse_adapters(name: str, adapters: str) -> str:
     """Return the error sentence for a model whose vectors need an adapter, which cannot be selected here."""
     return (
-        f"The model {name!r} was trained with {adapters}, which is not supported: without it the vectors would differ. "
-        "Merge the adapter of one task into the weights of its conversion for transformers "
-        "(jinaai/jina-embeddings-v3-hf; merge_and_unload of peft), and register that copy with the pooling it was "
-        f'trained with in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
-        "; with a pooling set, its weights are used as they are."
+        f"The model {name!r} was trained with {adapters}, and none is chosen: without it the vectors would differ. "
+        "Take its conversion for transformers (jinaai/jina-embeddings-v3-hf), whose adapters are folders, and name one "
+        f'in VECTORMILL_MODELS: {{"{name}": {{"path": …, "adapter": "retrieval_query"}}}}'
+        "; with a pooling and no adapter, its weights are used as they are."
     )
 
 
 def judge_adapters(
-    name: str, config: Mapping[str, Any], pooling: str | None, must_encode: bool
+    name: str, config: Mapping[str, Any], pooling: str | None, adapter: str | None, must_encode: bool
 ) -> tuple[str, ...]:
     """Return notes on a model's adapters; empty if it has none.
 
-    Raise ModelError if it has some, the user gave no pooling and `must_encode` is set.
+    Raise ModelError if it has some, the user gave neither an adapter nor a pooling, and `must_encode` is set.
     """
     adapters = find_adapters(config)
+    if adapter is not None:
+        return (f"The adapter {adapter} is merged into its weights.",)
     if not adapters:
         return ()
     if pooling is not None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE
+from vectormill.models.adapters import Adapter, read_adapter
 from vectormill.models.classifiers import SUFFIX, Classifier, is_structbert, read_classifier
 from vectormill.models.embedders import (
     describe_modules,
@@ -23,6 +24,7 @@ from vectormill.models.embedders import (
     find_prompted_family,
     judge_adapters,
     refuse_plain,
+    require_known_code,
     tell_prompts,
 )
 from vectormill.models.families import find_family
@@ -117,6 +119,7 @@ class ModelCard:
     token_dimensions: int = 0
     sparse_head: SparseHead | None = None
     token_head: TokenHead | None = None
+    adapter: Adapter | None = None
     unread: str = ""
     unprompted: str = ""
     notes: tuple[str, ...] = ()
@@ -131,6 +134,7 @@ def read_model_card(
     normalize: bool | None = None,
     max_tokens: int | None = None,
     template: str | None = None,
+    adapter: str | None = None,
     needs_weights: bool = True,
     must_encode: bool = True,
 ) -> ModelCard:
@@ -140,6 +144,8 @@ def read_model_card(
     if files are missing or if the model needs something unsupported.
     """
     config = _read_json(directory / "config.json", name)
+    if must_encode:
+        require_known_code(name, config)
     modules = _read_modules(directory, name, find_architecture(config))
     weights = find_weights(directory, name) if needs_weights else []
     transformer = _read_transformer(directory, modules)
@@ -166,7 +172,7 @@ def read_model_card(
     family = find_prompted_family(f"{name} {directory}")
     include_prompt &= family is None or family.includes_prompt
     unread = ""
-    notes = (*judge_adapters(name, config, pooling, must_encode), *heads.notes)
+    notes = (*judge_adapters(name, config, pooling, adapter, must_encode), *heads.notes)
     if classifier is not None:
         own_pooling = parse_pooling(classifier.pooling)
     elif is_extractor:
@@ -190,20 +196,21 @@ def read_model_card(
     if classifier is not None:
         dimension = len(classifier.labels)
     longest = _longest_input(directory, text_config)
-    if max_tokens is not None and max_tokens > longest:
-        raise ModelError(
-            f"max_tokens {max_tokens} exceeds the {longest} tokens that the model {name!r} can read."
-        )
+    _check_max_tokens(name, max_tokens, longest)
     prompts, default_prompt = _read_prompts(directory, heads)
     if reranker is not None:
         default_prompt = default_prompt or reranker.instruction
         notes += (NOTE_ON_TEMPLATE,)
-    unprompted = tell_prompts(f"{name} {directory}", prompts, default_prompt) if is_embedder else ""
+    unprompted = (
+        tell_prompts(f"{name} {directory} {adapter or ''}", prompts, default_prompt) if is_embedder else ""
+    )
     architectures = config.get("architectures") or [config.get("model_type", "unknown")]
     return ModelCard(
         name=name,
         path=directory,
-        revision="+".join([revision or fingerprint_directory(directory, weights), *filter(None, [template])]),
+        revision="+".join(
+            [revision or fingerprint_directory(directory, weights), *filter(None, [template, adapter])]
+        ),
         architecture=classifier.architecture if classifier is not None else architectures[0],
         dimension=0 if is_extractor or not heads.has_dense else dimension,
         max_tokens=max_tokens
@@ -227,6 +234,7 @@ def read_model_card(
         token_dimensions=heads.token_dimensions,
         sparse_head=heads.sparse,
         token_head=heads.tokens,
+        adapter=read_adapter(name, directory, adapter) if adapter else None,
         unread=unread,
         unprompted=unprompted,
         notes=(*notes, unprompted) if unprompted else notes,
@@ -443,6 +451,13 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
         if isinstance(said, (int, float)) and said > 0:
             limit = min(limit, int(min(said, LARGEST_MAX_TOKENS)))
     return limit
+
+
+def _check_max_tokens(name: str, wanted: int | None, longest: int) -> None:
+    if wanted is not None and wanted > longest:
+        raise ModelError(
+            f"max_tokens {wanted} exceeds the {longest} tokens that the model {name!r} can read."
+        )
 
 
 def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:

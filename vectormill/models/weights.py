@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.models.adapters import ADAPTER_CONFIG
 
 SAFETENSORS: Final = ".safetensors"
 _METADATA: Final = "__metadata__"
@@ -202,7 +203,7 @@ def list_small_files(directory: Path) -> list[Path]:
     """Return the files besides weights that a model's results depend on."""
     vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
     small = [*sorted(directory.glob("*.json")), *sorted(directory.glob("*/config.json")), *vocabulary]
-    small += sorted(directory.glob("*.jinja"))
+    small += [*sorted(directory.glob("*.jinja")), *sorted(directory.glob(f"*/{ADAPTER_CONFIG}"))]
     return [*small, *sorted(directory.glob(ARTIFACT))]
 
 

@@ -18,6 +18,7 @@ from vectormill.models.special_tokens import has_code, read_special_tokens
 from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
+from worker.model.adapters import merge_adapter
 from worker.model.classifiers import is_published, load_config, load_head, load_published
 from worker.model.heads import load_heads
 from worker.model.masks import tell_masks
@@ -161,6 +162,8 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
             f"missing (such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have the "
             "wrong shape."
         )
+    if card.adapter is not None:
+        merge_adapter(model, card, card.adapter)
     return prepare_transformer(model)
 
 

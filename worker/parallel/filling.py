@@ -140,6 +140,10 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
 
     Raises ModelError.
     """
+    if card.adapter is not None:
+        raise ModelError(
+            f"The adapter of model {card.name!r} cannot be merged into parts of it; use the strategy replicate."
+        )
     try:
         config = load_config(card)
         if hasattr(config, "use_cache"):

@@ -161,6 +161,32 @@ def test_a_symbolic_link_that_leads_a_module_out_is_refused(tmp_path: Path, is_f
         card_of(directory)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "more", "message"),
+    [
+        (
+            "JinaBertForMaskedLM",
+            {},
+            r"jina-embeddings-v2 \(JinaBertForMaskedLM\), whose code .* is never run; no conv",
+        ),
+        ("NewModel", {}, "take a revision whose config.json has the model_type gte"),
+        ("NomicBertModel", {"n_embd": 4}, "has hidden_size instead of n_embd"),
+        ("NVEmbedModel", {}, "NV-Embed, which pools by layers of attention of its own"),
+    ],
+)
+def test_a_model_whose_code_only_its_repository_has_is_named_with_what_to_take_instead(
+    tmp_path: Path, architecture: str, more: dict[str, Any], message: str
+) -> None:
+    """With modules.json, which says how it pools but not what is pooled."""
+    layout: dict[str, Any] = {"1_Pooling__config": {"pooling_mode": "mean"}}
+    config = config_of(architecture) | {"auto_map": {"AutoModel": "modeling.Model"}} | more
+    write_model(tmp_path, config=config, modules=modules("Transformer", "Pooling"), **layout)
+    with pytest.raises(ModelError, match=message):
+        card_of(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config_of(architecture)))  # as a conversion has it
+    assert card_of(tmp_path).pooling == ("mean",)
+
+
 JINA_TASKS = {"lora_adaptations": ["retrieval.query", "retrieval.passage"]}
 
 
@@ -184,7 +210,7 @@ def test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_gi
         config=config,
         **layout | {"modules": modules("Transformer", "Pooling") if has_modules else None},
     )
-    with pytest.raises(ModelError, match=rf"{named}, which is not supported.*merge_and_unload"):
+    with pytest.raises(ModelError, match=rf"{named}, and none is chosen.*whose adapters are folders"):
         card_of(tmp_path)
     assert "adapters outside its weights are ignored" in card_of(tmp_path, pooling="mean").notes[0]
 

@@ -1,0 +1,62 @@
+"""Read what an adapter of a model's directory is, of which one is merged into the weights. Imports no torch.
+
+An adapter is a folder in the layout of peft with the two small matrices for each layer that LoRA adds to a
+weight (https://arxiv.org/abs/2106.09685). jinaai/jina-embeddings-v3-hf has one for each task.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import UnsupportedModel
+
+ADAPTER_CONFIG: Final = "adapter_config.json"
+# Settings of peft that change more than a product of two matrices; each is unset in a plain adapter.
+_UNSUPPORTED: Final = (
+    "alora_invocation_tokens",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The folder of an adapter, relative to the model's directory, and the factor of its products."""
+
+    folder: str
+    scaling: float
+
+
+def read_adapter(name: str, directory: Path, wanted: str) -> Adapter:
+    """Return the adapter in a folder. Raise UnsupportedModel if there is none or if it is more than LoRA."""
+    known = sorted(path.parent.name for path in directory.glob(f"*/{ADAPTER_CONFIG}"))
+    if wanted not in known:
+        raise UnsupportedModel(
+            f"The model {name!r} has no adapter {wanted!r}; "
+            f"{'it has ' + ', '.join(known) if known else 'no folder in its directory is one'}."
+        )
+    config = json.loads((directory / wanted / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    flaws = [key for key in _UNSUPPORTED if config.get(key)]
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or flaws:
+        raise UnsupportedModel(
+            f"The adapter {wanted!r} of model {name!r} is not a plain LoRA"
+            f"{' (' + ', '.join(flaws) + ')' if flaws else ''}, which is the only kind that is merged."
+        )
+    return Adapter(wanted, _read_scaling(config))
+
+
+def _read_scaling(config: Mapping[str, Any]) -> float:
+    rank = int(config["r"])
+    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
