@@ -149,18 +149,20 @@ def make_families() -> str:
     rows = [
         (
             f"`{family.model_type}`",
-            "vectors and scores" if family.head_pooling else "vectors",
+            f"vectors, scores (`{family.head_pooling}`)" if family.head_pooling else "vectors",
+            "to the left" if family.is_causal else "both ways",
             "yes"
             if family.positions
             else f"no: {family.packing_obstacle}"
             if family.packing_obstacle
             else "no",
+            "yes" if family.never_waits else "no",
             "yes" if family.layout is not None else "no",
             "the encoder alone" if family.encoder else "the whole model",
         )
         for family in FAMILIES.values()
     ]
-    return table([("family", "results", "packed", "shared", "what is run"), *rows])
+    return table([("family", "results", "attends", "packed", "queued", "shared", "what is run"), *rows])
 
 
 def make_conventions() -> str:

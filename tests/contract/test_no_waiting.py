@@ -3,6 +3,7 @@
 Strategies that share a model are held to it in tests/contract/rank_program.py.
 """
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
 from worker.model import cuda_pass
 from worker.model.forms import PackedForm
-from worker.model.masks import find_attention_mask
+from worker.model.masks import find_attention_mask, make_log_bucket_position, tell_masks
 from worker.model.network import EncoderNetwork, list_token_inputs
 from worker.model.packed import PackedNetwork, make_attention
 from worker.model.torch_encoder import TorchEncoder
@@ -34,7 +35,7 @@ from worker.tokens.tokenized import TOKEN_TYPE_IDS
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 STUB = "vectormill_stub"
 POOLINGS = "mean+last_token"
-ALL_MODELS = tuple(name for name in (*MODELS, *PADDED_MODELS) if not name.startswith("deberta-v2"))
+ALL_MODELS = (*MODELS, *PADDED_MODELS)
 BATCHES = {
     "padded": Batch.from_ids(make_sequences()),
     "padded, with a prompt": Batch.from_ids(make_sequences(), [2, *[0] * (len(make_sequences()) - 1)]),
@@ -76,18 +77,26 @@ def test_no_padded_pass_reads_what_is_on_the_device(name: str, tmp_path: Path) -
         assert vectors.shape == (len(batch), card.dimension)
 
 
-def test_a_padded_pass_of_deberta_v2_copies_from_the_host_so_that_none_is_queued_behind_it(
-    tmp_path: Path,
-) -> None:
-    network = EncoderNetwork(save_model(tmp_path, "deberta-v2"), torch.float32)
-    network.to("meta")
-    ids = torch.zeros((2, 5), dtype=torch.long, device="meta")
-    with (
-        pytest.raises(AssertionError, match="copies from the host"),
-        torch.inference_mode(),
-        RefusesWaiting(),
-    ):
-        network(ids, torch.ones_like(ids), torch.ones_like(ids))
+def test_the_buckets_of_relative_positions_are_those_of_transformers() -> None:
+    from transformers.models.deberta_v2 import modeling_deberta_v2 as code
+
+    spec = importlib.util.find_spec(code.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    fresh: Any = importlib.util.module_from_spec(
+        spec
+    )  # another test may have loaded a model, which replaces it
+    spec.loader.exec_module(fresh)
+    theirs = fresh.make_log_bucket_position
+    for bucket_size, max_position in ((256, 512), (16, 80), (32, 40)):
+        distances = torch.arange(-2 * max_position, 2 * max_position)
+        expected = theirs(distances, bucket_size, max_position)
+        assert torch.equal(make_log_bucket_position(distances, bucket_size, max_position), expected)
+    tell_masks(make_transformer("deberta-v2"))
+    assert code.make_log_bucket_position is make_log_bucket_position
+    there = torch.arange(-80, 80, device="meta")
+    with pytest.raises(AssertionError, match="copies from the host"), RefusesWaiting():
+        theirs(there, 16, 80)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -492,6 +492,13 @@ MUTANTS: Final = (
         (f"{REFUSED}::test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_given",),
     ),
     Mutant(
+        "DeBERTa's relative positions wait for a number from the host",
+        "worker/model/masks.py",
+        "        code.make_log_bucket_position = make_log_bucket_position",
+        "        del code",
+        (f"{WAITING}::test_the_buckets_of_relative_positions_are_those_of_transformers",),
+    ),
+    Mutant(
         "an adapter is merged without its factor",
         "worker/model/adapters.py",
         'pair["B"] @ pair["A"] * adapter.scaling',

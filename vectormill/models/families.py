@@ -151,11 +151,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         Family(
             "deberta", packing_obstacle=_DISENTANGLED, never_waits=False, needs_mask=True, head_pooling="cls"
         ),
-        # A number for its relative positions is copied from the host.
         Family(
             "deberta-v2",
             packing_obstacle=_DISENTANGLED,
-            never_waits=False,
             needs_mask=True,
             head_pooling="cls",
             layout=_DEBERTA,

@@ -5,6 +5,7 @@ queued work. The host padded the batch and knows the answer: here a mask is omit
 a mask that is passed in is not read.
 """
 
+import inspect
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,23 @@ def tell_masks(transformer: nn.Module) -> None:
     transformers.AttentionMaskInterface.register("eager", make_eager_mask)
     config: Any = transformer.config
     setattr(config, _PADDED_BEHIND, True)
+    if config.model_type == "deberta-v2":
+        code: Any = inspect.getmodule(type(transformer))
+        code.make_log_bucket_position = make_log_bucket_position
+
+
+def make_log_bucket_position(relative_pos: Tensor, bucket_size: int, max_position: int) -> Tensor:
+    """Return transformers' make_log_bucket_position, which makes a number on the host and copies it.
+
+    A GPU's queued work would have to end before that copy.
+    """
+    middle = bucket_size // 2
+    is_near = (relative_pos < middle) & (relative_pos > -middle)
+    distance = torch.where(is_near, middle - 1, torch.abs(relative_pos))
+    # torch divides by the logarithm in fp32, as it does where the divisor is a tensor.
+    last = torch.log(torch.tensor((max_position - 1) / middle))
+    bucket = torch.ceil(torch.log(distance / middle) / last * (middle - 1)) + middle
+    return torch.where(distance <= middle, relative_pos.type_as(bucket), bucket * torch.sign(relative_pos))
 
 
 def make_sdpa_mask(
