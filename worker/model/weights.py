@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -20,6 +20,9 @@ from torch.nn.functional import linear
 from vectormill.domain.errors import ModelError
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size, round_linear, round_table
 from vectormill.models.weights import SAFETENSORS
+
+# Where transformers' tables of Gemma hold the number by which they multiply.
+_FACTOR: Final = "scalar_embed_scale"
 
 
 class PickledWeights:
@@ -125,11 +128,15 @@ class RoundedLinear(Rounded):
 
 
 class RoundedEmbedding(Rounded):
-    """nn.Embedding with an 8-bit table, of which only the rows that are looked up are restored."""
+    """nn.Embedding with an 8-bit table, of which only the rows that are looked up are restored.
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
+    Gemma multiplies what it looks up by `factor`.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, factor: float = 1.0) -> None:
         super().__init__()
         self.dtype = dtype
+        self.factor = torch.tensor(factor, dtype=dtype).item()  # rounded as the architecture rounds it
         self.numbers = _empty(tuple(shape), torch.int8)
         self.scales = _empty((shape[0], 1), torch.float32)
 
@@ -139,7 +146,8 @@ class RoundedEmbedding(Rounded):
         return {"numbers": torch.from_numpy(numbers), "scales": torch.from_numpy(scales)}
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return (self.numbers[input_ids] * self.scales[input_ids]).to(self.dtype)
+        rows = (self.numbers[input_ids] * self.scales[input_ids]).to(self.dtype)
+        return rows if self.factor == 1.0 else rows * self.factor
 
 
 def apply_quantization(transformer: nn.Module) -> None:
@@ -148,7 +156,7 @@ def apply_quantization(transformer: nn.Module) -> None:
         rounded = (
             RoundedLinear(child.weight.shape, child.weight.dtype, child.bias)
             if isinstance(child, nn.Linear)
-            else RoundedEmbedding(child.weight.shape, child.weight.dtype)
+            else RoundedEmbedding(child.weight.shape, child.weight.dtype, find_factor(child))
         )
         rounded.hold(child.weight)
         setattr(parent, name, rounded)
@@ -168,7 +176,13 @@ def find_compressible(transformer: nn.Module) -> Iterator[tuple[nn.Module, str, 
 
 def is_compressible_table(module: nn.Module) -> bool:
     """Return True for a vocabulary table; tables of positions and types are too small to save memory."""
-    return type(module) is nn.Embedding and module.num_embeddings >= SMALLEST_TABLE_ROWS
+    is_table = type(module) is nn.Embedding or (isinstance(module, nn.Embedding) and hasattr(module, _FACTOR))
+    return is_table and module.num_embeddings >= SMALLEST_TABLE_ROWS
+
+
+def find_factor(table: nn.Module) -> float:
+    """Return the number by which a vocabulary table multiplies what is looked up."""
+    return float(getattr(table, _FACTOR, 1.0))
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:

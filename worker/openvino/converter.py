@@ -25,7 +25,7 @@ from worker.encoder.choice import COMPRESSED, INT8
 from worker.encoder.encoder import EncoderOrder
 from worker.model.heads import TokenVectors, TokenWeights
 from worker.model.network import Dense, EncoderNetwork, check_tokenizer, list_token_inputs
-from worker.model.weights import RoundedEmbedding, is_compressible_table
+from worker.model.weights import RoundedEmbedding, find_factor, is_compressible_table
 from worker.openvino.conversion import VECTORS, WORD_EMBEDDINGS, ConversionFailed, list_outputs
 from worker.openvino.heads import Layer, save_heads
 from worker.openvino.runtime import openvino as ov
@@ -242,7 +242,7 @@ class EmbeddedNetwork(nn.Module):
         (lookup,) = self._lookup
         num_rows, dim = lookup.weight.shape
         if precision in COMPRESSED and is_compressible_table(lookup):
-            rounded = RoundedEmbedding(lookup.weight.shape, torch.float32)
+            rounded = RoundedEmbedding(lookup.weight.shape, torch.float32, find_factor(lookup))
             rounded.hold(lookup.weight)
             lookup = rounded
         with path.open("wb") as file:

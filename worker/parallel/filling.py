@@ -29,7 +29,14 @@ from vectormill.models.weights import TensorHeader, find_weights, read_header
 from worker.encoder.encoder import OnRead
 from worker.model.classifiers import list_published_names, load_config, outline_head
 from worker.model.runtime import transformers
-from worker.model.weights import Rounded, RoundedEmbedding, RoundedLinear, find_compressible, open_weights
+from worker.model.weights import (
+    Rounded,
+    RoundedEmbedding,
+    RoundedLinear,
+    find_compressible,
+    find_factor,
+    open_weights,
+)
 
 
 class WeightFiles:
@@ -121,7 +128,7 @@ def hold_rounded(skeleton: nn.Module) -> dict[str, Tensor]:
 def _make_rounded(child: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
     own = _own_part(weight)
     if isinstance(child, nn.Embedding):
-        return RoundedEmbedding(own.shape, weight.dtype)
+        return RoundedEmbedding(own.shape, weight.dtype, find_factor(child))
     own_bias = None if bias is None else nn.Parameter(_own_part(bias), requires_grad=False)
     is_summed = isinstance(weight, DTensor) and weight.placements[0] == Shard(1)
     kind = SummedLinear if is_summed else RoundedLinear
