@@ -24,7 +24,7 @@ from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.tasks.table import make_tasks
 
-GOLDEN = Path(__file__).parent / "data" / "representations" / "arrays.npz"
+GOLDEN = Path(__file__).parent / "data" / "representations"
 # The width of the real bge-m3 in two layers.
 WIDE = replace(M3, num_layers=2, max_tokens=512)
 # A repeated word, an unknown character, one word, and a text with much punctuation.
@@ -34,12 +34,13 @@ GOLDEN_TEXTS = [
     "short",
     "What? Nothing; (really) nothing - or so it seems... but: who knows!",
 ]
+TOKEN_TEXTS = [*GOLDEN_TEXTS, "a text that is longer than what is read of it, again and again " * 6]
 
 
 def write_masked_language_model(directory: Path, kind: str = "Bert", **sizes: int) -> Path:
     """Write a …ForMaskedLM of random weights, of BERT-base's width and of two layers unless `sizes` differ."""
     whole = getattr(transformers, f"{kind}ForMaskedLM")(_configure(kind, sizes))
-    whole.save_pretrained(directory)
+    _fill(whole).save_pretrained(directory)
     return _add_tokenizer(directory)
 
 
@@ -49,8 +50,8 @@ def write_stanford_colbert(directory: Path, **told: object) -> Path:
     bert = transformers.BertModel(config, add_pooling_layer=False)
     config.architectures = ["HF_ColBERT"]
     config.save_pretrained(directory)
-    tensors = {f"bert.{name}": tensor for name, tensor in bert.state_dict().items()}
-    tensors["linear.weight"] = torch.randn(128, config.hidden_size) * 0.02
+    tensors = {f"bert.{name}": tensor for name, tensor in _fill(bert).state_dict().items()}
+    tensors["linear.weight"] = _fill(torch.nn.Linear(config.hidden_size, 128, bias=False)).weight.data
     save_file(tensors, directory / "model.safetensors")
     metadata: dict[str, object] = {"dim": 128, "query_maxlen": 32, "doc_maxlen": 40, "mask_punctuation": True}
     metadata |= {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "attend_to_mask_tokens": False}
@@ -63,7 +64,7 @@ def write_pylate_colbert(directory: Path, **told: object) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(packaged_model())
     tokenizer.add_tokens(["[Q] ", "[D] "])
     config = _configure("Bert", {"vocab_size": len(tokenizer)})
-    transformers.BertModel(config).save_pretrained(directory)
+    _fill(transformers.BertModel(config)).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     parts = (("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense"))
     modules = [
@@ -81,8 +82,8 @@ def write_pylate_colbert(directory: Path, **told: object) -> Path:
     whole |= {"query_length": 32, "document_length": 48, "attend_to_expansion_tokens": False}
     whole |= {"skiplist_words": list(string.punctuation), "do_query_expansion": True}
     (directory / "1_Dense").mkdir()
-    weight = torch.randn(128, config.hidden_size) * 0.02
-    save_file({"linear.weight": weight}, directory / "1_Dense" / "model.safetensors")
+    linear = _fill(torch.nn.Linear(config.hidden_size, 128, bias=False))
+    save_file({"linear.weight": linear.weight.data}, directory / "1_Dense" / "model.safetensors")
     for name, content in (
         ("modules.json", modules),
         ("1_Dense/config.json", dense),
@@ -94,10 +95,20 @@ def write_pylate_colbert(directory: Path, **told: object) -> Path:
 
 
 def _configure(kind: str, sizes: Mapping[str, int]) -> Any:
-    torch.manual_seed(0)
     wide = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12}
     wide |= {"intermediate_size": 3072, "max_position_embeddings": 514, "pad_token_id": 0}
     return getattr(transformers, f"{kind}Config")(**{**wide, **sizes})
+
+
+def _fill(module: Any) -> Any:
+    """Give a module weights that are the same with every version of torch and transformers."""
+    numbers = np.random.default_rng(0)
+    with torch.no_grad():
+        for name, parameter in sorted(module.named_parameters()):
+            is_norm = "norm" in name.lower() and name.endswith("weight")
+            values = numbers.standard_normal(tuple(parameter.shape), np.float32) * 0.02
+            parameter.copy_(torch.from_numpy(values + is_norm))
+    return module
 
 
 def _add_tokenizer(directory: Path) -> Path:

@@ -4,6 +4,8 @@ Strategies that share a model are held to it in tests/contract/rank_program.py.
 """
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,16 @@ from transformers import AttentionInterface
 
 from tests.contract.packed_models import MODELS, PADDED_MODELS, TOKENIZER, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
+from tests.models import packaged_model, read_card
+from tests.representations import write_masked_language_model
 from tests.rexuninlu import GOLDEN, extract_of, find_case, load
 from vectormill.models.families import FAMILIES
 from vectormill.models.model_card import ModelCard, read_model_card
-from worker.batching.batch import TYPE_SEGMENTS, Batch
+from vectormill.models.random_embedder import SMALL, write_random_embedder
+from vectormill.ragged import Ragged
+from worker.batching.batch import OUTPUTS, TYPE_SEGMENTS, Batch
 from worker.devices.device import CPU, CUDA, Device
+from worker.encoder import outputs
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
@@ -115,6 +122,37 @@ def test_no_packed_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
         tensors = {name: torch.from_numpy(array) for name, array in part.arrays.items()}
         with torch.inference_mode(), RefusesWaiting():
             network.dense(form.pool(form.run(part, tensors, None), tensors))
+
+
+SMALL_BERT = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda directory: write_random_embedder(SMALL, packaged_model(), directory),
+        lambda directory: write_masked_language_model(directory, "Bert", **SMALL_BERT),
+    ],
+    ids=["bge-m3", "splade"],
+)
+def test_no_head_waits_for_the_device_or_reads_what_is_there(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    card = read_card(write(tmp_path / "splade"))
+    order = EncoderOrder(card, DEVICE, "torch", "fp32", 1, tmp_path)
+    encoder = TorchEncoder(order, Choice("torch", "for tests"), Choice("fp32", "for tests"))
+    encoder._network.to("meta")
+    sequences = make_sequences()
+    for bits in (outputs.find_bits(card.outputs), *(outputs.BITS[name] for name in card.outputs)):
+        wishes = np.array([bits, *[outputs.BITS[card.outputs[0]]] * (len(sequences) - 1)], np.int32)
+        batch = Batch({**Batch.from_ids(sequences).inputs, OUTPUTS: Ragged.from_scalars(wishes)})
+        part = encoder._form.lay_out(batch)
+        wanted = outputs.find_wanted(batch, card, part.shape)
+        assert wanted is not None
+        part = replace(part, arrays={**part.arrays, **wanted.places})
+        arrays = [torch.from_numpy(array).to("meta") for array in part.arrays.values()]
+        with torch.inference_mode(), RefusesWaiting():
+            assert len(encoder._compute(part, wanted, *arrays))
 
 
 def make_extraction_batch() -> Batch:

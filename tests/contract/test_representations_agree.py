@@ -20,6 +20,7 @@ from tests.models import BACKENDS, PACKED, packaged_model, read_card, smallest_c
 from tests.representations import (
     GOLDEN,
     GOLDEN_TEXTS,
+    TOKEN_TEXTS,
     WIDE,
     load,
     represent,
@@ -68,11 +69,11 @@ def assert_same(found: Representations, expected: Representations) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bge_m3_agrees_with_flag_embedding(backend: str, wide_m3: Path, cache_dir: Path) -> None:
-    arrays = np.load(GOLDEN)
+    arrays = np.load(GOLDEN / "m3.npz")
     expected = [
         Representations(
-            arrays["m3/dense"][number],
-            *(arrays[f"m3/{number}/{name}"] for name in ("words", "weights", "vectors")),
+            arrays["dense"][number],
+            *(arrays[f"{number}/{name}"] for name in ("words", "weights", "vectors")),
         )
         for number in range(len(GOLDEN_TEXTS))
     ]
@@ -147,9 +148,6 @@ def vectors_by_sentence_transformers(directory: Path, texts: list[str], side: st
     return [Representations(vectors=each.astype(np.float16)) for each in given]
 
 
-TOKEN_TEXTS = [*GOLDEN_TEXTS, "a text that is longer than what is read of it, again and again " * 6]
-
-
 def write_saved_again(directory: Path) -> Path:
     """Write a ColBERT of Stanford's as sentence-transformers saves it."""
     source = write_stanford_colbert(directory / "before")
@@ -191,3 +189,18 @@ def test_colbert_agrees_with_sentence_transformers(
             found = represent(card, encoder, TOKEN_TEXTS, "multi_vector", prompt=prompt, alone=alone)
             for one, other in zip(found, expected, strict=True):
                 assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("authors", "write"), [("stanford", write_stanford_colbert), ("pylate", write_pylate_colbert)]
+)
+def test_colbert_agrees_with_its_authors(
+    authors: str, write: Callable[[Path], Path], tmp_path: Path, cache_dir: Path
+) -> None:
+    arrays = np.load(GOLDEN / f"{authors}.npz")
+    card = read_card(write(tmp_path / "model"))
+    encoder = load(card, "torch", cache_dir)
+    for side in ("query", "document"):
+        found = represent(card, encoder, TOKEN_TEXTS, "multi_vector", prompt=side)
+        for number, each in enumerate(found):
+            assert_same(each, Representations(vectors=arrays[f"{side}/{number}"]))

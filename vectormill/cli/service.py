@@ -55,7 +55,17 @@ def describe_plan(report: Mapping[str, Any]) -> str:
 @command(
     app,
     "vectormill models",
-    view=listing("name", "task", "dimension", "max_tokens", "pooling", "normalize", "workers", "problem"),
+    view=listing(
+        "name",
+        "task",
+        ("outputs", lambda model: ",".join(model["outputs"] or ())),
+        "dimension",
+        "max_tokens",
+        "pooling",
+        "normalize",
+        "workers",
+        "problem",
+    ),
 )
 def models(client: "Client") -> Sequence[Mapping[str, Any]]:
     """List the registered models."""

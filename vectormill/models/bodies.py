@@ -19,6 +19,10 @@ class ModelBody(TypedDict):
     dimension: Annotated[
         int | None, Meta(description="Length of a vector; for scores the number of labels, for records 0.")
     ]
+    outputs: Annotated[
+        list[str] | None,
+        Meta(description="What an embedding model can compute (`outputs`), the usual one first."),
+    ]
     max_tokens: int | None
     pooling: str | None
     normalize: bool | None

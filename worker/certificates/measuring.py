@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from vectormill.corpus import take_evenly
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.domain.task import RAW, VECTOR
+from vectormill.domain.task import DENSE, RAW, VECTOR
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import EncodingOptions, make_spec
@@ -108,11 +108,16 @@ def certify(
 
 
 def choose_spec(card: ModelCard, max_tokens: int | None = None) -> EncodingSpec:
-    """Return the spec in which a model is certified. Raise UnsupportedModel for an extractor."""
+    """Return the spec in which a model is certified. Raise UnsupportedModel if it has neither vectors nor scores."""
     if card.is_extractor:
         raise UnsupportedModel(
             f"{card.name} extracts records, and there is no reference for them: its authors' code is not part of any "
             "library. Its answers to published texts are compared in tests/contract."
+        )
+    if DENSE not in card.outputs:
+        raise UnsupportedModel(
+            f"{card.name} computes {', '.join(card.outputs)}, and a certificate compares dense vectors or scores. Its "
+            "kind is compared with its authors' code in tests/contract."
         )
     limit = min(card.max_tokens, LONGEST_TOKENS) if max_tokens is None else max_tokens
     activation = None if card.classifier is None else RAW

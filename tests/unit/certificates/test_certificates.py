@@ -201,6 +201,10 @@ def test_choices_leave_out_the_others() -> None:
 def test_an_extractor_has_no_reference() -> None:
     with pytest.raises(UnsupportedModel, match="no reference"):
         choose_spec(replace(CARD, is_extractor=True))
+    with pytest.raises(
+        UnsupportedModel, match="computes sparse, and a certificate compares dense vectors or scores"
+    ):
+        choose_spec(replace(CARD, outputs=("sparse",)))
 
 
 def test_long_windows_are_read_in_part_unless_more_is_asked_for() -> None:
