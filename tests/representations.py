@@ -20,6 +20,7 @@ from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations, unpack
 from worker.batching.batch import Batch
+from worker.devices.device import Device
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.tasks.table import make_tasks
@@ -117,9 +118,11 @@ def _add_tokenizer(directory: Path) -> Path:
     return directory
 
 
-def load(card: ModelCard, backend: str, cache_dir: Path, precision: str = "fp32") -> Encoder:
+def load(
+    card: ModelCard, backend: str, cache_dir: Path, precision: str = "fp32", device: Device = DEVICE
+) -> Encoder:
     attention = "packed" if backend == PACKED else "auto"
-    order = EncoderOrder(card, DEVICE, backend.partition(",")[0], precision, 1, cache_dir, attention)
+    order = EncoderOrder(card, device, backend.partition(",")[0], precision, 1, cache_dir, attention)
     return load_encoder(order)
 
 

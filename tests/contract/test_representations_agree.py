@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from tests.models import BACKENDS, PACKED, packaged_model, read_card, smallest_cosine
+from tests.models import BACKENDS, DEVICE, PACKED, packaged_model, read_card, smallest_cosine
+from tests.processors import with_bf16
 from tests.representations import (
     GOLDEN,
     GOLDEN_TEXTS,
@@ -28,6 +29,7 @@ from tests.representations import (
     write_pylate_colbert,
     write_stanford_colbert,
 )
+from vectormill.domain.errors import ModelError
 from vectormill.domain.task import OUTPUTS
 from vectormill.models.random_embedder import write_random_embedder
 from vectormill.vectors.representations import Representations
@@ -204,3 +206,52 @@ def test_colbert_agrees_with_its_authors(
         found = represent(card, encoder, TOKEN_TEXTS, "multi_vector", prompt=side)
         for number, each in enumerate(found):
             assert_same(each, Representations(vectors=arrays[f"{side}/{number}"]))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    ("write", "outputs", "backend"),
+    [
+        (partial(write_random_embedder, WIDE, packaged_model()), ALL, "torch"),
+        pytest.param(
+            partial(write_random_embedder, WIDE, packaged_model()), ALL, "openvino", marks=pytest.mark.tail
+        ),
+        (write_masked_language_model, "sparse", "torch"),
+        pytest.param(write_pylate_colbert, "multi_vector", "torch", marks=pytest.mark.tail),
+    ],
+)
+def test_outputs_keep_their_meaning_in_fewer_bits(
+    write: Callable[[Path], Path], outputs: str, backend: str, precision: str, tmp_path: Path, cache_dir: Path
+) -> None:
+    card = read_card(write(tmp_path / "splade"))
+    exact = represent(card, load(card, "torch", cache_dir), GOLDEN_TEXTS, outputs)
+    device = with_bf16(DEVICE) if precision == "bf16" else DEVICE
+    found = represent(card, load(card, backend, cache_dir, precision, device), GOLDEN_TEXTS, outputs)
+    largest = max(each.weights.max(initial=0) for each in exact)
+    for one, other in zip(found, exact, strict=True):
+        for ours, theirs in ((one.dense[None], other.dense[None]), (one.vectors, other.vectors)):
+            assert (
+                not ours.size or smallest_cosine(ours.astype(np.float32), theirs.astype(np.float32)) >= 0.999
+            )
+        weights = spread(other.indices, other.weights)
+        assert np.abs(spread(one.indices, one.weights) - weights).max() <= 0.03 * largest
+
+
+def test_queries_with_tokens_that_no_token_attends_to_are_never_packed(
+    tmp_path: Path, cache_dir: Path
+) -> None:
+    card = read_card(write_stanford_colbert(tmp_path / "model"))
+    with pytest.raises(
+        ModelError, match="have tokens that no token attends to, which the packed kernel cannot do"
+    ):
+        load(card, PACKED, cache_dir)
+
+
+def test_the_weights_of_words_are_left_to_torch(tmp_path: Path, cache_dir: Path) -> None:
+    card = read_card(write_masked_language_model(tmp_path / "splade", hidden_size=32, num_attention_heads=2))
+    report = load(card, "auto", cache_dir).describe()
+    assert report.backend.value == "torch"
+    assert (
+        report.backend.reason
+        == "openvino cannot run this model: only torch computes the weights of words (SPLADE)"
+    )

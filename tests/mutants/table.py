@@ -26,6 +26,7 @@ PARTITIONS: Final = "tests/integration/jobs/test_partitions.py"
 COUNTERS: Final = "tests/integration/chunks/test_counters.py"
 COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
+REPRESENTATIONS: Final = "tests/contract/test_representations_agree.py"
 ENGINE_OUTPUTS: Final = "tests/integration/engine/test_engine_outputs.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 FILLS: Final = "tests/integration/rows/test_fills.py"
@@ -891,6 +892,20 @@ MUTANTS: Final = (
             "tests/unit/tasks/test_represent.py::"
             "test_a_changed_output_of_a_canary_is_a_flaw_unless_rounding_explains_it",
         ),
+    ),
+    Mutant(
+        "tokens attend to those that fill up a query",
+        "worker/encoder/padding.py",
+        "if unattended is not None:",
+        "if False:",
+        (f"{REPRESENTATIONS}::test_colbert_agrees_with_its_authors[stanford-write_stanford_colbert]",),
+    ),
+    Mutant(
+        "the largest weight of a word is that of the last block",
+        "worker/model/heads.py",
+        "torch.maximum(total, logits.amax(dim=0).float(), out=total)",
+        "total.copy_(logits.amax(dim=0))",
+        (f"{REPRESENTATIONS}::test_splade_agrees_with_sentence_transformers[Bert-torch]",),
     ),
     Mutant(
         "documents keep the vectors of the skiplist",

@@ -16,7 +16,7 @@ from typing import Any, Final
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.models.families import find_family
-from vectormill.models.weights import COLBERT_LINEAR, SPARSE_LINEAR, read_header
+from vectormill.models.weights import COLBERT_LINEAR, HEAD_FILES, SPARSE_LINEAR, read_header
 
 # The pooling that a registry entry may name for a plain masked language model.
 SPLADE: Final = "splade"
@@ -199,8 +199,10 @@ def _read_splade_modules(files: ModelFiles) -> Heads:
 
 def _read_linear_heads(files: ModelFiles) -> Heads:
     """Return the heads of bge-m3, as FlagEmbedding reads them."""
-    found = {name: next(files.directory.glob(f"{name}.*"), None) for name in (SPARSE_LINEAR, COLBERT_LINEAR)}
-    sparse, colbert = found[SPARSE_LINEAR], found[COLBERT_LINEAR]
+    there = [files.directory / name for name in HEAD_FILES if (files.directory / name).is_file()]
+    sparse, colbert = (
+        next((path for path in there if path.stem == stem), None) for stem in (SPARSE_LINEAR, COLBERT_LINEAR)
+    )
     outputs = (DENSE, *([SPARSE] if sparse else []), *([MULTI_VECTOR] if colbert else []))
     left_out = files.find_special("cls_token", "eos_token", "pad_token", "unk_token") if sparse else ()
     return Heads(
