@@ -36,6 +36,7 @@ FAMILIES: Final = {
     "mxbai-rerank-base-v2-tiny": ("Qwen2", "qwen"),
     "reranker-of-gemma2": ("Gemma2", "gemma"),
 }
+QWEN3: Final = "Qwen3-Reranker-tiny"
 SPECIAL_TOKENS: Final = {
     "qwen": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"},
     "gemma": {
@@ -87,6 +88,31 @@ def write_reranker(directory: Path, family: str, **more: Any) -> Path:
     settings = {**SPECIAL_TOKENS[tokenizer], "model_max_length": MAX_TOKENS}
     (target / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return target
+
+
+CHAT: Final = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}<|im_start|>system\n{{ message['content'] }}"
+    "<|im_end|>\n{% endif %}{% endfor %}<|im_start|>user\nQuery: {{ messages | selectattr('role', 'eq', 'query') | "
+    "map(attribute='content') | first TRIM }}\nDocument: {{ messages[-1]['content'] TRIM }}\nRelevance:<|im_end|>\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_cross_encoder(
+    directory: Path, *, family: str = QWEN3, false: int | None = 300, trim: str = "", **more: Any
+) -> Path:
+    """Write a reranker in the layout of sentence-transformers, and return its directory."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    written = write_reranker(directory, family)
+    (written / "chat_template.jinja").write_text(CHAT.replace("TRIM", trim))
+    options = {"chat_template": {"add_generation_prompt": True}}
+    transformer = Transformer(str(written), transformer_task="text-generation", processing_kwargs=options)
+    model = CrossEncoder(modules=[transformer, LogitScore(301, false)], device="cpu", **more)
+    model.save(str(directory / "saved"))
+    return directory / "saved"
 
 
 def read_card(directory: Path, **entry: Any) -> ModelCard:

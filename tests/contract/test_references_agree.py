@@ -5,12 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.classifiers import MAX_TOKENS, PAIRS, reference_logits, write_classifier
+from tests.classifiers import MAX_TOKENS, PAIRS, load_classifier, reference_logits, write_classifier
 from tests.models import TEXTS, TinyModels, read_card, reference, smallest_cosine
+from tests.rerankers import rank, write_cross_encoder, write_reranker
+from tests.rerankers import read_card as read_reranker
 from vectormill.domain.errors import ModelError
-from vectormill.jobs.item import join_pair
+from vectormill.jobs.item import join_pair, split_pair
 from vectormill.models.model_card import POOLING_NAMES
 from vectormill.models.registry import EncodingOptions, make_spec
+from worker.certificates.measuring import choose_library
+from worker.certificates.texts import make_texts
 from worker.model import plain
 
 
@@ -50,6 +54,28 @@ def test_a_classifier_has_the_logits_of_transformers(tmp_path: Path) -> None:
     pairs = [join_pair(first.encode(), second.encode()) for first, second in PAIRS]
     found = plain.encode_plainly(card, spec, "transformers", pairs)
     assert np.abs(found - reference_logits(directory)).max() < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["by name", "by modules"])
+def test_a_reranker_has_the_scores_of_its_template(layout: str, tmp_path: Path) -> None:
+    """Another tokenizer class, and the whole matrix of words, say what the engine says of two of its rows."""
+    directory = (
+        write_reranker(tmp_path, "Qwen3-Reranker-tiny")
+        if layout == "by name"
+        else write_cross_encoder(tmp_path, prompts={"fact": "Is it a fact?"})
+    )
+    card = read_reranker(directory)
+    spec = make_spec(card, EncodingOptions(activation="raw", max_tokens=256))
+    texts = make_texts(spec, 0)
+    pairs = [split_pair(text) for text in texts]
+    told = [(first.decode(), (second or b"").decode()) for first, second in pairs]
+    scores, finished = rank(
+        card, load_classifier(card, "torch", tmp_path), told, activation="raw", max_tokens=256
+    )
+    assert finished.truncated.any()
+    assert not finished.failures
+    found = plain.encode_plainly(card, spec, choose_library(card), texts)
+    assert np.abs(found[:, 0] - scores).max() < 1e-3
 
 
 def test_weights_that_transformers_would_invent_are_no_reference(

@@ -18,7 +18,17 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.classifiers import load_classifier, write_classifier
 from tests.models import PACKED
-from tests.rerankers import DATA, MAX_TOKENS, PAIRS, rank, read_card, write_reranker
+from tests.rerankers import (
+    CHAT,
+    DATA,
+    MAX_TOKENS,
+    PAIRS,
+    QWEN3,
+    rank,
+    read_card,
+    write_cross_encoder,
+    write_reranker,
+)
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption, ModelError, UnsupportedModel
 from vectormill.domain.task import JUDGE
@@ -38,7 +48,6 @@ GOLDEN: dict[str, list[dict[str, Any]]] = json.loads((DATA / "cases.json").read_
     "cases"
 ]
 BACKENDS = ("torch", pytest.param(PACKED, id="packed"), pytest.param("openvino", marks=pytest.mark.tail))
-QWEN3 = "Qwen3-Reranker-tiny"
 GEMMA2 = "reranker-of-gemma2"
 EACH_ALONE = [[index] for index in range(len(PAIRS))]
 
@@ -206,31 +215,6 @@ def test_only_the_words_that_are_asked_for_are_read_of_the_output_matrix(tmp_pat
     head = load_head(card)
     assert [tuple(parameter.shape) for parameter in head.parameters()] == [(2, 32)]
     assert read_model_shape(card).dense_values == 64
-
-
-CHAT = (
-    "{% for message in messages %}{% if message['role'] == 'system' %}<|im_start|>system\n{{ message['content'] }}"
-    "<|im_end|>\n{% endif %}{% endfor %}<|im_start|>user\nQuery: {{ messages | selectattr('role', 'eq', 'query') | "
-    "map(attribute='content') | first TRIM }}\nDocument: {{ messages[-1]['content'] TRIM }}\nRelevance:<|im_end|>\n"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def write_cross_encoder(
-    directory: Path, *, family: str = QWEN3, false: int | None = 300, trim: str = "", **more: Any
-) -> Path:
-    """Write a reranker in the layout of sentence-transformers, and return its directory."""
-    from sentence_transformers import CrossEncoder
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.cross_encoder.modules import LogitScore
-
-    written = write_reranker(directory, family)
-    (written / "chat_template.jinja").write_text(CHAT.replace("TRIM", trim))
-    options = {"chat_template": {"add_generation_prompt": True}}
-    transformer = Transformer(str(written), transformer_task="text-generation", processing_kwargs=options)
-    model = CrossEncoder(modules=[transformer, LogitScore(301, false)], device="cpu", **more)
-    model.save(str(directory / "saved"))
-    return directory / "saved"
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,8 @@ def choose_library(card: ModelCard) -> str:
     """
     has_modules = (card.path / "modules.json").is_file()
     is_there = importlib.util.find_spec("sentence_transformers") is not None
-    return SENTENCE_TRANSFORMERS if is_there and has_modules and card.classifier is None else TRANSFORMERS
+    is_its_own = card.adapter is None and (card.classifier is None or card.classifier.template is not None)
+    return SENTENCE_TRANSFORMERS if is_there and has_modules and is_its_own else TRANSFORMERS
 
 
 def encode_here(

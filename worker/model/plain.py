@@ -27,6 +27,7 @@ from vectormill.models.model_card import (
     WEIGHTED_MEAN,
     ModelCard,
 )
+from vectormill.models.rerankers import DOCUMENT, INSTRUCTION, QUERY, fill_in
 from vectormill.models.special_tokens import read_special_tokens
 
 OFFLINE: Final = {"local_files_only": True, "trust_remote_code": False}
@@ -57,9 +58,14 @@ def encode_plainly(
 
 def _load(card: ModelCard, spec: EncodingSpec, library: str) -> Encode:
     try:
-        if library == "sentence-transformers":
-            return _load_with_sentence_transformers(card, spec)
-        return _load_classifier(card, spec) if card.classifier is not None else _load_embedder(card, spec)
+        is_by_its_own = library == "sentence-transformers"
+        if card.classifier is None:
+            load = _load_with_sentence_transformers if is_by_its_own else _load_embedder
+        elif card.classifier.template is None:
+            load = _load_classifier
+        else:
+            load = _load_cross_encoder if is_by_its_own else _load_reranker
+        return load(card, spec)
     except ModelError:
         raise
     except Exception as error:  # the libraries raise anything for files that they cannot read
@@ -88,12 +94,15 @@ def _load_with_sentence_transformers(card: ModelCard, spec: EncodingSpec) -> Enc
 def _load_embedder(card: ModelCard, spec: EncodingSpec) -> Encode:
     import transformers
 
+    from worker.model.adapters import merge_adapter
     from worker.model.network import load_dense
 
     tokenizer = _load_tokenizer(card)
     config = transformers.AutoConfig.from_pretrained(card.path, **OFFLINE)
     encoder = find_family(config.model_type).encoder
     model = _read(getattr(transformers, encoder or "AutoModel"), card)
+    if card.adapter is not None:
+        merge_adapter(model, card, card.adapter)  # compared with peft in tests/contract
     dense = load_dense(card)
     # The tokens of the prompt, without the special ones after a text.
     after = len(read_special_tokens(card.name, card.path).suffix)
@@ -129,6 +138,53 @@ def _load_classifier(card: ModelCard, spec: EncodingSpec) -> Encode:
         inputs = tokenizer(*sides, truncation=True, max_length=spec.max_tokens, return_tensors="pt")
         logits: NDArray[np.float32] = model(**inputs).logits[0].numpy()
         return logits
+
+    return encode
+
+
+def _load_reranker(card: ModelCard, spec: EncodingSpec) -> Encode:
+    import transformers
+
+    template = card.classifier.template if card.classifier is not None else None
+    assert template is not None
+    tokenizer = _load_tokenizer(card)
+    kinds = (transformers.AutoModelForSequenceClassification, transformers.AutoModelForCausalLM)
+    model = _read(kinds[bool(template.words)], card)
+    words = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in template.words]
+    pieces = template.pieces if spec.prompt else template.plain
+
+    def encode(text: bytes) -> NDArray[np.float32]:
+        first, second = split_pair(text)
+        values = {INSTRUCTION: spec.prompt, QUERY: first.decode(), DOCUMENT: (second or b"").decode()}
+        rows = [tokenizer(fill_in(each, values), add_special_tokens=False)["input_ids"] for each in pieces]
+        # The document ends its piece in each of RERANKERS.
+        place = next(number for number, each in enumerate(pieces) if each.endswith(f"{{{DOCUMENT}}}"))
+        room = spec.max_tokens - sum(len(row) for row in rows) + len(rows[place])
+        rows[place] = rows[place][:room]
+        logits = model(input_ids=torch.tensor([[token for row in rows for token in row]])).logits[0]
+        score = logits[-1, words[0]] - logits[-1, words[1:]].sum() if words else logits[0]
+        return np.array([float(score)], dtype=np.float32)
+
+    return encode
+
+
+def _load_cross_encoder(card: ModelCard, spec: EncodingSpec) -> Encode:
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(
+        str(card.path),
+        device="cpu",
+        model_kwargs={"attn_implementation": "eager", "dtype": torch.float32},
+        **OFFLINE,
+    )
+    model.max_seq_length = spec.max_tokens
+
+    def encode(text: bytes) -> NDArray[np.float32]:
+        first, second = split_pair(text)
+        pair = (first.decode(), (second or b"").decode())
+        options = {"prompt": spec.prompt or None, "activation_fn": torch.nn.Identity()}
+        scores: NDArray[np.float32] = model.predict([pair], **options)
+        return scores
 
     return encode
 
