@@ -107,6 +107,8 @@ class LocalEncoder:
         self._max_text_chars = settings.max_text_chars
         self._kind: VectorType = choose_vector_type(self.spec, in_collection=False)
         self._numbers = count(1)
+        if device == AUTO and card.static is not None:  # no GPU is faster
+            device = CPU
         self.device: Device = choose_device(device, detect_inventory(), num_cores)
         self._engine = Engine(card, self.device, worker_settings, find_cache_dir(settings))
         self._engine.start()

@@ -5,16 +5,19 @@ The hardware is not queried: its inventory is given.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
-from worker.devices.device import CUDA, Device, Inventory, divide_gpus, parse_devices
+from worker.devices.device import CPU, CUDA, Device, Inventory, divide_gpus, parse_devices
 from worker.encoder.choice import (
     EXTRACTION_PRECISIONS,
+    FP32,
     PACKED,
     AttentionShape,
     choose_extraction_precision,
     choose_precision,
+    choose_static_precision,
     find_obstacle,
 )
 from worker.encoder.encoder import AUTO
@@ -25,6 +28,10 @@ from worker.placement.placement import PRECISIONS, Placement, PlanSettings
 from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
+
+WHY_CPU: Final = (
+    "Static embeddings are added up by the processor, where reading the text takes nearly all of the time."
+)
 
 
 def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
@@ -40,8 +47,19 @@ def plan_machine(
 ) -> tuple[Planned, ...]:
     """Plan the placement of all models that the machine serves, in their order.
 
-    Raises the same errors as `plan_worker`.
+    Static embeddings are placed on the processor, whichever devices are chosen. Raises the same errors as
+    `plan_worker`.
     """
+    static = [card for card in cards if card.static is not None]
+    if static and any(
+        device.kind != CPU for device in parse_devices(*divide_gpus(settings.devices, inventory))
+    ):
+        others = [card for card in cards if card.static is None]
+        on_cpu = plan_machine(static, inventory, settings.model_copy(update={"devices": CPU}))
+        planned = {each.name: _add_reasons(each, [WHY_CPU]) for each in on_cpu}
+        if others:
+            planned |= {each.name: each for each in plan_machine(others, inventory, settings)}
+        return tuple(planned[card.name] for card in cards)
     wanted, reasons = _choose_devices(cards, inventory, settings)
     names, inventory = divide_gpus(wanted, inventory)
     settings = settings.model_copy(update={"devices": names})
@@ -76,8 +94,7 @@ def _add_reasons(planned: Planned, reasons: Sequence[str]) -> Planned:
 def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Tenant:
     shape = find_shape(card)
     devices = parse_devices(settings.devices, inventory)
-    choose = choose_extraction_precision if card.is_extractor else choose_precision
-    precision = choose(settings.precision, devices[0]).value
+    precision, precisions = _choose_precision(card, devices[0], settings)
     layout = find_family(shape.model_type).layout
     obstacle = (
         ""
@@ -96,9 +113,20 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
             sharing_obstacle=obstacle,
             tensor_obstacle=layout.tensor_obstacle if layout is not None else "",
             attention=PACKED if _is_packed(shape, devices, precision, settings) else "",
-            precisions=EXTRACTION_PRECISIONS if card.is_extractor else PRECISIONS,
+            precisions=precisions,
         ),
     )
+
+
+def _choose_precision(
+    card: ModelCard, device: Device, settings: WorkerSettings
+) -> tuple[str, tuple[str, ...]]:
+    """Return the precision of the model on the device, and all that it could have."""
+    if card.static is not None:
+        return choose_static_precision(settings.precision).value, (FP32,)
+    if card.is_extractor:
+        return choose_extraction_precision(settings.precision, device).value, EXTRACTION_PRECISIONS
+    return choose_precision(settings.precision, device).value, PRECISIONS
 
 
 def _is_packed(

@@ -28,6 +28,7 @@ COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
 REPRESENTATIONS: Final = "tests/contract/test_representations_agree.py"
 ENGINE_OUTPUTS: Final = "tests/integration/engine/test_engine_outputs.py"
+STATIC: Final = "tests/contract/test_static_agrees.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 FILLS: Final = "tests/integration/rows/test_fills.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
@@ -1495,5 +1496,29 @@ MUTANTS: Final = (
         "limit_lock_wait(connection, LOCK_MILLISECONDS)",
         "limit_lock_wait(connection, 20_000)",
         (f"{PARTITIONS}::test_claims_and_commits_do_not_wait_for_a_drop_that_waits_for_a_dump",),
+    ),
+    Mutant(
+        "unknown tokens are part of a vector of model2vec",
+        "worker/tokens/static_tokenizer.py",
+        "is_known = rows.values != self._unknown_id",
+        "is_known = rows.values != -1",
+        (
+            f"{STATIC}::test_the_vectors_are_those_of_model2vec",
+            f"{STATIC}::test_passages_and_token_ids_leave_out_unknown_tokens_too",
+        ),
+    ),
+    Mutant(
+        "a text of model2vec is read beyond the characters that its authors read",
+        "worker/tokens/static_tokenizer.py",
+        "[text[:num_chars] for text in texts]",
+        "list(texts)",
+        (f"{STATIC}::test_the_vectors_are_those_of_model2vec",),
+    ),
+    Mutant(
+        "a text of unknown tokens has the vector 0",
+        "worker/tasks/embed.py",
+        "np.flatnonzero(texts.sequences.lengths == 0)",
+        "np.flatnonzero(texts.sequences.lengths < 0)",
+        (f"{STATIC}::test_an_engine_encodes_in_a_process_without_torch",),
     ),
 )

@@ -174,7 +174,6 @@ MODULE_PURPOSES: Final = {
     "SparseStaticEmbedding": "a sparse encoder that weighs the words of queries without a transformer",
     "SparseAutoEncoder": "a sparse autoencoder, whose numbers belong to no words",
     "HierarchicalTokenPooling": "a late-interaction model (ColBERT) that joins the vectors of several tokens",
-    "StaticEmbedding": "a table of static embeddings, without a transformer",
     "WordEmbeddings": "a table of word embeddings, without a transformer",
     "CLIPModel": "a model of images and texts",
 }

@@ -1,8 +1,8 @@
 """Read a model's own files into a ModelCard. Imports no torch, and knows neither hubs nor settings.
 
-Two layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
-write them) and plain transformers (`config.json` alone, for the architectures in `embedders` or with a
-pooling given by the user; vectors have unit length).
+Three layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
+write them), plain transformers (`config.json` alone, for the architectures in `embedders` or with a pooling
+given by the user; vectors have unit length), and tables of static embeddings (`static_table`).
 """
 
 import json
@@ -40,6 +40,13 @@ from vectormill.models.heads import (
 )
 from vectormill.models.rerankers import Template, find_template, read_chat_template
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
+from vectormill.models.static_table import (
+    WEIGHTS_FILE,
+    StaticTable,
+    find_static_folder,
+    find_static_limit,
+    read_static_table,
+)
 from vectormill.models.weights import (
     count_parameters,
     find_tensor_names,
@@ -91,11 +98,10 @@ class ModelCard:
     of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An extractor
     returns records and has dimension 0. `outputs` are what an embedding model can compute, the usual one first:
     `dimension` is the length of dense vectors, `sparse_dimensions` the size of the vocabulary that sparse weights
-    belong to, and `token_dimensions` the length of the vectors of tokens; `sparse_head` and `token_head` say how these
-    are made. `unread` names the trained head that is
+    belong to, and `token_dimensions` the length of the vectors of tokens; `sparse_head` and `token_head` say how
+    these are made. A model with a `static` table has no transformer. `unread` names the trained head that is
     ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a prompt, if the
-    authors want one.
-    `notes` are sentences for people.
+    authors want one. `notes` are sentences for people.
     """
 
     name: str
@@ -120,6 +126,7 @@ class ModelCard:
     sparse_head: SparseHead | None = None
     token_head: TokenHead | None = None
     adapter: Adapter | None = None
+    static: StaticTable | None = None
     unread: str = ""
     unprompted: str = ""
     notes: tuple[str, ...] = ()
@@ -143,6 +150,10 @@ def read_model_card(
     A model that is only planned for, and never encodes, needs no tokenizer and no pooling. Raises ModelError
     if files are missing or if the model needs something unsupported.
     """
+    static_folder = find_static_folder(directory)
+    if static_folder is not None:
+        _require_template(name, None, template)
+        return _read_static_card(name, directory, static_folder, revision, pooling, normalize, max_tokens)
     config = _read_json(directory / "config.json", name)
     if must_encode:
         require_known_code(name, config)
@@ -270,6 +281,59 @@ def _require_template(name: str, classifier: Classifier | None, wanted: str | No
     return template
 
 
+def _check_max_tokens(name: str, max_tokens: int | None, longest: int) -> None:
+    if max_tokens is not None and max_tokens > longest:
+        raise ModelError(
+            f"max_tokens {max_tokens} exceeds the {longest} tokens that the model {name!r} can read."
+        )
+
+
+def _read_static_card(
+    name: str,
+    directory: Path,
+    folder: str,
+    revision: str | None,
+    pooling: str | None,
+    normalize: bool | None,
+    max_tokens: int | None,
+) -> ModelCard:
+    """Return the card of a table of static embeddings. Its limit of tokens is a default, not a property."""
+    if pooling is not None and parse_pooling(pooling) != (MEAN,):
+        raise ModelError(f"The model {name!r} has static embeddings, whose mean is the vector of a text.")
+    kinds = [_kind(module) for module in _list_modules(directory)]
+    if kinds[1:] not in ([], ["Normalize"]):
+        raise UnsupportedModel(
+            f"The model {name!r} is made of {', '.join(kinds)}. Only Normalize may follow {kinds[0]}."
+        )
+    _require_inside(directory, folder, name)
+    table, dimension = read_static_table(name, directory, folder)
+    if not (directory / folder / "tokenizer.json").is_file():
+        raise ModelError(f"The model {name!r} has no tokenizer.json in {directory / folder}.")
+    config = _read_json(directory / "config.json", name) if table.is_model2vec else {}
+    prompts, default_prompt = _read_prompts(directory, Heads())
+    unprompted = tell_prompts(f"{name} {directory}", prompts, default_prompt)
+    limit = max_tokens or find_static_limit(directory, table, config) or LARGEST_MAX_TOKENS
+    own = bool(config.get("normalize")) if table.is_model2vec else kinds[-1] == "Normalize"
+    weights = [directory / folder / WEIGHTS_FILE]
+    return ModelCard(
+        name=name,
+        path=directory,
+        revision=revision or fingerprint_directory(directory, weights),
+        architecture="StaticModel" if table.is_model2vec else "StaticEmbedding",
+        dimension=dimension,
+        max_tokens=min(limit, LARGEST_MAX_TOKENS),
+        pooling=(MEAN,),
+        normalize=own if normalize is None else normalize,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        num_parameters=count_parameters(weights),
+        static=table,
+        unread="a classifier's head" if "head_config" in config else "",
+        unprompted=unprompted,
+        notes=(unprompted,) if unprompted else (),
+    )
+
+
 def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
     """Return our names for the pooling modes of "mean", "cls+mean" or a list of names."""
     by_alias = {alias: mode for mode, aliases in POOLING_NAMES.items() for alias in aliases}
@@ -309,18 +373,22 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     return values
 
 
+def _list_modules(directory: Path) -> list[dict[str, Any]]:
+    path = directory / "modules.json"
+    if not path.is_file():
+        return []
+    modules = sorted(json.loads(path.read_text(encoding="utf-8")), key=lambda entry: entry["idx"])
+    return [module for module in modules if _kind(module) != "Dropout"]  # has no effect outside training
+
+
 def _read_modules(directory: Path, name: str, architecture: str) -> list[dict[str, Any]]:
     """Return the entries of modules.json in order; empty for the plain transformers layout.
 
     Those of a model that scores are its transformer alone, or a transformer and LogitScore.
     """
-    path = directory / "modules.json"
-    if not path.is_file():
+    modules = _list_modules(directory)
+    if not modules:
         return []
-    modules: list[dict[str, Any]] = sorted(
-        json.loads(path.read_text(encoding="utf-8")), key=lambda entry: entry["idx"]
-    )
-    modules = [module for module in modules if _kind(module) != "Dropout"]  # has no effect outside training
     kinds = [_kind(module) for module in modules]
     purpose = describe_modules(kinds, [str(module["type"]) for module in modules])
     tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]

@@ -19,6 +19,7 @@ from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.models.adapters import ADAPTER_CONFIG
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.specs import list_own_options, make_spec
+from vectormill.models.static_table import find_static_folder
 from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
 from vectormill.settings import ModelEntry
 
@@ -179,6 +180,8 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
     try:
         patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
         found = Path(snapshot_download(entry.path, revision=entry.revision, allow_patterns=patterns))
+        if find_static_folder(found) is not None:  # only its table tells the dimension
+            return found if weights else resolve_directory(entry, weights=True)
         if weights and not any(path.suffix == SAFETENSORS for path in list_weights(found)):
             patterns = [*CONFIG_FILES, *TORCH_WEIGHT_FILES]
             found = Path(snapshot_download(entry.path, revision=found.name, allow_patterns=patterns))

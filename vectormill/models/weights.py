@@ -202,6 +202,8 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
 def list_small_files(directory: Path) -> list[Path]:
     """Return the files besides weights that a model's results depend on."""
     vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
+    # The folder in which sentence-transformers keeps a table of static embeddings with its tokenizer.
+    vocabulary += sorted(directory.glob("*_StaticEmbedding/tokenizer.json"))
     small = [*sorted(directory.glob("*.json")), *sorted(directory.glob("*/config.json")), *vocabulary]
     small += [*sorted(directory.glob("*.jinja")), *sorted(directory.glob(f"*/{ADAPTER_CONFIG}"))]
     return [*small, *sorted(directory.glob(ARTIFACT))]

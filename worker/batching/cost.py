@@ -105,8 +105,10 @@ def find_quadratic_length(
     matrices, or three if it is gated; then 2 * attention_size * L for the scores and as much for their
     weighted sum. Source: Kaplan et al., Scaling Laws for Neural Language Models, table 1. Attention over a
     window costs less. A DeBERTa also multiplies queries and keys with 2 L relative positions, which is twice
-    as much again.
+    as much again. Without attention no length is.
     """
+    if not attention_size:
+        return math.inf
     num_matrices = 3 if is_gated else 2
     num_weights = hidden_size * (2 * attention_size + 2 * key_value_size + num_matrices * intermediate_size)
     return 2 * num_weights / ((12 if has_relative_scores else 4) * attention_size)

@@ -94,6 +94,8 @@ logger = logging.getLogger(__name__)
 
 # The encoder of extractors, whose results are not vectors: it runs without any backend of the table.
 EXTRACTOR: Final = "worker.tasks.extract.model.encoder:RexEncoder"
+# The encoder of static embeddings, which need no framework.
+STATIC: Final = "worker.encoder.static_encoder:StaticEncoder"
 
 
 def load_encoder(order: EncoderOrder) -> Encoder:
@@ -107,6 +109,8 @@ def load_encoder(order: EncoderOrder) -> Encoder:
 def _load_any(order: EncoderOrder) -> Encoder:
     if order.card.is_extractor:
         return _find(EXTRACTOR)(order)
+    if order.card.static is not None:
+        return _find(STATIC)(order)
     precision = choose_precision(order.precision, order.device)
     notes: tuple[str, ...] = ()
     left, tell = dict(order.left), order.on_backend

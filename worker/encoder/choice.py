@@ -64,6 +64,13 @@ def choose_extraction_precision(wanted: str, device: Device) -> Choice:
     return chosen
 
 
+def choose_static_precision(wanted: str) -> Choice:
+    """Choose fp32. Raises ModelError if another precision is requested."""
+    if wanted not in (AUTO, FP32):
+        raise ModelError(f"Static embeddings are added up only in {FP32}, not {wanted}; use auto.")
+    return Choice(FP32, "the rows are added up in fp32, in whatever type they are stored")
+
+
 PACKED: Final = "packed"
 PADDED: Final = "padded"
 LARGEST_HEAD_DIM: Final = 256

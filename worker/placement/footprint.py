@@ -15,6 +15,9 @@ VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
 GROUP_BYTES: Final = {"int8": 4}
 COMPRESSED: Final = frozenset(GROUP_BYTES)
 
+# A token's id, and the same in a message.
+TOKEN_BYTES: Final = 8
+
 # Bytes per sequence and squared length. A fused kernel stores no scores, but a padded batch has a mask [n, 1,
 # L, L]: as bool, and as numbers that are added to the scores (sdpa); with openvino 16 bytes were measured.
 OPENVINO_MASK_BYTES: Final = 16
@@ -93,6 +96,10 @@ def make_footprint(
     `attention` is named as in an EncoderReport. `arithmetic` is the precision of activations and of
     uncompressed tensors; None means that of the weights, or fp32 if these are compressed.
     """
+    if not shape.num_layers:  # a table of static embeddings: a token is its id, and a text its vector
+        num_bytes = int(VALUE_BYTES["fp32"]) * shape.tensors[0].num_values
+        vector_bytes = int(VALUE_BYTES["fp32"]) * shape.hidden_size
+        return Footprint(0, num_bytes, (), 0, TOKEN_BYTES, 0, bytes_per_sequence=vector_bytes)
     arithmetic = arithmetic or ("fp32" if precision in COMPRESSED else precision)
     value_bytes = int(VALUE_BYTES[arithmetic])
     layers: dict[int, int] = {}

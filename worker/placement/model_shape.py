@@ -77,8 +77,12 @@ class ModelShape:
 
     @property
     def flop_per_token(self) -> float:
-        """Return the arithmetic of all layers for a token, without that of attention between tokens."""
-        return 2.0 * sum(tensor.num_values for tensor in self.tensors if tensor.layer is not None)
+        """Return the arithmetic of all layers for a token, without that of attention between tokens.
+
+        Without layers, a row is added to the others.
+        """
+        in_layers = sum(tensor.num_values for tensor in self.tensors if tensor.layer is not None)
+        return 2.0 * in_layers if self.num_layers else float(self.hidden_size)
 
     @property
     def num_relative_positions(self) -> int:
@@ -98,8 +102,12 @@ def has_weights(card: ModelCard) -> bool:
 def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:
     """Return the sizes of a model. `shapes` are its tensors' shapes by name, if no weight file has them.
 
-    Raises ModelError if the model's files leave a size out.
+    A table of static embeddings has no layers. Raises ModelError if the model's files leave a size out.
     """
+    if card.static is not None:
+        rows = card.static.num_values // card.dimension
+        table = TensorSize("embeddings", (rows, card.dimension), None)
+        return ModelShape(0, card.dimension, 0, 0, 0, 0, False, False, (table,), 0, card.architecture)
     config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config", config)
     hidden_size = _read_size(config, card, "hidden_size", "d_model", "dim")

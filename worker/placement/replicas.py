@@ -157,7 +157,7 @@ class ReplicaBuilder:
         self._needs = needs
         self._built: dict[tuple[str, tuple[DeviceCapacity, ...], str], Replica | DoesNotFit] = {}
         self._first_bytes = footprint.embedding_bytes
-        self._layer_bytes = max(footprint.layer_bytes)
+        self._layer_bytes = max(footprint.layer_bytes, default=0)
         self._last_bytes = footprint.other_bytes
         self._made_bytes = footprint.num_layers * footprint.made_bytes
         self._bias_bytes = footprint.bias_bytes

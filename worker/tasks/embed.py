@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import DENSE
-from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, PROMPT_LENGTH
@@ -142,6 +142,11 @@ class Embedding:
         self._texts = texts
         self._failures: dict[int, ItemFailure] = dict(texts.sequences.failures)
         self._failures |= {int(texts.offsets[text]): failure for text, failure in failures.items()}
+        # Where no special tokens are added, a text may have no token at all, and would have the vector 0.
+        for place in np.flatnonzero(texts.sequences.lengths == 0).tolist():
+            self._failures.setdefault(
+                place, ItemFailure(EMPTY_TEXT, "the text has no token that the model knows")
+            )
         self._results: Ragged | None = None
 
     def start(self) -> TokenizedTexts:

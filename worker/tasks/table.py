@@ -10,6 +10,7 @@ from worker.tasks.embed import Embed
 from worker.tasks.extract.extraction import Extract
 from worker.tasks.score import Classify, Compare, Rerank
 from worker.tasks.task import WorkerTask
+from worker.tokens.static_tokenizer import StaticTokenizer
 from worker.tokens.tokenizer import Tokenizer
 from worker.tokens.word_cache import WordTally
 
@@ -23,8 +24,11 @@ def make_tasks(
     num_free_cores: int = 0,
 ) -> Tasks:
     """Return the model's tasks by name. `gives_vectors` is passed to Embed, the others to Tokenizer."""
+    make = partial(Tokenizer, card.path, lowercase=card.lowercase)
     tokenizer = partial(
-        Tokenizer, card.path, lowercase=card.lowercase, words=words, num_free_cores=num_free_cores
+        make if card.static is None else partial(StaticTokenizer, card),
+        words=words,
+        num_free_cores=num_free_cores,
     )
     return TASKS_OF_KIND[find_kind(card).name](card, gives_vectors, tokenizer)
 

@@ -49,14 +49,16 @@ class Reference:
     ModelError if the library cannot read the tokenizer.
     """
 
-    def __init__(self, directory: Path, *, lowercase: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, lowercase: bool = False, special: SpecialTokens | None = None
+    ) -> None:
         self.rust, self.description, self.favors_longer = _read(directory)
         self.rust.no_padding()
         self.rust.no_truncation()
         if lowercase and not _lowers_case(self.description.get("normalizer")):
             inner = [] if self.rust.normalizer is None else [self.rust.normalizer]
             self.rust.normalizer = NormalizerSequence([Lowercase(), *inner])
-        special = read_special_tokens(directory.name, directory)
+        special = special or read_special_tokens(directory.name, directory)
         if special.is_rewritten:
             self.rust.post_processor = _make_template(self.rust, special)
         self.prefix, self.suffix = self._find_special()

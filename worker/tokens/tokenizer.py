@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
+from vectormill.models.special_tokens import SpecialTokens
 from vectormill.ragged import Ragged
 from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
@@ -53,12 +54,14 @@ class Tokenizer:
         lowercase: bool = False,
         words: WordTally | None = None,
         num_free_cores: int = 0,
+        special: SpecialTokens | None = None,
     ) -> None:
         """Load the tokenizer and choose the fastest exact way to use it.
 
-        Words are counted in `words`. On `num_free_cores` cores only the tokenizer runs.
+        Words are counted in `words`. On `num_free_cores` cores only the tokenizer runs. `special` replaces
+        the special tokens that the files name.
         """
-        self._reference = Reference(directory, lowercase=lowercase)
+        self._reference = Reference(directory, lowercase=lowercase, special=special)
         description = self._reference.description
         self._encoding, self.way = _choose_way(self._reference, words or WordTally(), num_free_cores)
         logger.info("Tokenizing texts %s.", self.way)

@@ -16,6 +16,7 @@ from tests.classifiers import write_classifier
 from tests.models import SENTENCES, write_transformer
 from tests.rerankers import write_reranker as write_generative
 from tests.rexuninlu import GOLDEN, find_case
+from tests.static_models import write_static
 from tests.tagging.model import write_tagger
 from tests.tagging.rows import TAG, register
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
@@ -47,15 +48,17 @@ class Kind:
     factory: str = "worker.encoder.backends:load_encoder"
     register: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
     pooling: str | None = None
+    variant: str = ""  # of several models of one kind
+    backend: str = "torch"
 
     @property
     def id(self) -> str:
-        return f"{self.name} {self.task}"
+        return f"{self.variant}{self.name} {self.task}"
 
     @property
     def model(self) -> str:
         """The name of the model; models of one kind share it."""
-        return f"tiny-{self.name}"
+        return f"tiny-{self.variant.strip()}{self.name}"
 
     def entry(self, directory: Path) -> dict[str, ModelEntry]:
         path = directory / self.model
@@ -131,6 +134,10 @@ def write_worded(directory: Path) -> Path:
     return write_generative(directory, "Qwen3-Reranker-tiny")
 
 
+def write_static_embedder(directory: Path) -> Path:
+    return write_static(directory, normalize=True, truncated=64)
+
+
 def link_extractor(directory: Path) -> Path:
     directory.symlink_to(GOLDEN / "model")
     return directory
@@ -138,6 +145,16 @@ def link_extractor(directory: Path) -> Path:
 
 KINDS: Final = (
     Kind("embedder", EMBED, write_embedder, tuple({"text": text} for text in TEXTS), SINGLE, {"text": LONG}),
+    Kind(
+        "embedder",
+        EMBED,
+        write_static_embedder,
+        tuple({"text": text} for text in TEXTS),
+        SINGLE,
+        {"text": LONG},
+        variant="static ",
+        backend="auto",
+    ),
     Kind(
         "embedder",
         JUDGE,

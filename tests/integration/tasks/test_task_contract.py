@@ -60,7 +60,7 @@ def loading(kind: Kind, directory: Path, cache_dir: Path) -> Iterator[EncodingEn
     (cache_dir / FACTORY).write_text(kind.factory)
     # Nothing is remembered: the same text is to reach the model again, in other company.
     settings = WorkerSettings(
-        backend="torch", precision="fp32", threads=1, max_batch_tokens=256, reuse_bytes=0
+        backend=kind.backend, precision="fp32", threads=1, max_batch_tokens=256, reuse_bytes=0
     )
     engine = EncodingEngine(
         kind.card(directory), DEVICE, settings, cache_dir, factory="tests.ill_on_demand:load"

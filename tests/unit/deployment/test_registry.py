@@ -229,6 +229,34 @@ def test_a_hub_that_gave_no_files_is_asked_again_only_after_a_while(monkeypatch:
         assert len(asked) == num_asked
 
 
+def test_a_static_table_is_fetched_with_the_small_files_because_only_it_tells_the_dimension(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import huggingface_hub
+
+    asked: list[list[str]] = []
+
+    def give(name: str, allow_patterns: list[str], **options: object) -> str:
+        asked.append(allow_patterns)
+        return str(ROOT / "tests/data/model2vec/whole")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", give)
+    monkeypatch.setattr("vectormill.models.registry.require_readable_weights", lambda *_: None)
+    assert Registry({"far": ModelEntry(path="some-org/some-model")}).card("far").dimension == 16
+    assert ["*.safetensors" in patterns for patterns in asked] == [False, True]
+
+
+def test_the_revision_of_a_static_model_follows_its_tokenizer_in_a_folder(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests/data/model2vec/whole", tmp_path / "0_StaticEmbedding")
+    module = {"idx": 0, "name": "0", "path": "0_StaticEmbedding", "type": "a.StaticEmbedding"}
+    for name, content in (("modules.json", [module]), ("config.json", {})):
+        (tmp_path / name).write_text(json.dumps(content))
+    before = card_of(tmp_path).revision
+    tokenizer = tmp_path / "0_StaticEmbedding" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("with", "htiw"))
+    assert card_of(tmp_path).revision != before
+
+
 def test_the_revision_follows_the_content_and_not_the_place_or_date(tmp_path: Path) -> None:
     packaged = find_packaged_model()
     assert packaged is not None

@@ -139,3 +139,31 @@ def test_workers_that_share_a_gpu_have_a_whole_model_each_and_never_split_it_bet
     assert all(shard.capacity_bytes < whole.capacity_bytes / 3 for shard in shared)
     with pytest.raises(ModelDoesNotFit):
         plan("1x24GiB", SEVEN_B, named="cuda:0*2")
+
+
+STATIC = Path(__file__).parents[2] / "data" / "model2vec" / "whole"
+
+
+def describe_machine(gpus: str) -> Inventory:
+    return replace(describe_inventory(gpus), memory_bytes=64 * GIB)
+
+
+@pytest.mark.parametrize("named", ["auto", "cuda", "cuda:0", "cuda:0*2", "cpu"])
+def test_static_embeddings_are_placed_on_the_processor_whichever_device_is_named(named: str) -> None:
+    (planned,) = plan(describe_machine("1x24GiB"), str(STATIC), named=named)
+    (replica,) = planned.placement.replicas
+    assert replica.devices == ("cpu:0",)
+    assert planned.placement.precision == "fp32"
+    assert planned.placement.longest_text_tokens == 512
+
+
+def test_static_embeddings_leave_the_gpus_to_other_models() -> None:
+    first, second = plan(describe_machine("2x24GiB"), str(STATIC), SEVEN_B)
+    assert [replica.devices for replica in first.placement.replicas] == [("cpu:0",)]
+    assert {device.kind for device in second.devices} == {"cuda"}
+    assert any("added up by the processor" in reason for reason in first.placement.reasons)
+
+
+def test_static_embeddings_share_a_processor_with_other_models() -> None:
+    plans = plan("16cores,64GiB", DEFAULT_MODEL, str(STATIC), named="cpu")
+    assert [len(planned.devices[0].cores) for planned in plans] == [8, 8]
