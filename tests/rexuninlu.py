@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
-from worker.tasks.extract.extraction import Extraction, Prompts
+from worker.tasks.extract.extract import Prompts
+from worker.tasks.extract.extraction import Extraction
 from worker.tasks.extract.model.config import read_config
 from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_places, find_wanted, gather_cells
 from worker.tasks.extract.model.network import RexNetwork, load_network

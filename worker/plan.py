@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from vectormill.models.families import find_family
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import GLINER, ModelCard
 from worker.devices.device import CPU, CUDA, Device, Inventory, divide_gpus, parse_devices
 from worker.encoder.choice import (
     EXTRACTION_PRECISIONS,
@@ -95,11 +95,10 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
     shape = find_shape(card)
     devices = parse_devices(settings.devices, inventory)
     precision, precisions = _choose_precision(card, devices[0], settings)
-    layout = find_family(shape.model_type).layout
+    layout = find_family(shape.model_type).layout if card.extractor != GLINER else None
+    what = card.extractor or shape.model_type
     obstacle = (
-        ""
-        if layout is not None
-        else f"models of the architecture {shape.model_type!r} cannot be shared between devices"
+        "" if layout is not None else f"models of the architecture {what!r} cannot be shared between devices"
     )
     return Tenant(
         card.name,

@@ -18,7 +18,8 @@ from benchmarks.children.serving import ChildOrder, Encoded, serve
 from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.tasks.extract.extraction import Extraction, name_inputs
+from worker.tasks.extract.extract import name_inputs
+from worker.tasks.extract.extraction import Extraction
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import RexNetwork, load_network
 from worker.tasks.extract.prompts import PromptTokenizer

@@ -29,6 +29,7 @@ WAITING: Final = "tests/contract/test_no_waiting.py"
 REPRESENTATIONS: Final = "tests/contract/test_representations_agree.py"
 ENGINE_OUTPUTS: Final = "tests/integration/engine/test_engine_outputs.py"
 STATIC: Final = "tests/contract/test_static_agrees.py"
+GLINER: Final = "tests/contract/test_gliner_agrees.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 FILLS: Final = "tests/integration/rows/test_fills.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
@@ -1520,5 +1521,26 @@ MUTANTS: Final = (
         "np.flatnonzero(texts.sequences.lengths == 0)",
         "np.flatnonzero(texts.sequences.lengths < 0)",
         (f"{STATIC}::test_an_engine_encodes_in_a_process_without_torch",),
+    ),
+    Mutant(
+        "spans of a GLiNER overlap",
+        "worker/tasks/extract/gliner.py",
+        "if not is_taken[start : end + 1].any():",
+        "if not is_taken[start : end + 1].all():",
+        (f"{GLINER}::test_the_spans_are_those_of_the_package_alone_and_in_a_batch",),
+    ),
+    Mutant(
+        "a span at the border of two windows is lost",
+        "worker/tasks/extract/gliner.py",
+        "end - min(self._author.overlap, (end - first) // 2)",
+        "end",
+        (f"{GLINER}::test_a_long_text_is_read_in_windows_that_share_more_words_than_a_span_has",),
+    ),
+    Mutant(
+        "an LSTM reads the padding behind a shorter text",
+        "worker/tasks/extract/model/gliner.py",
+        "pack_padded_sequence(padded, torch.tensor(counts),",
+        "pack_padded_sequence(padded, torch.tensor([max(counts)] * len(counts)),",
+        (f"{GLINER}::test_the_logits_are_those_of_the_package",),
     ),
 )

@@ -1,8 +1,8 @@
 """Read a model's own files into a ModelCard. Imports no torch, and knows neither hubs nor settings.
 
-Three layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
+Four layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
 write them), plain transformers (`config.json` alone, for the architectures in `embedders` or with a pooling
-given by the user; vectors have unit length), and tables of static embeddings (`static_table`).
+given by the user; vectors have unit length), tables of static embeddings (`static_table`), and `gliner`.
 """
 
 import json
@@ -28,6 +28,7 @@ from vectormill.models.embedders import (
     tell_prompts,
 )
 from vectormill.models.families import find_family
+from vectormill.models.gliner import MOST_TOKENS, is_gliner, read_gliner_config
 from vectormill.models.heads import (
     SPLADE,
     SPLADE_MODULES,
@@ -76,6 +77,9 @@ TRANSFORMER_CONFIGS: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+# The authors' names of extractors.
+REXUNINLU: Final = "RexUniNLU"
+GLINER: Final = "GLiNER"
 # RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
@@ -95,13 +99,13 @@ class ModelCard:
     `pooling` holds the names from POOLING_NAMES whose vectors are concatenated. `dense` names the folders of
     the Dense modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
     `default_prompt` is the prompt's text. A model with a `classifier` returns a number for each label instead
-    of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An extractor
-    returns records and has dimension 0. `outputs` are what an embedding model can compute, the usual one first:
-    `dimension` is the length of dense vectors, `sparse_dimensions` the size of the vocabulary that sparse weights
-    belong to, and `token_dimensions` the length of the vectors of tokens; `sparse_head` and `token_head` say how
-    these are made. A model with a `static` table has no transformer. `unread` names the trained head that is
-    ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a prompt, if the
-    authors want one. `notes` are sentences for people.
+    of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An `extractor`,
+    REXUNINLU or GLINER, returns records and has dimension 0. `outputs` are what an embedding model can compute,
+    the usual one first: `dimension` is the length of dense vectors, `sparse_dimensions` the size of the
+    vocabulary that sparse weights belong to, and `token_dimensions` the length of the vectors of tokens;
+    `sparse_head` and `token_head` say how these are made. A model with a `static` table has no transformer.
+    `unread` names the trained head that is ignored because the user gave a pooling. `unprompted` is a warning
+    about texts encoded without a prompt, if the authors want one. `notes` are sentences for people.
     """
 
     name: str
@@ -119,7 +123,7 @@ class ModelCard:
     lowercase: bool = False
     num_parameters: int | None = None
     classifier: Classifier | None = None
-    is_extractor: bool = False
+    extractor: str = ""
     outputs: tuple[str, ...] = (DENSE,)
     sparse_dimensions: int = 0
     token_dimensions: int = 0
@@ -130,6 +134,10 @@ class ModelCard:
     unread: str = ""
     unprompted: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_extractor(self) -> bool:
+        return bool(self.extractor)
 
 
 def read_model_card(
@@ -150,10 +158,11 @@ def read_model_card(
     A model that is only planned for, and never encodes, needs no tokenizer and no pooling. Raises ModelError
     if files are missing or if the model needs something unsupported.
     """
-    static_folder = find_static_folder(directory)
-    if static_folder is not None:
+    if find_static_folder(directory) is not None or is_gliner(directory):
         _require_template(name, None, template)
-        return _read_static_card(name, directory, static_folder, revision, pooling, normalize, max_tokens)
+        _refuse_adapter(name, adapter)
+        read = _read_gliner_card if is_gliner(directory) else _read_static_card
+        return read(name, directory, revision, pooling, normalize, max_tokens, needs_weights)
     config = _read_json(directory / "config.json", name)
     if must_encode:
         require_known_code(name, config)
@@ -204,8 +213,7 @@ def read_model_card(
     dimension = hidden_size * len(modes)
     for folder in dense:
         dimension = _read_dense(directory / folder, dimension, name)
-    if classifier is not None:
-        dimension = len(classifier.labels)
+    dimension = dimension if classifier is None else len(classifier.labels)
     longest = _longest_input(directory, text_config)
     _check_max_tokens(name, max_tokens, longest)
     prompts, default_prompt = _read_prompts(directory, heads)
@@ -239,7 +247,7 @@ def read_model_card(
         lowercase=bool(transformer.get("do_lower_case")),
         num_parameters=count_parameters(weights) if weights else None,
         classifier=classifier,
-        is_extractor=is_extractor,
+        extractor=REXUNINLU if is_extractor else "",
         outputs=heads.outputs,
         sparse_dimensions=heads.sparse_dimensions,
         token_dimensions=heads.token_dimensions,
@@ -281,6 +289,13 @@ def _require_template(name: str, classifier: Classifier | None, wanted: str | No
     return template
 
 
+def _refuse_adapter(name: str, adapter: str | None) -> None:
+    if adapter is not None:
+        raise ModelError(
+            f"The model {name!r} is of a kind into which no adapter can be merged; remove {adapter!r}."
+        )
+
+
 def _check_max_tokens(name: str, max_tokens: int | None, longest: int) -> None:
     if max_tokens is not None and max_tokens > longest:
         raise ModelError(
@@ -291,13 +306,17 @@ def _check_max_tokens(name: str, max_tokens: int | None, longest: int) -> None:
 def _read_static_card(
     name: str,
     directory: Path,
-    folder: str,
     revision: str | None,
     pooling: str | None,
     normalize: bool | None,
     max_tokens: int | None,
+    needs_weights: bool,
 ) -> ModelCard:
-    """Return the card of a table of static embeddings. Its limit of tokens is a default, not a property."""
+    """Return the card of a table of static embeddings, which is always read: no other file has the dimension.
+
+    Its limit of tokens is a default, not a property.
+    """
+    folder = find_static_folder(directory) or ""
     if pooling is not None and parse_pooling(pooling) != (MEAN,):
         raise ModelError(f"The model {name!r} has static embeddings, whose mean is the vector of a text.")
     kinds = [_kind(module) for module in _list_modules(directory)]
@@ -331,6 +350,36 @@ def _read_static_card(
         unread="a classifier's head" if "head_config" in config else "",
         unprompted=unprompted,
         notes=(unprompted,) if unprompted else (),
+    )
+
+
+def _read_gliner_card(
+    name: str,
+    directory: Path,
+    revision: str | None,
+    pooling: str | None,
+    normalize: bool | None,
+    max_tokens: int | None,
+    needs_weights: bool,
+) -> ModelCard:
+    if pooling is not None or normalize is not None:
+        raise ModelError(f"The model {name!r} is a {GLINER}, to which neither pooling nor normalize applies.")
+    config = read_gliner_config(name, directory)
+    weights = find_weights(directory, name) if needs_weights else []
+    has_limit = {} if config.has_positions else {"max_position_embeddings": MOST_TOKENS}
+    longest = min(_longest_input(directory, {**config.encoder, **has_limit}), MOST_TOKENS)
+    _check_max_tokens(name, max_tokens, longest)
+    return ModelCard(
+        name=name,
+        path=directory,
+        revision=revision or fingerprint_directory(directory, weights),
+        architecture=GLINER,
+        dimension=0,
+        max_tokens=max_tokens or longest,
+        pooling=(MEAN,),
+        normalize=False,
+        num_parameters=count_parameters(weights) if weights else None,
+        extractor=GLINER,
     )
 
 
@@ -519,13 +568,6 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
         if isinstance(said, (int, float)) and said > 0:
             limit = min(limit, int(min(said, LARGEST_MAX_TOKENS)))
     return limit
-
-
-def _check_max_tokens(name: str, wanted: int | None, longest: int) -> None:
-    if wanted is not None and wanted > longest:
-        raise ModelError(
-            f"max_tokens {wanted} exceeds the {longest} tokens that the model {name!r} can read."
-        )
 
 
 def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:

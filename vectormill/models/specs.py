@@ -23,7 +23,7 @@ from vectormill.domain.encoding import (
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import GLINER, ModelCard
 
 # Two special tokens and one token of the text: with fewer, every text has the same vector.
 SMALLEST_MAX_TOKENS: Final = 3
@@ -133,6 +133,12 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
             f'The {EXTRACT} task requires a schema, for example {{"person": null, "company": {{"founder": null}}}}.'
         )
     schema = parse_schema(options.extract_schema)
+    nested = next((name for name, children in schema.items() if children), None)
+    if card.extractor == GLINER and nested is not None:
+        raise InvalidOption(
+            f"schema.{nested}: {card.name!r} is a {GLINER}, which finds spans of labels and nothing below them; name "
+            'all labels on one level, for example {"company": null, "person": null}.'
+        )
     return EncodingSpec(
         model=card.name,
         revision=card.revision,

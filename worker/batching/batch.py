@@ -20,6 +20,9 @@ POSITION_IDS: Final = "position_ids"
 # a token belongs to; 0 for none.
 PREFIX_BLOCKS: Final = "prefix_blocks"
 TYPE_SEGMENTS: Final = "type_segments"
+# This comes from worker.tasks.extract.gliner: 1 for the first token of each word of a text, 2 for the token that
+# stands for a label, 0 for others.
+WORD_MARKS: Final = "word_marks"
 # The number of leading tokens that some models leave out of the pooling. The input is absent if it is 0 for
 # all.
 PROMPT_LENGTH: Final = "prompt_length"
@@ -34,6 +37,7 @@ TOKEN_INPUTS: Final[Mapping[str, int | None]] = {
     POSITION_IDS: 0,
     PREFIX_BLOCKS: 0,
     TYPE_SEGMENTS: 0,
+    WORD_MARKS: 0,
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.model_card import GLINER, REXUNINLU
 from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, choose_precision
 from worker.encoder.encoder import AUTO, Choice, Encoder, EncoderOrder
@@ -92,8 +93,11 @@ def _find_flaw(
 
 logger = logging.getLogger(__name__)
 
-# The encoder of extractors, whose results are not vectors: it runs without any backend of the table.
-EXTRACTOR: Final = "worker.tasks.extract.model.encoder:RexEncoder"
+# The encoders of extractors, whose results are not vectors: they run without any backend of the table.
+EXTRACTORS: Final[Mapping[str, str]] = {
+    REXUNINLU: "worker.tasks.extract.model.encoder:RexEncoder",
+    GLINER: "worker.tasks.extract.model.gliner:GlinerEncoder",
+}
 # The encoder of static embeddings, which need no framework.
 STATIC: Final = "worker.encoder.static_encoder:StaticEncoder"
 
@@ -108,7 +112,7 @@ def load_encoder(order: EncoderOrder) -> Encoder:
 
 def _load_any(order: EncoderOrder) -> Encoder:
     if order.card.is_extractor:
-        return _find(EXTRACTOR)(order)
+        return _find(EXTRACTORS[order.card.extractor])(order)
     if order.card.static is not None:
         return _find(STATIC)(order)
     precision = choose_precision(order.precision, order.device)

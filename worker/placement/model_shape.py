@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import is_structbert
-from vectormill.models.model_card import ModelCard
+from vectormill.models.gliner import ENCODER_PREFIX, read_gliner_config
+from vectormill.models.model_card import GLINER, REXUNINLU, ModelCard
 from vectormill.models.weights import find_weights, read_header
 
 # Weights of a classifier's head (worker.model.classifiers), which vectors do not depend on.
@@ -27,6 +28,8 @@ UNUSED_FIRST_PARTS: Final = frozenset({"decoder"}) | {
 EMBEDDING_PARTS: Final = frozenset(
     {"embeddings", "embed_tokens", "embed_positions", "rel_embeddings", "wte", "wpe", "shared"}
 )
+# The first linear layers behind a GLiNER's encoder have numbers, too.
+GLINER_HEAD: Final = ("span_rep_layer.", "prompt_rep_layer.")
 LAYER_NUMBER: Final = re.compile(r"(?:^|\.)(\d+)\.")
 # The first linear layer of a gated feed-forward block, and whether both halves are one matrix.
 GATES: Final = {"gate_proj": False, "gate_up_proj": True, "up_gate_proj": True, "Wi": True}
@@ -108,8 +111,11 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
         rows = card.static.num_values // card.dimension
         table = TensorSize("embeddings", (rows, card.dimension), None)
         return ModelShape(0, card.dimension, 0, 0, 0, 0, False, False, (table,), 0, card.architecture)
-    config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config", config)
+    if card.extractor == GLINER:
+        config: dict[str, Any] = dict(read_gliner_config(card.name, card.path).encoder)
+    else:
+        config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
     hidden_size = _read_size(config, card, "hidden_size", "d_model", "dim")
     num_heads = _read_size(config, card, "num_attention_heads", "n_heads", "num_heads")
     sizes = _read_shapes(card) if shapes is None else shapes
@@ -127,14 +133,19 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
         tensors=tensors,
         dense_values=_count_dense_values(card, sizes, hidden_size),
         model_type="bert" if is_structbert(config) else str(config.get("model_type", "")),
-        is_extractor=card.is_extractor,
+        is_extractor=card.extractor == REXUNINLU,
     )
 
 
 def _read_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the floating-point tensors by name."""
+    """Return the shapes of the floating-point tensors by name, of a GLiNER's encoder under its own names."""
     headers = [read_header(path) for path in find_weights(card.path, card.name)]
-    return {name: tensor.shape for header in headers for name, tensor in header.items() if tensor.is_float}
+    return {
+        name.removeprefix(ENCODER_PREFIX): tensor.shape
+        for header in headers
+        for name, tensor in header.items()
+        if tensor.is_float
+    }
 
 
 def _list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorSize]:
@@ -142,7 +153,7 @@ def _list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorSize]
         parts = name.split(".")
         if _is_of_head(name) or UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS:
             continue
-        number = LAYER_NUMBER.search(name)
+        number = None if name.startswith(GLINER_HEAD) else LAYER_NUMBER.search(name)
         yield TensorSize(name, shape, int(number[1]) if number else None)
 
 

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.specs import find_kind
 from worker.tasks.embed import Embed
-from worker.tasks.extract.extraction import Extract
+from worker.tasks.extract.extract import Extract
+from worker.tasks.extract.extraction import RexUniNLU
+from worker.tasks.extract.gliner import Gliner
 from worker.tasks.score import Classify, Compare, Rerank
 from worker.tasks.task import WorkerTask
 from worker.tokens.static_tokenizer import StaticTokenizer
@@ -57,7 +59,7 @@ def _of_reranker(
 def _of_extractor(
     card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
 ) -> Tasks:
-    return {EXTRACT: Extract(card.path)}
+    return {EXTRACT: Extract(Gliner(card) if card.extractor == GLINER else RexUniNLU(card.path))}
 
 
 TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool], Callable[[], Tokenizer]], Tasks]] = {

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from tests.classifiers import write_classifier
+from tests.gliner_models import GOLDEN as GLINER_GOLDEN
+from tests.gliner_models import KNOWN as GLINER_KNOWN
 from tests.models import SENTENCES, write_transformer
 from tests.rerankers import write_reranker as write_generative
 from tests.rexuninlu import GOLDEN, find_case
@@ -143,6 +145,11 @@ def link_extractor(directory: Path) -> Path:
     return directory
 
 
+def link_gliner(directory: Path) -> Path:
+    directory.symlink_to(GLINER_GOLDEN / "deberta")
+    return directory
+
+
 KINDS: Final = (
     Kind("embedder", EMBED, write_embedder, tuple({"text": text} for text in TEXTS), SINGLE, {"text": LONG}),
     Kind(
@@ -190,6 +197,16 @@ KINDS: Final = (
         # Read in windows, but spans are found below whose many tokens nothing can be asked.
         {"text": EXTRACTED[1]["text"] * 18},
         options={"extract_schema": json.dumps(SCHEMA, ensure_ascii=False)},
+    ),
+    Kind(
+        "extractor",
+        EXTRACT,
+        link_gliner,
+        tuple({"text": text} for text in GLINER_KNOWN["texts"]),
+        SINGLE,
+        {"text": "word" * 400},  # a single word, of more tokens than a window has
+        options={"extract_schema": json.dumps(dict.fromkeys(GLINER_KNOWN["labels"]))},
+        variant="gliner ",
     ),
     # The worked example of docs/TASKS.md, whose rows stand in no table of the house.
     Kind(

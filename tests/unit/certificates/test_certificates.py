@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vectormill.domain.errors import ConfigurationError, UnsupportedModel
+from vectormill.models.model_card import REXUNINLU
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.certificates.certificate import (
     Certificate,
@@ -200,7 +201,7 @@ def test_choices_leave_out_the_others() -> None:
 
 def test_an_extractor_has_no_reference() -> None:
     with pytest.raises(UnsupportedModel, match="no reference"):
-        choose_spec(replace(CARD, is_extractor=True))
+        choose_spec(replace(CARD, extractor=REXUNINLU))
     with pytest.raises(
         UnsupportedModel, match="computes sparse, and a certificate compares dense vectors or scores"
     ):

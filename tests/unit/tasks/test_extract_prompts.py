@@ -36,7 +36,7 @@ from vectormill.domain.schema import (
 )
 from vectormill.ragged import Ragged
 from worker.batching.batch import POSITION_IDS, PREFIX_BLOCKS, TYPE_SEGMENTS
-from worker.tasks.extract.extraction import Prompts
+from worker.tasks.extract.extract import Prompts
 from worker.tasks.extract.prompts import ADDED_TOKENS, Hint, HintWriter, Window, cut_windows, lay_out
 
 

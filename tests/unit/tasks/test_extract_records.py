@@ -36,7 +36,8 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.engine.request_queue import RequestQueue, Ticket
-from worker.tasks.extract.extraction import Extract, Extraction, ExtractionState, Prompts
+from worker.tasks.extract.extract import Extract, ExtractionState, Prompts
+from worker.tasks.extract.extraction import Extraction, RexUniNLU
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import RexNetwork
 from worker.tasks.extract.prompts import CLASSIFY, IS_BLANK, HintWriter, Window, cut_windows
@@ -376,7 +377,7 @@ def test_at_last_the_greatest_mean_wins_and_not_the_longest_path() -> None:
     assert choose_at_last(CLASSIFY, []) == []
 
 
-TASK = Extract(GOLDEN / "model")
+TASK = Extract(RexUniNLU(GOLDEN / "model"))
 
 
 def begin(case: Case) -> ExtractionState:

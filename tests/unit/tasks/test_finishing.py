@@ -13,7 +13,8 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import find_text_failure
 from vectormill.ragged import Ragged
 from worker.tasks import finishing
-from worker.tasks.extract.extraction import Extract
+from worker.tasks.extract.extract import Extract
+from worker.tasks.extract.extraction import RexUniNLU
 from worker.tasks.extract.prompts import IS_BLANK
 from worker.tasks.finishing import (
     find_changed,
@@ -140,10 +141,10 @@ def test_numbers_are_compared_each_for_itself(rows: list[list[float]], known: li
 )
 def test_cells_are_the_same_and_their_logits_nearly(row: list[float], flaw: str) -> None:
     known = [1.0, 5, 7, 2.0, -30.0]
-    found = Extract(GOLDEN / "model").find_flaw(rows_of([row]), np.array(known, np.float32))
+    found = Extract(RexUniNLU(GOLDEN / "model")).find_flaw(rows_of([row]), np.array(known, np.float32))
     assert flaw in found
     assert bool(flaw) == bool(found)
 
 
 def test_the_known_text_of_an_extraction_has_cells_whatever_the_model_finds() -> None:
-    assert Extract(GOLDEN / "model").canary("a text").get(IS_BLANK) is not None
+    assert Extract(RexUniNLU(GOLDEN / "model")).canary("a text").get(IS_BLANK) is not None

@@ -1,4 +1,4 @@
-"""Extract records of a schema from texts, level by level, and connect the extraction to the engine.
+"""Extract records of a schema from texts with RexUniNLU, level by level.
 
     extraction = Extraction(tokenizer, schema, texts)
     prompts = extraction.start()
@@ -10,21 +10,17 @@ All (text, hint, window) of a level are sequences of one Prompts. A text that is
 sequences in the next level; a failure does not affect other texts.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.schema import WINDOW_STRIDE, Schema, list_types
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
+from worker.tasks.extract.extract import Prompts
 from worker.tasks.extract.prompts import (
-    IS_BLANK,
     Hint,
     HintTooLong,
     HintWriter,
@@ -38,7 +34,6 @@ from worker.tasks.extract.prompts import (
     put_token_in,
 )
 from worker.tasks.extract.records import (
-    CELL_WIDTH,
     LimitExceeded,
     Limits,
     NonFiniteLogits,
@@ -48,9 +43,6 @@ from worker.tasks.extract.records import (
     UnreadablePrompt,
     find_token,
 )
-from worker.tasks.finishing import find_changed, read_texts
-from worker.tasks.task import Finished
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
     HintTooLong: TOO_MANY_TOKENS,
@@ -59,20 +51,6 @@ FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
     TooManyCells: ENCODING_FAILED,
     UnreadablePrompt: ENCODING_FAILED,
 }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompts:
-    """The sequences of one level of all texts.
-
-    Sequence i belongs to text `texts[i]`; each input has a row for it.
-    """
-
-    inputs: Mapping[str, Ragged]
-    texts: NDArray[np.int32]  # [n]
-
-    def __len__(self) -> int:
-        return len(self.texts)
 
 
 class Extraction:
@@ -230,103 +208,11 @@ class Extraction:
         state.failure = state.failure or failure
 
 
-# The text of the canary, which is encoded like any other text.
-SMALL_SCHEMA: Final[Schema] = {"a": None}
-
-
-class Extract:
-    """The task `extract` of one model. Implements WorkerTask."""
+class RexUniNLU:
+    """RexUniNLU as it asks for a schema of any depth. Implements Author."""
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = PromptTokenizer(directory)
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "ExtractionState":
-        decoded, failures = read_texts(texts, max_chars)
-        sound = [index for index in range(len(texts)) if index not in failures]
-        schema, confidences = json.loads(spec.extract_schema), spec.confidences
-        extraction = Extraction(self._tokenizer, schema, decoded, with_confidences=confidences)
-        return ExtractionState(extraction, sound, failures, len(texts))
-
-    def canary(self, text: str) -> Mapping[str, Ragged]:
-        prompts = Extraction(self._tokenizer, SMALL_SCHEMA, [text]).start()
-        assert prompts is not None
-        inputs = name_inputs(prompts).inputs
-        # A blank sequence returns the same cells whatever their signs. Otherwise their number would depend on
-        # logits near 0, and a model that finds nothing in this text would return none to compare.
-        return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
-
-    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        """Return what is wrong with a canary's cells and logits; empty if they are nearly as expected."""
-        if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
-            return "its answer has a different number of cells"
-        known = expected[1:].reshape(-1, CELL_WIDTH)
-        cells = results.matrix[:, 1:].reshape(len(results), -1, CELL_WIDTH)
-        if (results.matrix[:, 0] != expected[0]).any() or (cells[:, :, :2] != known[:, :2]).any():
-            return "its answer has different cells"
-        logits = np.ascontiguousarray(cells[:, :, 2:]).reshape(len(results), -1)
-        return find_changed(Ragged.from_matrix(logits), known[:, 2:].ravel())
-
-
-class ExtractionState:
-    """The state of one extract request. Implements RequestState.
-
-    `sound` are the indices, among all texts, of those that can be read.
-    """
-
-    constants: Mapping[str, int] = {}
-
-    def __init__(
-        self,
-        extraction: Extraction,
-        sound: Sequence[int],
-        failures: Mapping[int, ItemFailure],
-        num_texts: int,
-    ) -> None:
-        self._extraction = extraction
-        self._sound = np.array(sound, dtype=np.int64)
-        self._failures = dict(failures)
-        self._num_tokens = np.zeros(num_texts, dtype=np.int32)
-
-    def start(self) -> TokenizedTexts:
-        prompts = self._extraction.start()
-        return EMPTY if prompts is None else self._give(prompts)
-
-    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
-        prompts = self._extraction.take(results, failures)
-        return None if prompts is None else self._give(prompts)
-
-    def finish(self) -> Finished:
-        num_texts = len(self._num_tokens)
-        rows = [b""] * num_texts
-        for place, answer in zip(self._sound.tolist(), self._extraction.finish(), strict=True):
-            if isinstance(answer, ItemFailure):
-                self._failures[place] = answer
-            else:
-                rows[place] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-        failed = list(self._failures)
-        # A text for which types were left out is reported as truncated, so that nothing is left out silently.
-        truncated = np.zeros(num_texts, dtype=np.bool_)
-        truncated[self._sound] = np.array(self._extraction.num_left_out, dtype=np.int64) > 0
-        self._num_tokens[failed], truncated[failed] = 0, False
-        return Finished(
-            Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8),
-            self._failures,
-            self._num_tokens,
-            truncated,
-            np.zeros(num_texts, dtype=np.int32),
-        )
-
-    def _give(self, prompts: Prompts) -> TokenizedTexts:
-        sequences = name_inputs(prompts)
-        np.add.at(self._num_tokens, self._sound[prompts.texts], sequences.lengths.astype(np.int32))
-        return sequences
-
-
-def name_inputs(prompts: Prompts) -> TokenizedTexts:
-    """Return the sequences with every input present, because sequences of many requests share a batch."""
-    blank = Ragged.from_scalars(np.zeros(len(prompts), dtype=np.int32))
-    inputs = {IS_BLANK: blank, **prompts.inputs}
-    return TokenizedTexts(inputs, np.zeros(len(prompts), dtype=np.bool_), {})
-
-
-EMPTY: Final = TokenizedTexts({INPUT_IDS: Ragged.from_rows([], np.int32)}, np.zeros(0, dtype=np.bool_), {})
+    def begin(self, schema: Schema, texts: Sequence[str], *, with_confidences: bool) -> Extraction:
+        return Extraction(self._tokenizer, schema, texts, with_confidences=with_confidences)

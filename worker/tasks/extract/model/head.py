@@ -52,9 +52,9 @@ def compute_cells(
         return find_cells(logits, inputs, max_cells)
 
 
-def pad_inputs(batch: Batch, device: torch.device) -> PaddedInputs:
+def pad_inputs(batch: Batch, device: torch.device, pad_token_id: int = 0) -> PaddedInputs:
     """Copy a batch to the device without waiting for computations that are queued there."""
-    padded = pad_batch(batch, pad_token_id=0)
+    padded = pad_batch(batch, pad_token_id)
     is_blank = np.zeros(len(batch), dtype=np.int64)
     if IS_BLANK in batch.inputs:
         is_blank[:] = batch.inputs[IS_BLANK].covered
@@ -121,14 +121,14 @@ def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: in
     # At most `max_cells` cells are sent, a number that float32 holds exactly.
     numbers = torch.cat((signs, torch.where(is_sent, counts, 0).float(), cells.flatten())).cpu().numpy()
     num_sequences = len(counts)
-    return _lay_rows(
+    return lay_rows(
         numbers[:num_sequences],
         numbers[num_sequences : 2 * num_sequences].astype(np.int64),
         numbers[2 * num_sequences :],
     )
 
 
-def _lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) -> Ragged:
+def lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) -> Ragged:
     """Arrange signs [n] and cells [all cells * CELL_WIDTH] as rows with `counts` [n] cells each."""
     lengths = 1 + CELL_WIDTH * counts
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)

@@ -26,7 +26,7 @@ from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
 from worker.placement.strategies import TENSOR
 from worker.tasks.extract.model.config import MODEL_TYPE, read_config
-from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, refuse_unsupported
+from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, RexEncoder, refuse_unsupported
 from worker.tasks.extract.model.head import find_cells, pad_inputs
 from worker.tasks.extract.model.network import outline_network
 
@@ -48,7 +48,7 @@ class RexShardEncoder(DirectEncoder):
     def __init__(self, order: EncoderOrder, rank: Rank) -> None:
         """Load this rank's part. Raises ModelError for a model or an option that is not supported."""
         start = time.perf_counter()
-        refuse_unsupported(order)
+        refuse_unsupported(order, RexEncoder.obstacle)
         if rank.strategy == TENSOR:
             raise ModelError(
                 f"RexUniNLU does not support tensor parallelism: {LAYOUT.tensor_obstacle}; "

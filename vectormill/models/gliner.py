@@ -1,0 +1,100 @@
+"""Read the configuration of a GLiNER, and refuse its kinds that are not supported. Reads no weights.
+
+A GLiNER finds spans of words for labels that stand before the text. Source: Zaratiana et al., GLiNER (2024), and the
+package gliner (0.2.29, https://github.com/urchade/GLiNER), whose class UniEncoderSpanGLiNER is meant here.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.models.families import FAMILIES, find_family
+
+CONFIG_FILE: Final = "gliner_config.json"
+# Tensors of the encoder, under their names in transformers behind this.
+ENCODER_PREFIX: Final = "token_rep_layer.bert_layer.model."
+# The settings that make another network, and the only value that is supported; None stands for false, too.
+SUPPORTED: Final[Mapping[str, Any]] = {
+    "span_mode": "markerV0",
+    "subtoken_pooling": "first",
+    "words_splitter_type": "whitespace",
+    "fuse_layers": None,
+    "post_fusion_schema": None,
+    "span_encoder_config": None,
+    "precomputed_prompts_mode": None,
+    "labels_encoder": None,
+    "labels_decoder": None,
+    "relations_layer": None,
+}
+# A window of so many tokens holds the 384 words that such models read, and their labels.
+MOST_TOKENS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GlinerConfig:
+    """What distinguishes one GLiNER from another.
+
+    `encoder` is the configuration of the transformer. A span has at most `max_width` words, and a window `max_words`.
+    Each label follows a `marker`, whose hidden state represents it, or with `reads_label` that of the token behind
+    it; `separator` follows the last label.
+    """
+
+    encoder: Mapping[str, Any]
+    hidden_size: int
+    max_width: int
+    max_words: int
+    num_rnn_layers: int
+    marker: str
+    separator: str
+    reads_label: bool
+
+    @property
+    def family(self) -> str:
+        return str(self.encoder["model_type"])
+
+    @property
+    def has_positions(self) -> bool:
+        """Return True unless positions are relative, so that any number of tokens can be read."""
+        return self.family != "deberta-v2" or bool(self.encoder.get("position_biased_input", True))
+
+
+def is_gliner(directory: Path) -> bool:
+    return (directory / CONFIG_FILE).is_file()
+
+
+def read_gliner_config(name: str, directory: Path) -> GlinerConfig:
+    """Return the configuration. Raise ModelError if it cannot be read or is of an unsupported kind."""
+    path = directory / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The file {path} of model {name!r} cannot be read: {error}.") from error
+    for key, supported in SUPPORTED.items():
+        found = config.get(key, supported) or None
+        if found != supported:
+            only = f"only {supported!r} is" if supported else "which is not"
+            raise UnsupportedModel(f"The GLiNER {name!r} has {key} {found!r}, {only} supported.")
+    encoder = config.get("encoder_config")
+    if not encoder or not (directory / "tokenizer.json").is_file():
+        raise ModelError(
+            f"The GLiNER {name!r} lacks {'tokenizer.json' if encoder else 'encoder_config in ' + CONFIG_FILE}. Write "
+            "both with the package gliner: GLiNER.from_pretrained(…).save_pretrained(…)."
+        )
+    family = str(encoder.setdefault("model_type", "deberta-v2"))
+    if family not in FAMILIES or find_family(family).is_causal:
+        raise UnsupportedModel(
+            f"The GLiNER {name!r} has an encoder of the architecture {family!r}, which is not supported."
+        )
+    return GlinerConfig(
+        encoder=encoder,
+        hidden_size=int(config["hidden_size"]),
+        max_width=int(config["max_width"]),
+        max_words=int(config["max_len"]),
+        num_rnn_layers=int(config.get("num_rnn_layers", 1)),
+        marker=config.get("ent_token", "<<ENT>>"),
+        separator=config.get("sep_token", "<<SEP>>"),
+        reads_label=not config.get("embed_ent_token", True),
+    )
