@@ -33,6 +33,7 @@ QUESTIONS: Final = {
     "reindex": "What does it cost to keep an index up to date with its table, compared with CocoIndex?",
     "score": "How fast are pairs scored, compared with CrossEncoder.predict?",
     "extract": "How fast are records extracted in each placement, compared with the reference?",
+    "outputs": "What do several outputs of one pass cost, and what do the same bits in any batch?",
     "gpu": "Which switches make the encoder faster on this GPU?",
 }
 # This benchmark needs exclusive use of a card for an hour, so it runs only if it is named.

@@ -37,3 +37,23 @@ def test_the_demo_of_pairs_scores_a_sentence_higher_with_what_follows_it(stack: 
     assert report["num_results"] == report["job"]["num_items"] == 60
     assert report["findings"]["own_scored_higher"] > 0.8
     assert report["findings"]["median_scores"]["own"] > report["findings"]["median_scores"]["other"]
+
+
+@pytest.mark.tail
+def test_the_demo_of_several_outputs_ends_with_all_of_them_for_each_text(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "vectormill.cli",
+        "demo",
+        "--outputs",
+        "dense,sparse,multi_vector",
+        "--json",
+    ]
+    command += ["--items", "60", "--data-dir", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["num_outputs"] == report["job"]["num_items"] == 60
+    assert report["job"]["options"]["outputs"] == "dense,sparse,multi_vector"
+    assert {len(matches) for matches in report["searches"].values()} == {5}

@@ -53,7 +53,7 @@ class StubClient:
     def workers(self) -> list[dict[str, Any]]:
         return [{"model": "mini", "report": {"device": {"value": "cpu:0", "reason": "the only one"}}}]
 
-    def search(self, name: str, query: str, limit: int) -> list[dict[str, Any]]:
+    def search(self, name: str, query: str, limit: int, outputs: Any = None) -> list[dict[str, Any]]:
         return [{"key": "json.loads", "score": 0.5}]
 
     def results(self, make: Any) -> Iterator[dict[str, Any]]:
