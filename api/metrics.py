@@ -22,6 +22,7 @@ from vectormill.jobs.backlog import Waiting, count_backlog, count_open_jobs, lis
 from vectormill.schedules.schedule import Schedule
 from vectormill.schedules.schedules import list_schedules
 from vectormill.webhooks.webhooks import DeliveryCounts, count_deliveries
+from vectormill.workers.proofs import count_failed_periods
 from vectormill.workers.workers import (
     INDEXER,
     REDIS_AWAY,
@@ -96,6 +97,11 @@ class BacklogCollector:
             "Chunks that have not ended, including those of paused jobs.",
             labels=["model", "state"],
         )
+        faults = GaugeMetricFamily(
+            "vectormill_failed_proofs",
+            "Periods of workers whose model process turned out to be faulty; results since the last good proof are "
+            "encoded again.",
+        )
         try:
             with self._engine.begin() as connection:
                 limit_time(connection, SCRAPE_SECONDS)
@@ -105,6 +111,7 @@ class BacklogCollector:
                 schedules = list_schedules(connection, limit=MAX_SCHEDULES)
                 collections = list_collection_rows(connection, after=None, limit=MAX_COLLECTIONS)
                 webhooks = count_deliveries(connection)
+                faults.add_metric([], count_failed_periods(connection))
         except SQLAlchemyError as error:
             logger.warning("The scrape has no backlog, because Postgres did not answer: %s", error)
             is_up.add_metric([], 0)
@@ -118,6 +125,7 @@ class BacklogCollector:
             is_up,
             jobs,
             chunks,
+            faults,
             *describe_duties(signs),
             *describe_queues(queues),
             *describe_workers(live_workers),

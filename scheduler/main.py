@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from scheduler.dispatcher import Dispatcher
 from scheduler.index_maintainer import IndexMaintainer
+from scheduler.mender import Mender
 from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
 from scheduler.schedules import fire_due_schedules
@@ -52,6 +53,7 @@ _SENTINEL_SECONDS = 1.0
 _SCHEDULE_SECONDS = 1.0
 _COUNT_SECONDS = 5.0
 _ADD_UP_SECONDS = 0.2
+_MEND_SECONDS = 1.0
 
 
 class Duty:
@@ -143,6 +145,7 @@ def _serve_term(
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, Reaper(engine, settings).reap),
+            Duty(_MEND_SECONDS, Mender(engine).mend),
             Duty(settings.tend_seconds, IndexMaintainer(engine, settings).tend),
             Duty(_ADD_UP_SECONDS, lambda: add_up_jobs(engine)),
             Duty(_SCHEDULE_SECONDS, lambda: fire_due_schedules(engine)),

@@ -36,6 +36,7 @@ from vectormill.runs.runs import prune_runs
 from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.deliveries import prune_deliveries
 from vectormill.work.loop import Loop
+from vectormill.workers.proofs import prune_periods
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class Pruner(Loop):
             prune_deliveries(connection, self._retention_seconds, BATCH_DELIVERIES)
             delete_old_batches(connection, self._retention_seconds)
             delete_old_keys(connection)
+            prune_periods(connection, self._retention_seconds)
         with self._engine.begin() as connection:
             prune_runs(connection, self._retention_seconds, BATCH_RUNS)
         if num_uploads:

@@ -7,6 +7,7 @@ torch, and the variables that pin it to one device, are only in the engine's Run
 import argparse
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -160,8 +161,7 @@ def run_replica(
         heartbeat_seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
-    prover = Prover(database, identity)
-    prover.begin(engine.report())
+    prover = Prover(database, engine, identity, worker_settings.proof_seconds, end_this_process)
     doorbell = WakeUpSender(settings.redis_url)
 
     def ask_for_more() -> None:
@@ -178,13 +178,14 @@ def run_replica(
         settings,
         ask_for_more,
         ledger,
-        lambda: prover.period,
+        prover.read_period,
     )
     listener = listen_for_queries(settings.redis_url, card, engine, identity)
     queues = QueueReader(settings.redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])
     reports.start()
     keeper.start()
+    prover.start()
     watchdog.start()
     listener.start()
 
@@ -203,6 +204,7 @@ def run_replica(
         consume(make_app(settings.redis_url), encoder, identity, slots)
     finally:
         stopping.set()
+        prover.stop()
         watchdog.stop()
         listener.stop()
         reports.stop()
@@ -244,6 +246,11 @@ def listen_for_queries(
     """Return a listener, not yet started, for queries of exactly this model."""
     space = name_space(card.name, card.revision, "+".join(card.pooling))
     return QueryListener(QueryConsumer(redis_url, space, identity.owner), engine, identity.owner)
+
+
+def end_this_process() -> None:
+    """End as when asked to: the chunks at hand are handed back, and the launcher starts another process."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def is_low(num_held_tokens: int, max_tokens: int) -> bool:

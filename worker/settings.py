@@ -97,6 +97,11 @@ class WorkerSettings(BaseSettings):
     forward_timeout_seconds: float = Field(
         default=600.0, gt=0, description="Time after which a forward pass counts as hung."
     )
+    proof_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="Time of work after which known texts show whether the model process is sound.",
+    )
     max_runner_restarts: int = Field(
         default=5, ge=0, description="Model processes lost in a row before the worker gives up."
     )

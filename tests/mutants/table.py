@@ -20,6 +20,8 @@ LEDGER: Final = "tests/unit/chunk/test_key_ledger.py"
 OUTPUTS: Final = "tests/integration/objects/test_outputs.py"
 REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
 ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
+MENDING: Final = "tests/integration/jobs/test_mending.py"
+PROOFS: Final = "tests/integration/engine/test_proofs.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
 PARTITIONS: Final = "tests/integration/jobs/test_partitions.py"
@@ -771,6 +773,52 @@ MUTANTS: Final = (
             "tests/unit/engine/test_in_flight.py::"
             "test_a_device_that_queues_has_one_batch_more_where_batches_are_short",
         ),
+    ),
+    Mutant(
+        "a process that replaces another is compared with itself",
+        "worker/engine/in_flight.py",
+        "self._expected = self._expected if is_same else []",
+        "self._expected = []",
+        (f"{PROOFS}::test_a_process_that_replaces_another_is_compared_with_the_first",),
+    ),
+    Mutant(
+        "a proof lets a small drift pass",
+        "worker/engine/engine.py",
+        "return find_turned(results, expected, least)",
+        "return flaw",
+        (f"{PROOFS}::test_a_sound_process_gives_proofs_between_batches_and_a_drifting_one_ends_the_engine",),
+    ),
+    Mutant(
+        "a commit does not say in which period its results were computed",
+        "vectormill/jobs/completion.py",
+        "proof_id = CAST(:proof_id AS bigint)",
+        "proof_id = NULL",
+        (
+            f"{MENDING}::test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job_ends_again",
+        ),
+    ),
+    Mutant(
+        "a job that is repaired counts its results twice",
+        "vectormill/jobs/mending.py",
+        "num_done = num_done - :num_items",
+        "num_done = num_done",
+        (
+            f"{MENDING}::test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job_ends_again",
+        ),
+    ),
+    Mutant(
+        "the results of a faulty worker are repaired while it may still commit",
+        "vectormill/workers/proofs.py",
+        "WHERE workers.incarnation = proof.incarnation",
+        "WHERE false",
+        (f"{MENDING}::test_a_worker_that_may_still_commit_is_waited_for",),
+    ),
+    Mutant(
+        "an edited certificate is believed",
+        "worker/certificates/certificate.py",
+        "if digest != digest_content(",
+        "if False and digest != digest_content(",
+        ("tests/unit/certificates/test_certificates.py::test_an_edited_certificate_is_refused",),
     ),
     Mutant(
         "what comes behind a wrong answer to the known text is believed",

@@ -91,3 +91,11 @@ PRUNE_PERIODS = text("""
 def prune_periods(connection: Connection, seconds: float) -> int:
     """Delete periods that ended before the retention of jobs. Return their number."""
     return connection.execute(PRUNE_PERIODS, {"seconds": seconds}).rowcount
+
+
+COUNT_FAILED = text("SELECT count(*) FROM vectormill.proofs WHERE failed_at IS NOT NULL")
+
+
+def count_failed_periods(connection: Connection) -> int:
+    """Return the number of periods that a bad proof has ended, within the retention of jobs."""
+    return int(connection.execute(COUNT_FAILED).scalar_one())

@@ -19,12 +19,11 @@ from vectormill.domain.task import VECTOR
 from vectormill.files.outputs import open_replacement
 from worker.encoder.choice import FP32
 from worker.placement.strategies import REPLICATE
+from worker.tasks.finishing import PROMISE, PROMISE_FP32
 
 FORMAT: Final = "vectormill certificate 1"
 FOLDER: Final = "certificates"
-# Invariant 5 (docs/ARCHITECTURE.md): the smallest cosine of vectors with the reference.
-PROMISE_FP32: Final = 0.9999
-PROMISE: Final = 0.999
+# Of vectors with the switch fp8 (invariant 5 in docs/ARCHITECTURE.md).
 PROMISE_FP8: Final = 0.99
 # The least agreement of scores in 16 bit and with compressed weights, as for samples of runs.
 PROMISE_OF_SCORES: Final = 0.98

@@ -2,42 +2,135 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from vectormill import __version__
-from vectormill.workers.proofs import begin_period
+from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.workers.proofs import begin_period, fail_period, prove_period
+from worker.engine.engine import Engine as EncodingEngine
+from worker.engine.request import EngineStopped
 from worker.identity import WorkerIdentity
 
 logger = logging.getLogger(__name__)
 
 # What a period keeps of a worker's report: what its results depend on.
 KEPT: Final = ("revision", "pooling", "device", "backend", "precision", "attention", "switches")
+RETRY_SECONDS: Final = 1.0
 
 
 class Prover:
-    """Knows the period in which results are being computed. Thread-safe."""
+    """Asks for a proof every `seconds` in which something was computed. Thread-safe.
 
-    def __init__(self, database: Engine, identity: WorkerIdentity) -> None:
+    After a bad proof the engine has ended and `read_period` raises, so nothing more is committed.
+    """
+
+    def __init__(
+        self,
+        database: Engine,
+        encoding: EncodingEngine,
+        identity: WorkerIdentity,
+        seconds: float,
+        on_flaw: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Keep what is needed. `on_flaw` is called after a bad proof, to end the worker."""
         self._database = database
+        self._encoding = encoding
         self._identity = identity
-        self._period: int | None = None
+        self._seconds = seconds
+        self._on_flaw = on_flaw
         self._report: Mapping[str, Any] = {}
-        self._lock = threading.Lock()
+        self._period: int | None = None
+        self._num_restarts = 0  # of the model process, when the period began
+        self._is_used = False  # whether anything was computed in the period
+        self._flaw = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="proofs", daemon=True)
 
-    @property
-    def period(self) -> int | None:
-        """Return the id of the current period; None before the first."""
+    def start(self) -> None:
+        """Begin the first period, of a model that was loaded, and prove from now on."""
+        report = self._encoding.report()
+        self._report = {"vectormill": __version__} | {name: report[name] for name in KEPT if name in report}
+        self._period = self._begin()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def read_period(self) -> int | None:
+        """Return the id of the period for results that were computed until now.
+
+        Raise EngineStopped after a bad proof: the results may be wrong.
+        """
+        self._is_used = True
+        if self._flaw:
+            raise EngineStopped(f"The model process is faulty: {self._flaw}")
         return self._period
 
-    def begin(self, report: Mapping[str, Any]) -> None:
-        """Begin the first period of a worker whose model was loaded, with what its report says."""
-        self._report = {"vectormill": __version__} | {name: report[name] for name in KEPT if name in report}
-        with self._lock, self._database.begin() as connection:
-            self._period = self._begin(connection)
+    def prove(self) -> str | None:
+        """Ask for a proof, and end the period by it. Return what is wrong, or None if there was no answer.
 
-    def _begin(self, connection: Any) -> int:
+        The next period begins before the known texts are encoded: what is computed after them is not in the
+        period that they vouch for.
+        """
+        before, num_restarts = self._period, self._num_restarts
+        self._is_used = False
+        self._period = current = self._begin()
+        flaw = self._ask()
+        if flaw is None or (not flaw and self._num_restarts != num_restarts):
+            return None  # results of a process that has ended cannot be vouched for
+        assert before is not None, "a period begins before the first proof"
+        if not flaw:
+            with self._database.begin() as connection:
+                prove_period(connection, before)
+            return ""
+        self._flaw = flaw
+        logger.error("The model process is faulty: %s. This worker ends.", flaw)
+        self._on_flaw()
+        self._record_flaw((before, current), flaw)
+        return flaw
+
+    def _ask(self) -> str | None:
+        """Return the answer of the engine; None if it ends without one."""
+        proof = self._encoding.prove()
+        while True:
+            try:
+                return proof.result(timeout=RETRY_SECONDS)
+            except TimeoutError:
+                if not self._encoding.is_healthy():
+                    return None
+
+    def _record_flaw(self, periods: Sequence[int], flaw: str) -> None:
+        """Mark the periods as failed, however long the database is away."""
+        while True:
+            try:
+                with self._database.begin() as connection:
+                    for period in periods:
+                        fail_period(connection, period, flaw)
+            except DATABASE_ERRORS as error:
+                logger.warning("The fault could not be recorded; retrying: %s", error)
+                time.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    def _begin(self) -> int:
+        self._num_restarts = self._encoding.report()["num_restarts"]
+        with self._database.begin() as connection:
+            return self._insert(connection)
+
+    def _insert(self, connection: Connection) -> int:
         identity = self._identity
         return begin_period(connection, identity.name, identity.incarnation, identity.model, self._report)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._seconds):
+            if not self._is_used:
+                continue
+            try:
+                if self.prove():
+                    return
+            except DATABASE_ERRORS as error:
+                logger.warning("A proof could not be recorded: %s", error)

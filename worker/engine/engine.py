@@ -23,12 +23,14 @@ from vectormill.domain.task import DENSE
 from vectormill.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.models.model_card import ModelCard
+from vectormill.ragged import Ragged
 from vectormill.settings import process_environment
 from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
+from worker.encoder.choice import FP32
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
-from worker.engine.executor import Executor, ExecutorTimeouts
+from worker.engine.executor import Executor, ExecutorTimeouts, Proof
 from worker.engine.in_flight import Canary
 from worker.engine.request import EncodeRequest, EncodeResult, wait_unless_cancelled
 from worker.engine.request_queue import QUERY_PLACES, Admission, RequestQueue, Ticket
@@ -38,7 +40,7 @@ from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
-from worker.tasks.finishing import find_finite, find_unique
+from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_finite, find_turned, find_unique
 from worker.tasks.table import make_tasks
 from worker.tasks.task import RequestState, WorkerTask
 from worker.tokens.word_cache import WordTally
@@ -47,8 +49,24 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.encoder.backends:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
-# The text that a model process encodes to show that it still works (worker.engine.in_flight).
+# The texts that a model process encodes to show that it still works (worker.engine.in_flight).
 CANARY: Final = "A canary that still sings tells the miners that the air is good."
+CANARIES: Final = (
+    CANARY,
+    "short",
+    "SELECT name, price FROM products WHERE stock > 0 ORDER BY price LIMIT 10;",
+    "Les canaris chantent encore, et l'air de la mine est bon.",
+    "Пока канарейка поёт, воздух в шахте хорош.",
+    "金丝雀还在唱歌，矿井里的空气就是好的。",
+    "The first canary was carried down in a wooden cage, the second in one of brass, and the third was let out of it "
+    "to fly along the seam, for the miners had learned to trust its eyes as much as its lungs.",
+)
+
+
+def make_canaries(task: WorkerTask) -> Batch:
+    """Return a batch of the known texts as the task's model reads them."""
+    texts = [task.canary(text) for text in CANARIES]
+    return Batch({name: Ragged.join([text[name] for text in texts]) for name in texts[0]})
 
 
 def without_heads(card: ModelCard) -> ModelCard:
@@ -92,7 +110,7 @@ class Engine:
         self._tuner = Tuner(card, device, settings, sharing)
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
-        own = next(iter(self._tasks.values()))
+        self._own = own = next(iter(self._tasks.values()))
         limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._queue = RequestQueue(limits, self._tuner.max_batch_tokens)
         self._reuse = VectorReuse(settings.reuse_bytes)
@@ -130,7 +148,7 @@ class Engine:
             ),
             self._queue,
             self._tuner,
-            Canary(Batch(own.canary(CANARY)), own.find_flaw),
+            Canary(make_canaries(own), self._find_flaw),
             self._adopt,
             display,
         )
@@ -162,9 +180,30 @@ class Engine:
         self._tuner.begin(report, memory, cost)
         return self._queue.adopt(cost, report.num_started, report.num_streams)
 
+    def _find_flaw(self, results: Ragged, expected: NDArray[Any]) -> str:
+        """Return what is wrong with results of a known text: another vector than the precision promises, at least."""
+        flaw = self._own.find_flaw(results, expected)
+        if (
+            flaw
+            or self._loaded is None
+            or not self._loaded.gives_vectors
+            or self._card.classifier is not None
+        ):
+            return flaw
+        least = PROMISE_FP32 if self._loaded.precision.value == FP32 else PROMISE
+        return find_turned(results, expected, least)
+
     def stop(self) -> None:
         """End the model process. Waiting requests fail with EngineStopped."""
         self._executor.stop()
+
+    def prove(self) -> Proof:
+        """Ask for a proof that the model process still gives the results that it gave when it was loaded.
+
+        The answer says what is wrong, and is empty if nothing is; it is None if the process ended before it could
+        answer. If something is wrong, the engine ends.
+        """
+        return self._executor.prove()
 
     def is_healthy(self) -> bool:
         """Return True unless the engine has ended for good.

@@ -13,8 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import Pipe
+from queue import Queue
 from selectors import EVENT_READ, DefaultSelector
 from typing import Final
 
@@ -33,6 +35,7 @@ from worker.runner.starter import RunnerStarter
 logger = logging.getLogger(__name__)
 
 AnyRunner = Runner | RunnerGroup
+Proof = Future[str | None]
 
 LOADING: Final = "loading"
 RUNNING: Final = "running"
@@ -84,6 +87,8 @@ class Executor:
         self._is_woken = threading.Event()
         self._stopping = threading.Event()
         self._settled = threading.Event()  # the first load has succeeded or failed
+        self._asked: Queue[Proof] = Queue()  # proofs that were asked for
+        self._proofs: list[Proof] = []  # those that the runner is giving
         self._runner: AnyRunner | None = None
         self._is_loaded = False  # whether any runner has loaded the model and encoded the canary
         self._backend = ""  # the backend that loads the model, once the process has named it
@@ -114,6 +119,17 @@ class Executor:
         if not self._is_woken.is_set():
             self._is_woken.set()
             os.write(self._wake_writer.fileno(), b"!")
+
+    def prove(self) -> Proof:
+        """Ask for a proof that the runner is sound: results of known texts as when the model was loaded.
+
+        The answer is what is wrong, or empty; None if the runner ended without an answer. If something is wrong,
+        the executor ends.
+        """
+        proof: Proof = Future()
+        self._asked.put(proof)
+        self.wake()
+        return proof
 
     @property
     def runner_pid(self) -> int | None:
@@ -147,7 +163,14 @@ class Executor:
             self._queue.close(self.reason)
             if self._runner is not None:
                 self._runner.stop()
+            self._answer(None)
             self._settled.set()
+
+    def _answer(self, flaw: str | None) -> None:
+        """Answer the proofs that the runner was giving."""
+        for proof in self._proofs:
+            proof.set_result(flaw)
+        self._proofs = []
 
     def _run_one_runner(self) -> None:
         self._backend = ""
@@ -219,11 +242,16 @@ class Executor:
         should be sent. Raise RunnerLost if `what` the runner computes has taken more than `seconds`.
         """
         in_flight = self._in_flight
+        if not (self._asked.empty() or in_flight.check.is_open):
+            self._proofs.append(self._asked.get())
+            in_flight.prove()
         while (batch := in_flight.next_message()) is not None:
             runner.send(batch)
         said = self._listen(runner, min(in_flight.find_deadline(seconds), in_flight.ask_again_at()))
         for message in said:
             in_flight.hear(message)
+        if not in_flight.check.is_open:
+            self._answer("")
         self._look_after(runner, what, seconds, is_silent=not said)
 
     def _look_after(self, runner: AnyRunner, what: str, seconds: float, *, is_silent: bool) -> None:
@@ -277,10 +305,15 @@ class Executor:
 
         Raise ModelError if too many runners were lost in a row.
         """
+        flaw = self._in_flight.check.flaw if self._in_flight.check.has_turned else ""
         if self._runner is not None:
             self._kill(self._runner)
             self._runner = None
         self._in_flight.lose(loss)
+        if self._proofs and flaw:
+            self._answer(flaw)
+            raise ModelError(f"The model process gives other results than when it was loaded: {flaw}.")
+        self._answer(None)
         if not self._is_loaded:
             self._leave_backend(loss)
             return

@@ -4,8 +4,8 @@ It holds the batches that are with the runner, those that will be sent again, an
 and wait for the canary's result. It decides what the runner gets next, and which text is to blame when a
 batch fails or a process is lost. It does not start, call or end any process.
 
-The canary is a text whose result has been known since its process was loaded; encoding it shows that the
-process is sound. After a failed batch, nobody knows whether a text was to blame or the process is sick: after
+The canary is a batch of texts whose results have been known since the model was first loaded; encoding it shows
+that the process is sound. After a failed batch, nobody knows whether a text was to blame or the process is sick: after
 running out of memory, openvino fails with every batch or confuses the shapes of one batch with those of
 another, and oneDNN can create no kernel any more. So neither the failure nor any later result is trusted
 before every stream has encoded the canary again.
@@ -56,10 +56,10 @@ NUM_MORE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A batch of one row, and a function that finds errors in its results.
+    """A batch of known texts, and a function that finds errors in their results.
 
-    `find_flaw(results, expected)` compares rows with the values that an earlier canary returned. The task
-    knows which differences matter.
+    `find_flaw(results, expected)` compares rows of one text with the values that an earlier canary returned. The
+    task knows which differences matter.
     """
 
     batch: Batch
@@ -79,16 +79,18 @@ class FailedSequence:
 class CanaryCheck:
     """The canaries of one process, and the outcomes that are withheld until every stream has encoded one.
 
-    `flaw` says what was wrong with a result. Once it is set, no result of this process is trusted.
+    `flaw` says what was wrong with a result. Once it is set, no result of this process is trusted. `has_turned`
+    says that a result was another one, while a batch that failed alone says nothing about earlier results.
     """
 
     canary: Canary
     num_due: int = 0  # batches that are still to be sent
     numbers: set[int] = field(default_factory=set)  # of those batches that are with the process
     flaw: str = ""
+    has_turned: bool = False
     failed: list[FailedSequence] = field(default_factory=list)
     withheld: list[tuple[OwnedBatch, Encoded]] = field(default_factory=list)  # outcomes of a process in doubt
-    _expected: NDArray[Any] | None = None
+    _expected: list[NDArray[Any]] = field(default_factory=list)  # the first results, one for each known text
     _num_rows: int = 0
 
     @property
@@ -99,13 +101,15 @@ class CanaryCheck:
         """
         return bool(self.num_due or self.numbers or self.flaw)
 
-    def begin(self, num_streams: int, *, is_in_doubt: bool) -> None:
+    def begin(self, num_streams: int, *, is_in_doubt: bool, is_same: bool = False) -> None:
         """Start the check of a newly loaded process. Later results are compared with its first.
 
-        After a sick process more canaries are sent, so that no text is blamed for a fault that occurs without
-        it.
+        A process that runs the same encoder as the one before it is compared with that one's: it may have read
+        the weights of a damaged file. After a sick process more canaries are sent, so that no text is blamed for a
+        fault that occurs without it.
         """
-        self._expected, self._num_rows, self.flaw = None, 0, ""
+        self._expected = self._expected if is_same else []
+        self._num_rows, self.flaw, self.has_turned = len(self.canary.batch) - 1, "", False
         self.numbers.clear()
         self.num_due = 1 + num_streams + NUM_MORE * is_in_doubt
 
@@ -119,14 +123,19 @@ class CanaryCheck:
     def next_batch(self, number: int) -> Batch:
         self.num_due -= 1
         self.numbers.add(number)
-        self._num_rows = self._num_rows % MOST_ROWS + 1
-        return self.canary.batch.take(np.zeros(self._num_rows, dtype=np.int64))
+        num_texts = len(self.canary.batch)
+        self._num_rows = max(num_texts, self._num_rows % MOST_ROWS + 1)
+        return self.canary.batch.take(np.arange(self._num_rows) % num_texts)
 
     def hear(self, number: int, results: Ragged) -> None:
-        self.numbers.discard(number)  # the batch holds the one canary text, once for each row
-        if self._expected is None:
-            self._expected = results.row(0).copy()
-        self.flaw = self.flaw or self.canary.find_flaw(results, self._expected)
+        self.numbers.discard(number)
+        num_texts = len(self.canary.batch)
+        if not self._expected:
+            self._expected = [results.row(place).copy() for place in range(num_texts)]
+        for place, expected in enumerate(self._expected):
+            rows = results.take(np.arange(place, len(results), num_texts))
+            if flaw := self.canary.find_flaw(rows, expected):
+                self.flaw, self.has_turned = self.flaw or flaw, True
 
     def hear_failure(self, number: int, reason: str) -> None:
         self.numbers.discard(number)
@@ -134,7 +143,7 @@ class CanaryCheck:
 
     def end(self) -> None:
         """End the check without a result, because the process has ended."""
-        self.num_due, self.flaw = 0, ""
+        self.num_due, self.flaw, self.has_turned = 0, "", False
         self.numbers.clear()
 
 
@@ -158,6 +167,7 @@ class InFlight:
         self._suspects: list[OwnedBatch] = []
         self._returned: list[OwnedBatch] = []
         self._num_streams, self._is_queued = 1, False
+        self._encoder: tuple[str, ...] = ()  # backend, precision and attention of the last process
         self._last_seconds = math.inf  # seconds of the last batch
         self._next_number = 0
         self.is_sickness = False  # whether the last runner was lost because it was sick
@@ -171,13 +181,19 @@ class InFlight:
 
         If its encoder differs, rebuild the returned batches.
         """
+        same = self._encoder == (encoder := (report.backend.value, report.precision.value, report.attention))
+        self._encoder = encoder
         self._num_streams, self._is_queued, self.memory = report.num_streams, report.is_queued, memory
         self._last_seconds = math.inf
         self._dimension = self._model_dimension if report.gives_vectors else None
         if is_another:
             self._queue.take_back([work for work in self._returned if not work.is_tried_alone])
             self._returned = [work for work in self._returned if work.is_tried_alone]
-        self.check.begin(self._num_streams, is_in_doubt=self.is_sickness)
+        self.check.begin(self._num_streams, is_in_doubt=self.is_sickness, is_same=same)
+
+    def prove(self) -> None:
+        """Start a check of the runner although nothing has failed: it may have become faulty without an error."""
+        self.check.doubt(self._num_streams)
 
     @property
     def has_room(self) -> bool:

@@ -115,13 +115,16 @@ Values = NDArray[Any]
 
 # Vectors of a healthy process agree better than this in any precision; those of a broken one are far off.
 SMALLEST_COSINE: Final = 0.99
+# Invariant 5 (docs/ARCHITECTURE.md): the smallest cosine of a text's vectors, alone and in any batch.
+PROMISE_FP32: Final = 0.9999
+PROMISE: Final = 0.999
 SMALLEST_SIZE: Final = float(np.finfo(np.float32).tiny)  # avoids division by zero
 # The largest accepted change of numbers that are compared one by one, such as a classifier's: a share of the
 # largest number, or this value itself where all are smaller than 1.
 LARGEST_CHANGE: Final = 0.1
 
 
-def find_turned(results: Ragged, expected: Values) -> str:
+def find_turned(results: Ragged, expected: Values, least: float = SMALLEST_COSINE) -> str:
     """Return what is wrong with rows that should all equal the vector `expected`; empty if nothing is.
 
     float32 vectors of equal length are compared by their cosine. Rows may differ in length where a model
@@ -138,7 +141,7 @@ def find_turned(results: Ragged, expected: Values) -> str:
         vectors = results.matrix
         sizes = np.maximum(np.linalg.norm(vectors, axis=1), SMALLEST_SIZE)
         cosine = float((vectors @ expected / (sizes * size)).min())
-        return f"its vector has changed to a cosine of {cosine:.3f}" if cosine < SMALLEST_COSINE else ""
+        return f"its vector has changed to a cosine of {cosine:.5f}" if cosine < least else ""
     sizes = np.array([np.linalg.norm(results.row(index)) for index in range(len(results))])
     change = float(np.abs(sizes / size - 1).max())
     return f"its answer has changed by {change:.0%}" if change > 1 - SMALLEST_COSINE else ""

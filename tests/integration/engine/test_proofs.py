@@ -1,0 +1,197 @@
+"""A model process whose weights change while it runs is found out, and what it computed since is encoded again."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import torch
+from sqlalchemy import Engine, text
+
+from scheduler.mender import Mender
+from tests.chunk_work import encode_all
+from tests.faulty_engine import FaultyEncoder, MakeEngine, encode
+from tests.models import DEVICE
+from tests.protocol import dispatch_all, make_items, submit
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.jobs import find_job
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from vectormill.ragged import Ragged
+from vectormill.settings import Settings
+from worker.batching.batch import Batch
+from worker.chunk.chunk_encoder import ChunkEncoder
+from worker.chunk.commit import PostgresSink
+from worker.chunk.leases import LeaseKeeper
+from worker.chunk.ledger import Timesheet
+from worker.chunk.proving import Prover
+from worker.encoder.encoder import Encoder, EncoderOrder
+from worker.engine.engine import Engine as EncodingEngine
+from worker.engine.request import EngineStopped
+from worker.identity import WorkerIdentity
+from worker.model.torch_encoder import TorchEncoder
+from worker.settings import WorkerSettings
+
+# While this file exists in the engine's cache directory, the process is faulty.
+FAULT = "fault"
+
+
+class DriftingEncoder(FaultyEncoder):
+    """An encoder whose vectors turn a little while the file of the fault exists."""
+
+    def encode(self, batch: Batch) -> Ragged:
+        results = super().encode(batch)
+        if (self._order.cache_dir / FAULT).exists():
+            vectors = results.matrix.copy()
+            vectors[:, ::2] *= 1.1  # a cosine of 0.9977, which the canary after a failure lets pass
+            return Ragged.from_matrix(vectors)
+        return results
+
+
+def load_drifting(order: EncoderOrder) -> FaultyEncoder:
+    return DriftingEncoder(order)
+
+
+def load_flipping(order: EncoderOrder) -> Encoder:
+    """Load the model with torch; the first batch after the file appears finds one bit of one weight flipped."""
+    from worker.encoder.encoder import Choice
+
+    encoder = TorchEncoder(order, Choice("torch", "for a test"), Choice("fp32", "for a test"), ())
+    network, prepare = encoder._network, encoder.prepare
+
+    def prepare_flipped(batch: Batch) -> object:
+        fault = order.cache_dir / FAULT
+        if fault.exists():
+            fault.unlink()
+            weight = network.transformer.encoder.layer[0].attention.self.query.weight.data
+            weight.view(torch.int32)[3, 5] ^= 1 << 30  # the highest bit of the exponent
+        return prepare(batch)
+
+    encoder.prepare = prepare_flipped  # type: ignore[method-assign,assignment]
+    return encoder
+
+
+def test_a_sound_process_gives_proofs_between_batches_and_a_drifting_one_ends_the_engine(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine("tests.integration.engine.test_proofs:load_drifting")
+    engine.start()
+    texts = [f"text number {number}" for number in range(40)]
+    before = encode(engine, texts).vectors
+    for _ in range(3):
+        assert engine.prove().result(timeout=30) == ""
+        assert np.array_equal(encode(engine, texts).vectors, before)
+    (tmp_path / FAULT).touch()
+    flaw = engine.prove().result(timeout=30)
+    assert flaw is not None
+    assert "its vector has changed to a cosine of 0.99" in flaw
+    with pytest.raises(EngineStopped):
+        encode(engine, texts)
+    assert not engine.is_healthy()
+    assert "other results than when it was loaded" in engine.report()["state_reason"]
+
+
+def test_a_process_that_replaces_another_is_compared_with_the_first(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """It may have read the weights from a damaged file."""
+    import os
+    import signal
+
+    engine = make_engine("tests.integration.engine.test_proofs:load_drifting", max_runner_restarts=1)
+    engine.start()
+    encode(engine, ["a text"])
+    (tmp_path / FAULT).touch()
+    assert engine.runner_pid is not None
+    os.kill(engine.runner_pid, signal.SIGKILL)
+    with pytest.raises(EngineStopped, match="known text"):
+        encode(engine, ["another text"])
+
+
+@pytest.fixture
+def real_engine(tmp_path: Path) -> Iterator[EncodingEngine]:
+    card = Registry({}).card(DEFAULT_MODEL, weights=True)
+    settings = WorkerSettings(backend="torch", precision="fp32", reuse_bytes=0)
+    engine = EncodingEngine(
+        card, DEVICE, settings, tmp_path, factory="tests.integration.engine.test_proofs:load_flipping"
+    )
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def encode_with(
+    database: Engine, engine: EncodingEngine, prover: Prover, identity: WorkerIdentity
+) -> list[str]:
+    """Encode every waiting chunk as the worker of the prover; return the outcome of each."""
+    keeper = LeaseKeeper(database, identity, dict, heartbeat_seconds=5, lease_seconds=30)
+    encoder = ChunkEncoder(
+        database,
+        engine,
+        keeper,
+        PostgresSink(database, threading.Event()),
+        Timesheet(lambda: 0.0),
+        identity,
+        Settings(),
+        read_period=prover.read_period,
+    )
+    keeper.start()
+    try:
+        return [encoder.encode_chunk(each.chunk_id)["outcome"] for each in dispatch_all(database)]
+    finally:
+        keeper.stop()
+
+
+def test_a_flipped_bit_in_the_weights_is_found_and_what_came_after_the_last_good_proof_is_encoded_again(
+    engine: Engine, real_engine: EncodingEngine, tmp_path: Path
+) -> None:
+    spec = make_spec(Registry({}).card(DEFAULT_MODEL), EncodingOptions())
+    identity = WorkerIdentity("flipped-cpu0@test", uuid4(), uuid4(), DEFAULT_MODEL, slots=4)
+    ended: list[bool] = []
+    prover = Prover(engine, real_engine, identity, 3600.0, lambda: ended.append(True))
+    prover.start()
+    jobs = []
+    for number in range(3):
+        if number == 2:
+            (tmp_path / FAULT).touch()
+        jobs.append(submit(engine, make_items(8, f"job{number}-"), spec=spec))
+        assert set(encode_with(engine, real_engine, prover, identity)) == {"done"}
+        if number < 2:
+            assert prover.prove() == ""
+    wrong = read(engine, jobs[2].id)
+    flaw = prover.prove()
+    assert flaw
+    assert "cosine" in flaw or "not finite" in flaw
+    assert ended == [True]
+    with pytest.raises(EngineStopped, match="faulty"):
+        prover.read_period()
+    sound = [read(engine, job.id) for job in jobs[:2]]
+    Mender(engine).mend()
+    states = []
+    with engine.connect() as connection:
+        for job in jobs:
+            states.append(find_job(connection, job.id).state)
+        done = connection.execute(
+            text("SELECT count(*) FROM vectormill.proofs WHERE proven_at IS NOT NULL")
+        ).scalar_one()
+    assert states == ["completed", "completed", "queued"], "nothing but the job after the last good proof"
+    assert done == 2
+    card = Registry({}).card(DEFAULT_MODEL, weights=True)
+    other = EncodingEngine(card, DEVICE, WorkerSettings(backend="torch", precision="fp32"), tmp_path)
+    other.start()
+    try:
+        encode_all(engine, other, DEFAULT_MODEL)
+    finally:
+        other.stop()
+    mended = read(engine, jobs[2].id)
+    assert not np.allclose(mended, wrong, atol=1e-3), "the fault had changed the vectors"
+    assert [read(engine, job.id).tobytes() for job in jobs[:2]] == [each.tobytes() for each in sound]
+    from tests.reference import packaged_reference
+
+    texts = [item.text.decode() for item in make_items(8, "job2-")]
+    assert np.allclose(mended, packaged_reference().encode(texts, show_progress_bar=False), atol=1e-4)
+
+
+def read(engine: Engine, job_id: object) -> np.ndarray:
+    return np.concatenate([block.vectors for block in read_vectors(engine, job_id)])  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""What a worker committed since its last good proof is encoded again, each row in its place, and nothing else is."""
+
+from collections.abc import Sequence
+from uuid import UUID, uuid4
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+
+from scheduler.mender import Mender
+from tests.obedient_engine import encoding_chunks, run_to_end
+from tests.protocol import (
+    SPEC,
+    check_open_job_counts,
+    complete,
+    make_items,
+    register_worker,
+    submit,
+    vector_of,
+)
+from tests.protocol import claim_next as claim_next_chunk
+from vectormill.jobs.certificates import write_certificate_lines
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import cancel_job, find_job, retry_job
+from vectormill.workers.proofs import begin_period, count_failed_periods, fail_period, prove_period
+
+REASON = "its vector has changed to a cosine of 0.93000"
+FIND_CHUNKS = text("""
+    SELECT state, proof_id, only_items, error FROM vectormill.chunks WHERE job_id = :job_id ORDER BY first_item
+""")
+
+
+@pytest.fixture
+def periods(engine: Engine) -> list[int]:
+    """Three periods of a worker that is gone; the first is proven, the second fails, and the third is another's."""
+    incarnation = uuid4()
+    with engine.begin() as connection:
+        found = [
+            begin_period(connection, "w", owner, SPEC.model, {})
+            for owner in (incarnation, incarnation, uuid4())
+        ]
+        prove_period(connection, found[0])
+    return found
+
+
+def encode(engine: Engine, job: Job, periods: Sequence[int | None]) -> Job:
+    """Encode the chunks of the job, each in the period of its place."""
+    current = iter(periods)
+    with encoding_chunks(engine, read_period=lambda: next(current)) as encoder:
+        return run_to_end(engine, encoder, job)[0]
+
+
+def fail_and_mend(engine: Engine, period: int) -> None:
+    with engine.begin() as connection:
+        fail_period(connection, period, REASON)
+    Mender(engine).mend()
+
+
+def find(engine: Engine, job_id: UUID) -> Job:
+    with engine.connect() as connection:
+        return find_job(connection, job_id)
+
+
+def damage(engine: Engine, table: str, where: str = "true") -> None:
+    """Write other vectors into a table of results, as a faulty process would have."""
+    wrong = "[" + ",".join(["0.5"] * SPEC.dimensions) + "]"
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE vectormill.{table} SET embedding = '{wrong}' WHERE {where}"))
+
+
+def test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job_ends_again(
+    engine: Engine, periods: list[int]
+) -> None:
+    proven, failed, other = periods
+    job = encode(engine, submit(engine, make_items(16)), [proven, failed, other, failed])
+    fail_and_mend(engine, failed)
+    with engine.connect() as connection:
+        chunks = connection.execute(FIND_CHUNKS, {"job_id": job.id}).all()
+    assert [(chunk.state, chunk.proof_id) for chunk in chunks] == [
+        ("done", proven),
+        ("pending", None),
+        ("done", other),
+        ("pending", None),
+    ]
+    assert REASON in chunks[1].error
+    opened = find(engine, job.id)
+    assert (opened.state, opened.num_done, opened.num_open_chunks) == ("queued", 8, 2)
+    check_open_job_counts(engine)
+    ended = encode(engine, job, [other, other])
+    assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 16, 0)
+    blocks = list(read_vectors(engine, job.id))
+    vectors = np.concatenate([block.vectors for block in blocks])
+    assert np.allclose(vectors, [vector_of(item.text) for item in make_items(16)])
+    Mender(engine).mend()
+    assert find(engine, job.id).state == "completed", "the period was repaired once"
+    check_open_job_counts(engine)
+
+
+def test_a_newer_write_to_one_of_the_keys_stays_and_the_others_are_replaced(
+    engine: Engine, periods: list[int]
+) -> None:
+    failed = periods[1]
+    job = encode(engine, submit(engine, make_items(4), collection="docs"), [failed])
+    with engine.connect() as connection:
+        table = connection.execute(
+            text("SELECT 'generation_' || max(id) FROM vectormill.generations")
+        ).scalar()
+    damage(engine, str(table))
+    newer = encode(engine, submit(engine, [Item("k1", b"newer")], collection="docs"), [periods[2]])
+    fail_and_mend(engine, failed)
+    assert find(engine, newer.id).state == "completed"
+    assert encode(engine, job, [periods[2]]).state == "completed"
+    with engine.connect() as connection:
+        rows = connection.execute(
+            text("SELECT key, job_seq, embedding::real[] AS vector FROM docs ORDER BY key")
+        ).all()
+    assert [(row.key, row.job_seq) for row in rows] == [
+        ("k0", job.seq),
+        ("k1", newer.seq),
+        ("k2", job.seq),
+        ("k3", job.seq),
+    ]
+    texts = [b"text k 0", b"newer", b"text k 2", b"text k 3"]
+    for row, given in zip(rows, texts, strict=True):
+        assert np.allclose(row.vector, vector_of(given), atol=1e-3), row.key
+
+
+def test_a_worker_that_may_still_commit_is_waited_for(engine: Engine) -> None:
+    incarnation = uuid4()
+    register_worker(engine, incarnation=incarnation)
+    with engine.begin() as connection:
+        failed = begin_period(connection, "w", incarnation, SPEC.model, {})
+    job = encode(engine, submit(engine, make_items(4)), [failed])
+    fail_and_mend(engine, failed)
+    assert find(engine, job.id).state == "completed"
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM vectormill.workers WHERE name = 'w'"))
+    Mender(engine).mend()
+    assert find(engine, job.id).state == "queued"
+
+
+def test_items_that_failed_stay_failed_and_are_not_counted_twice(engine: Engine, periods: list[int]) -> None:
+    job = submit(engine, make_items(4))
+    claim = claim_next_chunk(engine)
+    complete(engine, claim, {1: ItemFailure(EMPTY_TEXT, "")})
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.chunks SET proof_id = :id"), {"id": periods[1]})
+    fail_and_mend(engine, periods[1])
+    with engine.connect() as connection:
+        chunk = connection.execute(FIND_CHUNKS, {"job_id": job.id}).one()
+    assert chunk.only_items == [0, 2, 3]
+    ended = encode(engine, job, [periods[2]])
+    assert (ended.state, ended.num_done, ended.num_failed) == ("completed_with_errors", 3, 1)
+
+
+@pytest.mark.parametrize("obstacle", ["texts", "cancelled"])
+def test_chunks_that_cannot_be_encoded_again_are_suspect_and_listed(
+    obstacle: str, engine: Engine, periods: list[int]
+) -> None:
+    failed = periods[1]
+    job = submit(engine, make_items(8))
+    if obstacle == "texts":
+        encode(engine, job, [periods[0], failed])
+        with engine.begin() as connection:
+            connection.execute(
+                text(
+                    "DELETE FROM vectormill.chunk_payloads WHERE chunk_id = (SELECT max(id) FROM vectormill.chunks)"
+                )
+            )
+    else:
+        complete(engine, claim_next_chunk(engine))
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE vectormill.chunks SET proof_id = :id WHERE state = 'done'"), {"id": failed}
+            )
+            cancel_job(connection, job.id)
+    before = find(engine, job.id)
+    fail_and_mend(engine, failed)
+    assert find(engine, job.id).state == before.state
+    with engine.connect() as connection:
+        assert count_failed_periods(connection) == 1
+        suspects = connection.execute(
+            text("SELECT count(*) FROM vectormill.chunks WHERE proof_id = :id"), {"id": failed}
+        ).scalar_one()
+    assert suspects == 1
+    if obstacle == "cancelled":
+        lines = [line for line in write_certificate_lines(engine, job.id) if b'"suspect": true' in line]
+        assert len(lines) == 1
+
+
+def test_a_chunk_that_was_retried_meanwhile_is_left_to_the_retry(engine: Engine, periods: list[int]) -> None:
+    job = submit(engine, make_items(4))
+    complete(engine, claim_next_chunk(engine), dict.fromkeys(range(4), ItemFailure(EMPTY_TEXT, "")))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.chunks SET proof_id = :id"), {"id": periods[1]})
+        retry_job(connection, job.id)
+    fail_and_mend(engine, periods[1])
+    opened = find(engine, job.id)
+    assert (opened.state, opened.num_done, opened.num_open_chunks) == ("queued", 0, 1)

@@ -1,0 +1,111 @@
+"""Put chunks back whose results were computed by a model process that turned out to be faulty (decision 0078)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from vectormill.jobs.chunk import decode_payload
+from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, PAUSED, QUEUED, RUNNING
+from vectormill.jobs.jobs import COUNT_IDLE_SECONDS, lock_job
+from vectormill.objects.reference import is_reference
+
+# The states of jobs whose chunks can be encoded again. A job that was cancelled stays as it is.
+MENDED_JOB_STATES: Final = (QUEUED, RUNNING, PAUSED, COMPLETED, COMPLETED_WITH_ERRORS)
+
+# No index is on proof_id, for which every commit would pay; this is read once after a fault.
+LIST_COMPUTED = text("""
+    WITH page AS MATERIALIZED (
+        SELECT id, state, proof_id FROM vectormill.chunks WHERE id > :after ORDER BY id LIMIT :limit
+    )
+    SELECT max(id) AS last, coalesce(array_agg(id) FILTER (WHERE state = 'done' AND proof_id = :period), '{}') AS found
+      FROM page
+""")
+
+
+def list_computed_chunks(
+    connection: Connection, period: int, after: int, limit: int
+) -> tuple[int | None, Sequence[int]]:
+    """Read a page of all chunks, those with an id above `after`.
+
+    Return the last id of the page, None if it is empty, and the ids of completed chunks that were computed in the
+    period.
+    """
+    row = connection.execute(LIST_COMPUTED, {"period": period, "after": after, "limit": limit}).one()
+    return row.last, row.found
+
+
+LOCK_CHUNK = text("""
+    SELECT id, job_id, first_item, num_items FROM vectormill.chunks
+     WHERE id = :chunk_id AND proof_id = :period AND state = 'done' FOR NO KEY UPDATE
+""")
+
+# What is needed to encode the chunk again, and whether something was already made of the results that is not
+# made anew: an output in an object store, the answers of a batch, or a generation that is not read any more.
+FIND_OBSTACLES = text("""
+    SELECT payload.items,
+           EXISTS (SELECT 1 FROM vectormill.job_outputs WHERE job_outputs.id = jobs.id) AS has_output,
+           EXISTS (SELECT 1 FROM vectormill.request_batches AS batch WHERE batch.job_id = jobs.id) AS has_batch,
+           jobs.generation_id IS NULL AND NOT EXISTS (
+               SELECT 1 FROM vectormill.chunk_vectors AS own WHERE own.chunk_id = :chunk_id) AS has_lost_collection,
+           generations.state IN ('retired', 'pruned') AS is_replaced
+      FROM vectormill.jobs
+      LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
+      LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = :chunk_id
+     WHERE jobs.id = :job_id
+""")
+
+LIST_FAILED = text("""
+    SELECT item - :first_item FROM vectormill.item_errors
+     WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
+""")
+
+REOPEN_CHUNK = text("""
+    UPDATE vectormill.chunks
+       SET state = 'pending', attempt = 0, lost = 0, lapsed = 0, available_at = now(), error = :reason,
+           only_items = CAST(:only_items AS integer[]), proof_id = NULL
+     WHERE id = :chunk_id
+""")
+
+# This wakes the dispatcher, as a submission does.
+REOPEN_JOB = text("""
+    WITH reopened AS (
+        UPDATE vectormill.jobs
+           SET state = :state, finished_at = NULL, updated_at = now(), num_done = num_done - :num_items,
+               num_open_chunks = num_open_chunks + 1, num_retried_chunks = num_retried_chunks + 1
+         WHERE id = :job_id
+        RETURNING id
+    )
+    SELECT pg_notify('vectormill_jobs', '') FROM reopened
+""")
+
+
+def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool:
+    """Make a completed chunk `pending` again, and its job open, if it was computed in this period.
+
+    Items that failed stay as they are, and so do those whose text was deleted since. The rows keep the place that
+    their job has in the order of writers, so newer ones are not touched. Return False if the chunk cannot be encoded
+    again; it then stays with the failed period, and is suspect.
+    """
+    chunk = connection.execute(LOCK_CHUNK, {"chunk_id": chunk_id, "period": period}).one_or_none()
+    if chunk is None:  # a retry or another scheduler has put it back
+        return True
+    job = lock_job(connection, chunk.job_id)
+    found = connection.execute(FIND_OBSTACLES, {"chunk_id": chunk_id, "job_id": job.id}).one()
+    obstacles = (found.has_output, found.has_batch, found.has_lost_collection, found.is_replaced)
+    if job.state not in MENDED_JOB_STATES or found.items is None or any(obstacles):
+        return False
+    end_item = chunk.first_item + chunk.num_items
+    values = {"job_id": job.id, "first_item": chunk.first_item, "end_item": end_item}
+    failed = set(connection.execute(LIST_FAILED, values).scalars())
+    texts = [] if is_reference(found.items) else decode_payload(found.items).texts
+    wanted = [item for item in range(chunk.num_items) if item not in failed and (not texts or texts[item])]
+    if not wanted:
+        return False
+    only_items = None if len(wanted) == chunk.num_items else wanted
+    connection.execute(REOPEN_CHUNK, {"chunk_id": chunk_id, "reason": reason, "only_items": only_items})
+    if job.is_terminal:
+        connection.execute(COUNT_IDLE_SECONDS, {"job_id": job.id})
+    state = QUEUED if job.is_terminal else job.state
+    connection.execute(REOPEN_JOB, {"job_id": job.id, "state": state, "num_items": len(wanted)})
+    return True
