@@ -5,6 +5,7 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
+from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.jobs.chunk import decode_payload
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, PAUSED, QUEUED, RUNNING
 from vectormill.jobs.jobs import COUNT_IDLE_SECONDS, lock_job
@@ -42,13 +43,13 @@ LOCK_CHUNK = text("""
 
 # What is needed to encode the chunk again, and whether something was already made of the results that is not
 # made anew: an output in an object store, the answers of a batch, or a generation that is not read any more.
-FIND_OBSTACLES = text("""
+FIND_OBSTACLES = text(f"""
     SELECT payload.items,
            EXISTS (SELECT 1 FROM vectormill.job_outputs WHERE job_outputs.id = jobs.id) AS has_output,
            EXISTS (SELECT 1 FROM vectormill.request_batches AS batch WHERE batch.job_id = jobs.id) AS has_batch,
            jobs.generation_id IS NULL AND NOT EXISTS (
                SELECT 1 FROM vectormill.chunk_vectors AS own WHERE own.chunk_id = :chunk_id) AS has_lost_collection,
-           generations.state IN ('retired', 'pruned') AS is_replaced
+           generations.state IN {FORMER_GENERATION_STATES} AS is_replaced
       FROM vectormill.jobs
       LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
       LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = :chunk_id
