@@ -32,6 +32,7 @@ from vectormill.models.registry import Registry
 from vectormill.processes.logs import begin_logging, reform_handlers
 from vectormill.settings import Settings, find_collector, load_settings
 from vectormill.tracing import begin_tracing
+from worker.certificates.loading import check_loaded, find_certificate
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
@@ -41,6 +42,7 @@ from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
 from worker.encoder.memory import keep_large_blocks_apart
 from worker.engine.engine import Engine
+from worker.engine.executor import DEAD
 from worker.identity import EndedWorker, FailureNotice, WorkerIdentity, release_chunks_of, take_name
 from worker.loading import LoadingDisplay
 from worker.placement.placement import Assignment, read_assignment
@@ -144,7 +146,9 @@ def run_replica(
     def make_one() -> Engine:
         return Engine(card, devices[0], worker_settings, cache_dir, sharing=sharing, display=display)
 
-    engine = start_engine(make_one, FailureNotice(heart, identity, settings.heartbeat_seconds))
+    certificate = find_certificate(settings.data_dir, card)
+    notice = FailureNotice(heart, identity, settings.heartbeat_seconds)
+    engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))
     timesheet = Timesheet(lambda: engine.run_seconds)
     ledger = ChunkLedger()
     sampler = DeviceSampler(devices[0], lambda: engine.runner_pid)
@@ -217,9 +221,14 @@ def run_replica(
 
 
 def start_engine(
-    make: Callable[[], Engine], notice: FailureNotice, wait: Callable[[float], object] = time.sleep
+    make: Callable[[], Engine],
+    notice: FailureNotice,
+    wait: Callable[[float], object] = time.sleep,
+    check: Callable[[Engine], object] = lambda engine: None,
 ) -> Engine:
     """Start an engine and return it. If its model cannot be loaded, report that and try a new engine.
+
+    `check` raises ModelError if the loaded model is not what it should be, which is reported and tried again too.
 
     The pause before each new attempt is twice as long as the one before.
     """
@@ -229,8 +238,10 @@ def start_engine(
             engine = make()
             try:
                 engine.start()
+                check(engine)
             except ModelError as error:
-                notice.tell(engine.report())
+                notice.tell({**engine.report(), "state": DEAD, "state_reason": str(error)})
+                engine.stop()
                 logger.error("The model could not be loaded; retrying in %.0f s: %s", pause, error)
                 wait(pause)
                 pause = min(2 * pause, LONGEST_LOAD_PAUSE_SECONDS)

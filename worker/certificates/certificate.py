@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,7 +123,8 @@ class Certificate:
     """The measurements of one model, with all that they depend on.
 
     `files` has the SHA-256 of each file of the model that results depend on: weights, tokenizer and
-    configuration.
+    configuration. `known` has the reference's results for the texts by which workers prove themselves, each as the
+    hexadecimal digits of little-endian float32 numbers.
     """
 
     model: str
@@ -134,6 +135,7 @@ class Certificate:
     measurements: Sequence[Measurement]
     unmeasured: Sequence[Unmeasured]
     measured_at: str
+    known: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content with its digest."""
@@ -147,6 +149,7 @@ class Certificate:
             "measurements": [each.to_json() for each in self.measurements],
             "unmeasured": [asdict(each) for each in self.unmeasured],
             "measured_at": self.measured_at,
+            "known": dict(self.known),
         }
         return {**content, "digest": digest_content(content)}
 
@@ -201,6 +204,7 @@ def read_certificate(path: Path) -> Certificate:
                 for each in content["unmeasured"]
             ],
             measured_at=content["measured_at"],
+            known=content["known"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path} is no certificate that this release can read: {error}.") from error
@@ -220,6 +224,16 @@ def find_promise(spec: EncodingSpec, precision: str, switches: Sequence[str] = (
     if spec.result != VECTOR:
         return PROMISE_OF_SCORES
     return PROMISE_FP8 if "fp8" in switches else PROMISE
+
+
+def find_bound(certificate: Certificate, backend: str, precision: str) -> float:
+    """Return the least agreement certified for a backend and a precision, or else what the precision promises."""
+    bounds = [
+        each.bound
+        for each in certificate.measurements
+        if (each.combination.backend, each.combination.precision) == (backend, precision)
+    ]
+    return min(bounds, default=find_promise(certificate.spec, precision))
 
 
 def make_measurement(

@@ -49,7 +49,7 @@ from worker.devices.device import CPU, Device, Inventory, parse_devices
 from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import PACKED, PADDED, PRECISIONS, AttentionShape, choose_precision, find_obstacle
 from worker.encoder.encoder import AUTO
-from worker.engine.engine import Engine
+from worker.engine.engine import CANARIES, Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.placement.model_shape import ModelShape
 from worker.placement.strategies import REPLICATE, SHARED
@@ -194,9 +194,12 @@ def measure(
     Raises ModelError if the reference cannot be computed, or if no combination can be measured.
     """
     texts = make_texts(spec, seed)
-    library, reference = compute_reference(
-        card, spec, texts, lambda done: tell("reference", done, len(texts))
+    known = [text.encode() for text in CANARIES]
+    total = len(texts) + len(known)
+    library, rows = compute_reference(
+        card, spec, [*texts, *known], lambda done: tell("reference", done, total)
     )
+    reference = rows[: len(texts)]
     measurements: list[Measurement] = []
     unmeasured: list[Unmeasured] = []
     lengths = np.zeros(0, dtype=np.int32)
@@ -226,6 +229,10 @@ def measure(
         measurements=measurements,
         unmeasured=unmeasured,
         measured_at=format_moment(datetime.now(UTC)),
+        known={
+            text: row.astype("<f4").tobytes().hex()
+            for text, row in zip(CANARIES, rows[len(texts) :], strict=True)
+        },
     )
 
 

@@ -2,15 +2,22 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.classifiers import write_classifier
-from tests.models import TinyModels
+from tests.models import DEVICE, TinyModels
 from vectormill.cli.app import main
+from vectormill.domain.errors import ModelError
+from vectormill.models.registry import open_registry
 from worker.certificates.certificate import digest_content
+from worker.certificates.loading import check_loaded, find_certificate
+from worker.engine.engine import Engine
+from worker.settings import WorkerSettings
 
 # Each combination starts two model processes. Those of openvino need no torch, and start in a second.
 ONE = ("--precision", "fp32", "--backend", "openvino", "--strategy", "replicate")
@@ -52,6 +59,7 @@ def test_a_certificate_holds_until_the_model_changes(
     (path,) = (tmp_path / "data" / "certificates").iterdir()
     assert str(path) in said.err
 
+    check_workers(model, path, tmp_path / "cache")
     assert run("verify") == 0
     assert "Everything is as certified." in capsys.readouterr().err
 
@@ -63,6 +71,24 @@ def test_a_certificate_holds_until_the_model_changes(
     verdict = json.loads(capsys.readouterr().out)
     assert any("model.safetensors" in failure for failure in verdict["failures"])
     assert verdict["measurements"] == [], "another model is not measured"
+
+
+def check_workers(model: Path, path: Path, cache_dir: Path) -> None:
+    """A worker that loads the certified model is compared with the reference, and refused outside of the bounds."""
+    card = open_registry({}, str(model)).card(str(model), weights=True)
+    certificate = find_certificate(path.parents[1], card)
+    assert certificate is not None
+    assert find_certificate(path.parents[1], replace(card, revision="another")) is None
+    engine = Engine(card, DEVICE, WorkerSettings(backend="openvino", precision="fp32"), cache_dir)
+    engine.start()
+    try:
+        check_loaded(engine, certificate)
+        text, *_ = certificate.known
+        wrong = {**certificate.known, text: np.ones(24, dtype="<f4").tobytes().hex()}
+        with pytest.raises(ModelError, match="agrees with the reference of the certificate by"):
+            check_loaded(engine, replace(certificate, known=wrong))
+    finally:
+        engine.stop()
 
 
 @pytest.mark.tail

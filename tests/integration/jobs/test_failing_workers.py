@@ -37,6 +37,8 @@ class BrokenEngine:
         if self._number < 3:
             raise ModelError(REASON)
 
+    def stop(self) -> None: ...
+
     def report(self) -> dict[str, object]:
         pooling, revision = SPEC.pooling, SPEC.revision
         return {"state": "dead", "state_reason": REASON, "pooling": pooling, "revision": revision}
@@ -78,6 +80,32 @@ def test_a_model_that_is_not_loaded_is_tried_again_after_growing_pauses(notice: 
     start_engine(cast(Callable[[], LoadedEngine], make), notice, pauses.append)
     assert len(made) == 3
     assert pauses == [30.0, 60.0]
+
+
+def test_a_model_that_leaves_its_certificate_is_reported_and_tried_again(
+    engine: Engine, notice: FailureNotice
+) -> None:
+    flaws = iter(["'a text' agrees with the reference of the certificate by 0.90000", ""])
+
+    def check(loaded: LoadedEngine) -> None:
+        if flaw := next(flaws):
+            raise ModelError(flaw)
+
+    pauses: list[float] = []
+
+    def wait(seconds: float) -> None:
+        pauses.append(seconds)
+        wait_for(lambda: "0.90000" in explain(engine))
+
+    start_engine(cast(Callable[[], LoadedEngine], lambda: BrokenEngine(3)), notice, wait, check)
+    assert pauses == [30.0]
+
+
+def explain(engine: Engine) -> str:
+    """Return what the listed worker says of its state."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT report ->> 'state_reason' FROM vectormill.workers")).scalars()
+        return " ".join(rows)
 
 
 DAY = 86400.0
