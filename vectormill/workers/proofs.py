@@ -80,11 +80,12 @@ def note_repair(connection: Connection, period: int) -> None:
     connection.execute(NOTE_REPAIR, {"period": period})
 
 
+# A period without an end belongs to a worker that still runs, or to one that was stopped or killed.
 PRUNE_PERIODS = text("""
     DELETE FROM vectormill.proofs
      WHERE coalesce(proven_at, repaired_at, began_at) < now() - make_interval(secs => :seconds)
-       AND (failed_at IS NULL OR repaired_at IS NOT NULL)
-       AND incarnation NOT IN (SELECT incarnation FROM vectormill.workers)
+       AND (proven_at IS NOT NULL OR repaired_at IS NOT NULL
+            OR failed_at IS NULL AND incarnation NOT IN (SELECT incarnation FROM vectormill.workers))
 """)
 
 

@@ -29,7 +29,7 @@ def test_a_chunk_under_its_fence_is_found_without_reading_other_leased_chunks(en
     release = {"is_counted": False, "is_lost": False, "is_lapsed": False, "reason": "", "delay_seconds": 0.0}
     held = {"chunk_ids": [last.chunk_id], "fences": [last.fence], "lease_seconds": 30.0}
     for statement, values in (
-        (FENCE, {**named, "state": DONE}),
+        (FENCE, {**named, "state": DONE, "proof_id": None}),
         (RELEASE_CHUNK, {**named, **release}),
         (END_PARENT, {**named, "reason": ""}),
         (MARK_ALONE, named),

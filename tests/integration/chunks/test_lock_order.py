@@ -163,7 +163,7 @@ def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engi
             ended.set()
 
     with engine.begin() as connection:
-        values = {"state": "done", "chunk_id": held.chunk_id, "fence": held.fence}
+        values = {"state": "done", "chunk_id": held.chunk_id, "fence": held.fence, "proof_id": None}
         connection.execute(FENCE, values)  # a commit's first statement
         threading.Thread(target=remove, daemon=True).start()
         wait_until_blocked(engine, ended)

@@ -24,7 +24,13 @@ from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, retry_job
-from vectormill.workers.proofs import begin_period, count_failed_periods, fail_period, prove_period
+from vectormill.workers.proofs import (
+    begin_period,
+    count_failed_periods,
+    fail_period,
+    prove_period,
+    prune_periods,
+)
 
 REASON = "its vector has changed to a cosine of 0.93000"
 FIND_CHUNKS = text("""
@@ -188,6 +194,25 @@ def test_chunks_that_cannot_be_encoded_again_are_suspect_and_listed(
     if obstacle == "cancelled":
         lines = [line for line in write_certificate_lines(engine, job.id) if b'"suspect": true' in line]
         assert len(lines) == 1
+
+
+def test_periods_go_after_the_retention_but_those_of_running_workers_and_those_to_be_repaired(
+    engine: Engine, periods: list[int]
+) -> None:
+    proven, failed, unended = periods
+    running = uuid4()
+    register_worker(engine, incarnation=running)
+    with engine.begin() as connection:
+        current = begin_period(connection, "w", running, SPEC.model, {})
+        fail_period(connection, failed, REASON)
+        assert prune_periods(connection, 3600) == 0
+        assert prune_periods(connection, -1) == 2
+        left = connection.execute(text("SELECT id FROM vectormill.proofs ORDER BY id")).scalars().all()
+    assert left == [failed, current], "the proven one and that of a worker that is gone"
+    Mender(engine).mend()
+    with engine.begin() as connection:
+        assert prune_periods(connection, -1) == 1
+    assert proven < failed < unended < current
 
 
 def test_a_chunk_that_was_retried_meanwhile_is_left_to_the_retry(engine: Engine, periods: list[int]) -> None:
