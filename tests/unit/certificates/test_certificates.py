@@ -34,7 +34,7 @@ from worker.certificates.measuring import (
     find_rank_agreement,
     list_combinations,
 )
-from worker.certificates.texts import make_texts
+from worker.certificates.texts import QUERY_CHARS, make_texts
 from worker.devices.described import describe_inventory
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
@@ -149,8 +149,11 @@ def test_texts_have_many_scripts_and_every_length_to_beyond_the_window() -> None
     scripts = {character for text in texts for character in text.decode()}
     for letter in ("é", "Σ", "ж", "ש", "ع", "न", "த", "ก", "ა", "水", "て", "간", "👍"):
         assert letter in scripts, letter
-    pairs = make_texts(replace(SPEC, task="score"), 25)
-    assert sum(b"\xff" in text for text in pairs) == len(pairs) // 2
+    mixed = make_texts(replace(SPEC, task="score", labels=("no", "yes")), 25)
+    assert sum(b"\xff" in text for text in mixed) == len(mixed) // 2
+    pairs = make_texts(replace(SPEC, task="score"), 25)  # without labels, nothing but pairs is read
+    assert all(len(text.split(b"\xff")[0].decode()) <= QUERY_CHARS for text in pairs)
+    assert len(pairs) == sum(b"\xff" in text for text in pairs)
 
 
 def test_agreement_is_the_cosine_of_vectors_and_the_difference_of_scores() -> None:

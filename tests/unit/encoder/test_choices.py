@@ -274,7 +274,8 @@ A_CPU, AMPERE, TURING, APPLE = device(CPU), device(CUDA, "sm_80"), device(CUDA, 
         ("mpnet", 64, AMPERE, "bf16", "padded", "relative position bias"),
         ("deberta-v2", 64, AMPERE, "bf16", "padded", "disentangled"),
         ("t5", 64, AMPERE, "bf16", "padded", "relative position bias"),
-        ("gemma2", 64, AMPERE, "bf16", "padded", "packing was not verified"),  # it caps its scores
+        ("gemma2", 64, AMPERE, "bf16", "padded", "it bounds its attention scores"),
+        ("phi3", 64, AMPERE, "bf16", "padded", "packing was not verified"),
         ("bert", 64, AMPERE, "fp32", "padded", "only 16-bit"),
         ("bert", 20, AMPERE, "bf16", "padded", "have 20"),  # not a multiple of 8
         ("llama", 264, AMPERE, "bf16", "padded", "have 264"),  # more than 256
@@ -294,7 +295,8 @@ def test_auto_packs_where_that_is_exact_and_says_why_elsewhere(
     ("model_type", "where", "precision"),
     [
         ("mpnet", A_CPU, "fp32"),  # not exact anywhere
-        ("gemma2", A_CPU, "fp32"),  # unknown anywhere
+        ("gemma2", A_CPU, "fp32"),  # nowhere
+        ("phi3", A_CPU, "fp32"),  # unknown anywhere
         ("bert", AMPERE, "fp32"),
         ("bert", TURING, "fp16"),
         ("bert", APPLE, "fp32"),
