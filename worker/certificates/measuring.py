@@ -30,7 +30,7 @@ from vectormill.domain.task import DENSE, RAW, VECTOR
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import EncodingOptions, make_spec
-from vectormill.models.weights import find_weights, list_small_files, list_weight_files
+from vectormill.models.weights import find_weights, list_small_files, list_weight_files, list_weights
 from vectormill.moments import format_moment
 from vectormill.processes.lifetimes import die_with_parent
 from worker.certificates.certificate import (
@@ -47,7 +47,16 @@ from worker.certificates.certificate import (
 from worker.certificates.texts import make_texts
 from worker.devices.device import CPU, Device, Inventory, parse_devices
 from worker.encoder.backends import BACKENDS
-from worker.encoder.choice import PACKED, PADDED, PRECISIONS, AttentionShape, choose_precision, find_obstacle
+from worker.encoder.choice import (
+    NUMPY,
+    PACKED,
+    PADDED,
+    PRECISIONS,
+    AttentionShape,
+    choose_precision,
+    choose_static_precision,
+    find_obstacle,
+)
 from worker.encoder.encoder import AUTO
 from worker.engine.engine import CANARIES, Engine
 from worker.engine.request import EncodeRequest, EncodeResult
@@ -114,6 +123,11 @@ def choose_spec(card: ModelCard, max_tokens: int | None = None) -> EncodingSpec:
             f"{card.name} extracts records, and there is no reference for them: its authors' code is not part of any "
             "library. Its answers to published texts are compared in tests/contract."
         )
+    if card.static is not None and card.static.is_model2vec:
+        raise UnsupportedModel(
+            f"{card.name} is a table of model2vec, whose authors' package is not installed with workers, and which "
+            "sentence-transformers reads by other rules. Its kind is compared with that package in tests/contract."
+        )
     if DENSE not in card.outputs:
         raise UnsupportedModel(
             f"{card.name} computes {', '.join(card.outputs)}, and a certificate compares dense vectors or scores. Its "
@@ -130,6 +144,11 @@ def list_combinations(card: ModelCard, choices: Choices, inventory: Inventory) -
     Of equal devices only the first is measured. Raises ConfigurationError for unknown devices, and ModelError
     for a precision that a device would emulate, if it was asked for.
     """
+    if card.static is not None:  # there is one way
+        yield Combination(
+            NUMPY, choose_static_precision(choices.precision or AUTO).value, AUTO, REPLICATE, CPU
+        )
+        return
     shape = find_shape(card)
     devices = parse_devices(choices.devices, inventory)
     for device in {each.description: each for each in reversed(devices)}.values():
@@ -401,7 +420,7 @@ def _find_neighbours(vectors: NDArray[np.float32]) -> NDArray[np.int64]:
 
 def digest_files(card: ModelCard) -> dict[str, str]:
     """Return the SHA-256 of each file that a model's results depend on, by its path within the model."""
-    weights = find_weights(card.path, card.name)
+    weights = find_weights(card.path, card.name) if card.static is None else list_weights(card.path)
     digests = {}
     for path in [*list_small_files(card.path), *list_weight_files(card.path, weights)]:
         with path.open("rb") as file:

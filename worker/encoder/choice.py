@@ -64,6 +64,9 @@ def choose_extraction_precision(wanted: str, device: Device) -> Choice:
     return chosen
 
 
+NUMPY: Final = "numpy"  # which adds up static embeddings, and is no backend for other models
+
+
 def choose_static_precision(wanted: str) -> Choice:
     """Choose fp32. Raises ModelError if another precision is requested."""
     if wanted not in (AUTO, FP32):

@@ -18,7 +18,7 @@ from vectormill.models.weights import read_header, read_header_bytes
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU
-from worker.encoder.choice import choose_static_precision
+from worker.encoder.choice import NUMPY, choose_static_precision
 from worker.encoder.encoder import (
     AUTO,
     Choice,
@@ -29,7 +29,6 @@ from worker.encoder.encoder import (
     device_choice,
 )
 
-BACKEND: Final = "numpy"
 # The rows that are gathered at once: a megabyte of 256 numbers each, which stays in the cache of a core.
 BLOCK_TOKENS: Final = 1024
 
@@ -41,7 +40,7 @@ class StaticEncoder(DirectEncoder):
         """Map the table. Raises ModelError for an option that is not supported."""
         start = time.perf_counter()
         assert order.card.static is not None
-        if order.backend != AUTO:
+        if order.backend not in (AUTO, NUMPY):
             raise ModelError(f"Static embeddings need no backend such as {order.backend}; use auto.")
         if order.device.kind != CPU:
             raise ModelError(
@@ -56,7 +55,7 @@ class StaticEncoder(DirectEncoder):
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
-            backend=Choice(BACKEND, "static embeddings are added up without a framework"),
+            backend=Choice(NUMPY, "static embeddings are added up without a framework"),
             precision=precision,
             attention="none",
             num_threads=1,

@@ -81,7 +81,10 @@ def _load_with_sentence_transformers(card: ModelCard, spec: EncodingSpec) -> Enc
         model_kwargs={"attn_implementation": "eager", "dtype": torch.float32},
         **OFFLINE,
     )
-    model.max_seq_length = spec.max_tokens
+    if card.static is None:
+        model.max_seq_length = spec.max_tokens
+    else:
+        model[0].tokenizer.enable_truncation(spec.max_tokens)
 
     def encode(text: bytes) -> NDArray[np.float32]:
         options = {"prompt": spec.prompt, "show_progress_bar": False}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.classifiers import write_classifier
 from tests.models import DEVICE, TinyModels
+from tests.static_models import GOLDEN, write_static
 from vectormill.cli.app import main
 from vectormill.domain.errors import ModelError
 from vectormill.models.registry import open_registry
@@ -89,6 +90,21 @@ def check_workers(model: Path, path: Path, cache_dir: Path) -> None:
             check_loaded(engine, replace(certificate, known=wrong))
     finally:
         engine.stop()
+
+
+def test_static_embeddings_are_certified_in_the_one_way_that_they_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
+    model = write_static(tmp_path / "model", normalize=True)
+    assert run("certify", str(model), "--json") == 0
+    written = json.loads(capsys.readouterr().out)
+    (each,) = written["measurements"]
+    assert each["smallest"] > each["bound"] == 0.9999
+    assert any(name.endswith("model.safetensors") for name in written["files"])
+    assert any(name.endswith("tokenizer.json") for name in written["files"])
+    assert run("certify", str(GOLDEN / "whole")) == 2
+    assert "which sentence-transformers reads by other rules" in capsys.readouterr().err
 
 
 @pytest.mark.tail
