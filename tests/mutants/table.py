@@ -22,6 +22,7 @@ REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
 ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 MENDING: Final = "tests/integration/jobs/test_mending.py"
 PROOFS: Final = "tests/integration/engine/test_proofs.py"
+SEARCH_OUTPUTS: Final = "tests/integration/search/test_search_outputs.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
 PARTITIONS: Final = "tests/integration/jobs/test_partitions.py"
@@ -1142,9 +1143,43 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "rows that share no word with a sparse query are found",
+        "vectormill/search/query_vectors.py",
+        'conditions=(f"({SPARSE_DISTANCE}) < 0",),',
+        "conditions=(),",
+        (f"{SEARCH_OUTPUTS}::test_by_sparse_weights_the_largest_inner_products_come_first",),
+    ),
+    Mutant(
+        "MaxSim counts the best token of a query alone",
+        "vectormill/search/late_interaction.py",
+        "axis=0).sum(axis=1)",
+        "axis=0).max(axis=1)",
+        (f"{SEARCH_OUTPUTS}::test_multi_vectors_alone_compare_every_row[100]",),
+    ),
+    Mutant(
+        "a tile has as many rows as a batch has texts of its length",
+        "worker/encoder/reproducible.py",
+        "num_rows = max(1, TILE_TOKENS // length)\n            for",
+        "num_rows = len(places)\n            for",
+        (
+            "tests/contract/test_reproducible.py::"
+            "test_tiles_have_one_shape_and_a_model_for_which_that_is_not_enough_is_refused",
+        ),
+    ),
+    Mutant(
+        "a view keeps the columns of outputs that its generation lacks",
+        "vectormill/collections/views.py",
+        "[name for name in OUTPUT_COLUMNS.values() if name not in kept] if is_shown else []",
+        "[]",
+        (
+            "tests/integration/collections/test_representations.py::"
+            "test_a_collection_gets_more_outputs_by_a_build",
+        ),
+    ),
+    Mutant(
         "a part counts although its chunk's fence has moved on",
         "vectormill/jobs/completion.py",
-        "        _end_under_fence(connection, claim, DONE)\n        record(connection)",
+        "        _end_under_fence(connection, claim, DONE, outcome.proof_id)\n        record(connection)",
         "        record(connection)",
         (f"{CONTRACT}::test_whoever_lost_the_lease_writes_nothing[ChunksToStorage]",),
     ),
