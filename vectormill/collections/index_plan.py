@@ -162,7 +162,7 @@ def plan_index(
     wishes: IndexSettings,
     room: ServerCapacity,
     *,
-    has_vectors: bool = True,
+    lacking: str = "",
     is_live: bool,
     least_rows: int,
     memory_share: float,
@@ -172,8 +172,8 @@ def plan_index(
     Policy `auto` builds an index from `least_rows` on. The build may take `memory_share` of the server's free memory,
     or its maintenance_work_mem if that is more; on a live generation a quarter of the cores is left to searches.
     """
-    if not has_vectors:
-        return _no_index("An HNSW index needs dense vectors, which the collection does not have.")
+    if lacking:
+        return _no_index(f"An HNSW index needs vectors, but the collection contains {lacking}.")
     if wishes.policy == NO_INDEX:
         return _no_index("The collection's policy is none: every search reads all rows.")
     operator_class, reason = find_operator_class(vector_type, dimensions)

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.collection import LIVE, VECTORS, Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.index_plan import IndexPlan, IndexSettings, ServerCapacity, plan_index
 from vectormill.db.parameters import to_jsonb
@@ -441,13 +441,18 @@ def plan_for(
         vector_type,
         wishes,
         read_server_room(connection),
-        has_vectors=generation.spec.has_output(DENSE),
+        lacking="" if generation.spec.has_output(DENSE) else describe_lack(generation),
         is_live=generation.state == LIVE,
         least_rows=settings.index_rows,
         memory_share=settings.index_memory_share,
     )
     worn = share_removed(record, num_removed)
     return PlannedIndex(kept, wishes, plan, vector_type, num_rows, num_removed, worn, record)
+
+
+def describe_lack(generation: Generation) -> str:
+    """Return what a generation without dense vectors contains instead."""
+    return f"only {generation.spec.outputs}" if generation.kind == VECTORS else generation.kind
 
 
 READ_SETTINGS: Final = text("""

@@ -48,7 +48,7 @@ class Embed:
         self._tokenizer = tokenizer
         self._gives_vectors = gives_vectors
         self._canary_bits = find_bits(card.outputs)
-        self._canary_tokens = 0
+        self._canary_tokens: set[int] = set()
 
     @property
     def dimension(self) -> int:
@@ -58,7 +58,7 @@ class Embed:
     def canary(self, text: str) -> Mapping[str, Ragged]:
         """Return the inputs of a text that asks for all outputs of the model."""
         inputs = self._tokenizer.tokenize([text], self._card.max_tokens, truncate=True).inputs
-        self._canary_tokens = len(inputs[INPUT_IDS].values)
+        self._canary_tokens.add(len(inputs[INPUT_IDS].values))
         if not self._canary_bits:
             return inputs
         return {**inputs, OUTPUTS: Ragged.from_scalars(np.array([self._canary_bits], np.int32))}

@@ -136,11 +136,13 @@ def find_turned(results: Ragged, expected: Values, least: float = SMALLEST_COSIN
         return "" if is_same else "its answer has changed"
     if not np.isfinite(results.covered).all() or not np.isfinite(expected).all():
         return "its vector is not finite"
-    size = max(float(np.linalg.norm(expected)), SMALLEST_SIZE)
+    size = float(np.linalg.norm(expected))
+    if not size:  # a table of rows has the vector 0 for a text of unknown words
+        return "its vector is not 0 any more" if results.covered.any() else ""
     if (results.lengths == len(expected)).all():
         vectors = results.matrix
         sizes = np.maximum(np.linalg.norm(vectors, axis=1), SMALLEST_SIZE)
-        cosine = float((vectors @ expected / (sizes * size)).min())
+        cosine = float((vectors @ expected / (sizes.astype(np.float64) * size)).min())
         return f"its vector has changed to a cosine of {cosine:.5f}" if cosine < least else ""
     sizes = np.array([np.linalg.norm(results.row(index)) for index in range(len(results))])
     change = float(np.abs(sizes / size - 1).max())

@@ -1,6 +1,6 @@
 """Requests for other outputs than a dense vector: from a model's rows to the packed form of representations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,20 +152,27 @@ def is_finite_whole(outputs: RawOutputs) -> bool:
 
 
 def find_changed_outputs(
-    results: Ragged, expected: "NDArray[Any]", bits: int, num_tokens: int, card: ModelCard
+    results: Ragged, expected: "NDArray[Any]", bits: int, counts: Iterable[int], card: ModelCard
 ) -> str:
     """Return what is wrong with rows of one text that were computed again; empty if nothing is.
+
+    `counts` are the numbers of tokens that the text may have; only one fits the length of its row.
 
     Vectors are compared by their direction, each token's alone, and sparse weights by their values: rounding may
     make a small one appear or vanish.
     """
-    try:
-        before, *now = (
-            read_row(row, bits, num_tokens, card)
-            for row in (expected, *(results.row(index) for index in range(len(results))))
-        )
-    except ValueError as error:
-        return f"its answer cannot be read: {error}"
+    flaw = ""
+    for num_tokens in counts:
+        try:
+            before, *now = (
+                read_row(row, bits, num_tokens, card)
+                for row in (expected, *(results.row(index) for index in range(len(results))))
+            )
+            break
+        except ValueError as error:
+            flaw = f"its answer cannot be read: {error}"
+    else:
+        return flaw
     flaws = (_compare(each, before, card.sparse_dimensions) for each in now)
     return next((flaw for flaw in flaws if flaw), "")
 

@@ -358,7 +358,7 @@ def test_query_parameters_count_before_what_a_json_body_says(client: httpx.Clien
     [
         ("bert-base-uncased", "BertForMaskedLM", "a masked language model"),
         ("my-reranker", "Qwen3ForCausalLM", "a generative reranker"),
-        ("colbertv2.0", "HF_ColBERT", "a late-interaction model (ColBERT)"),
+        ("tagger", "BertForTokenClassification", "a model that labels tokens"),
     ],
 )
 def test_a_model_that_nothing_says_how_to_encode_is_refused_by_what_it_is_and_makes_no_job(

@@ -222,7 +222,7 @@ def test_models_and_workers_are_listed_with_what_they_chose_and_why(
 ) -> None:
     beat(engine)
     assert run("models") == 0
-    assert capsys.readouterr().out.startswith(f"{DEFAULT_MODEL}\tembed\t384\t256\t")
+    assert capsys.readouterr().out.startswith(f"{DEFAULT_MODEL}\tembed\tdense\t384\t256\t")
     assert run("workers") == 0
     assert "\topenvino (the faster backend on CPUs)\t" in capsys.readouterr().out
     assert run("status") == 0
@@ -330,7 +330,7 @@ def test_a_model_that_cannot_encode_is_told_before_a_stack_is_started(
     for architecture, words in (
         ("BertForMaskedLM", "a masked language model"),
         ("Qwen2ForCausalLM", "a causal language model"),
-        ("HF_ColBERT", "a late-interaction model (ColBERT), which keeps a vector for each token"),
+        ("BertForTokenClassification", "a model that labels tokens"),
     ):
         config = {"model_type": "bert", "hidden_size": 4, "max_position_embeddings": 64}
         model = write_model(tmp_path / architecture, config=config | {"architectures": [architecture]})

@@ -148,3 +148,11 @@ def test_cells_are_the_same_and_their_logits_nearly(row: list[float], flaw: str)
 
 def test_the_known_text_of_an_extraction_has_cells_whatever_the_model_finds() -> None:
     assert Extract(RexUniNLU(GOLDEN / "model")).canary("a text").get(IS_BLANK) is not None
+
+
+def test_a_known_text_with_the_vector_0_must_keep_it() -> None:
+    zero = np.zeros(3, np.float32)
+    assert not find_turned(rows_of([[0, 0, 0], [0, 0, 0]]), zero)
+    assert "not 0 any more" in find_turned(rows_of([[0, 0, 0], [0, 1, 0]]), zero)
+    tiny = np.array([1e-30, 0, 0], np.float32)
+    assert "cosine of 0.0" in find_turned(rows_of([[0, 0, 0]]), tiny)
