@@ -21,7 +21,7 @@ from worker.devices.device import CPU
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
 
 # The size of a tile. A smaller one wastes less where few texts are of one length, a larger one computes faster.
-TILE_TOKENS: Final = 256
+TILE_TOKENS: Final = 128
 # The lengths of the tiles that are compared at load.
 PROBED_LENGTHS: Final = (5, 16, 50, 120)
 # The ids in the compared tiles are below this; the words do not matter.
