@@ -30,9 +30,8 @@ def end_fill(context: RunContext, generation_id: int) -> None:
 
     def pause(seconds: float) -> None:
         context.check()
-        time.sleep(
-            seconds
-        )  # between two tries for a lock; a run that was cancelled or lost ends before the next one
+        # This waits between two tries for a lock. A run that was cancelled or lost ends before the next one.
+        time.sleep(seconds)
 
     def act(step: Callable[[Connection, Generation], None]) -> Generation:
         def hold_and_act(connection: Connection) -> Generation:

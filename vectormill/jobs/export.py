@@ -102,10 +102,12 @@ B = TypeVar("B", VectorBlock, RecordBlock)
 
 
 class Read(Protocol):
-    """What was read of one chunk: it ends at a position in the job."""
+    """The items of one chunk that were read from a job."""
 
     @property
-    def end(self) -> int: ...
+    def end(self) -> int:
+        """Return the position in the job after the last item."""
+        ...
 
 
 R = TypeVar("R", bound=Read)

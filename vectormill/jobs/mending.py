@@ -41,8 +41,9 @@ LOCK_CHUNK = text("""
      WHERE id = :chunk_id AND proof_id = :period AND state = 'done' FOR NO KEY UPDATE
 """)
 
-# What is needed to encode the chunk again, and whether something was already made of the results that is not
-# made anew: an output in an object store, the answers of a batch, or a generation that is not read any more.
+# This reads the texts, without which the chunk cannot be encoded again, and whether something was already made of the
+# results that is not made anew: an output in an object store, the answers of a batch, or a generation that is not read
+# any more.
 FIND_OBSTACLES = text(f"""
     SELECT payload.items,
            EXISTS (SELECT 1 FROM vectormill.job_outputs WHERE job_outputs.id = jobs.id) AS has_output,

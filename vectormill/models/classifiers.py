@@ -18,7 +18,7 @@ from vectormill.models.rerankers import Template
 
 SUFFIX: Final = "ForSequenceClassification"
 GENERATIVE: Final = "ForCausalLM"
-# What the one number of a reranker means.
+# The label of a reranker, whose single number says how relevant a document is to a query.
 RELEVANCE: Final = "relevance"
 STRUCTBERT: Final = "SbertForSequenceClassification"
 

@@ -35,7 +35,7 @@ MOST_TOKENS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class GlinerConfig:
-    """What distinguishes one GLiNER from another.
+    """The properties in which one GLiNER differs from another.
 
     `encoder` is the configuration of the transformer. A span has at most `max_width` words, and a window `max_words`.
     Each label follows a `marker`, whose hidden state represents it, or with `reads_label` that of the token behind

@@ -1,4 +1,4 @@
-"""What a model's files say of its sparse and multi-vector heads. Reads no weights and imports no framework.
+"""Read from a model's files which sparse and multi-vector heads it has. Reads no weights and imports no framework.
 
 These layouts are known: bge-m3, with a linear layer for each head beside its weights; SPLADE as
 sentence-transformers writes it, or as a plain masked language model; ColBERT as Stanford, PyLate and

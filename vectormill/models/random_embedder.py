@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vectormill.models.random_extractor import TOKENIZER_FILES, Shapes, write_weights
+from vectormill.models.random_extractor import TOKENIZER_FILES, Shapes, list_layers, write_weights
 from vectormill.models.weights import COLBERT_LINEAR, SPARSE_LINEAR
 
 
@@ -88,8 +88,5 @@ def list_shapes(shape: EmbedderShape, num_ids: int) -> Shapes:
         linear[f"{layer}.intermediate.dense"] = (wide, size)
         linear[f"{layer}.output.dense"] = (size, wide)
         norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    for name, sides in linear.items():
-        shapes |= {f"{name}.weight": sides, f"{name}.bias": sides[:1]}
-    for name in norms:
-        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+    shapes |= list_layers(linear, norms, size)
     return shapes

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -87,11 +87,21 @@ def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
     }
 
 
+def list_layers(linear: Shapes, norms: Sequence[str], size: int) -> Shapes:
+    """Return the shapes of the weights and biases of linear layers, by name, and of layer norms of this size."""
+    shapes: Shapes = {}
+    for name, sides in linear.items():
+        shapes |= {f"{name}.weight": sides, f"{name}.bias": sides[:1]}
+    for name in norms:
+        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+    return shapes
+
+
 def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
     """Return the shapes of all tensors of the published layout; `num_rows` is the vocabulary size."""
     size, wide = shape.hidden_size, shape.intermediate_size
     shapes: Shapes = {"plm.embeddings.word_embeddings.weight": (num_rows, size)}
-    linear = {"ffnq": (size, size), "ffnk": (size, size)}
+    linear: Shapes = {"ffnq": (size, size), "ffnk": (size, size)}
     norms = ["plm.embeddings.LayerNorm", "plm.encoder.LayerNorm", "plm.encoder.conv.LayerNorm"]
     for number in range(shape.num_layers):
         layer = f"plm.encoder.layer.{number}"
@@ -100,10 +110,7 @@ def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
         linear[f"{layer}.intermediate.dense"] = (wide, size)
         linear[f"{layer}.output.dense"] = (size, wide)
         norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    for name, sides in linear.items():
-        shapes |= {f"{name}.weight": sides, f"{name}.bias": sides[:1]}
-    for name in norms:
-        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+    shapes |= list_layers(linear, norms, size)
     shapes["plm.encoder.rel_embeddings.weight"] = (2 * NUM_BUCKETS, size)
     shapes |= {"plm.encoder.conv.conv.weight": (size, size, KERNEL), "plm.encoder.conv.conv.bias": (size,)}
     shapes["rotary_emb.freqs"] = (size // 2,)

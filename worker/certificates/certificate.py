@@ -23,7 +23,7 @@ from worker.tasks.finishing import PROMISE, PROMISE_FP32
 
 FORMAT: Final = "vectormill certificate 1"
 FOLDER: Final = "certificates"
-# Of vectors with the switch fp8 (invariant 5 in docs/ARCHITECTURE.md).
+# The least cosine of vectors that are computed with the switch fp8 (invariant 5 in docs/ARCHITECTURE.md).
 PROMISE_FP8: Final = 0.99
 # The least agreement of scores in 16 bit and with compressed weights, as for samples of runs.
 PROMISE_OF_SCORES: Final = 0.98
@@ -99,7 +99,7 @@ class Unmeasured:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What the results depend on besides the model: libraries with versions, the processor, and devices."""
+    """The circumstances that results depend on besides the model: versions of libraries, processor and devices."""
 
     libraries: Mapping[str, str]
     processor: str

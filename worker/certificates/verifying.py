@@ -19,7 +19,7 @@ from worker.settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What differs from a certificate: failures, and notes on circumstances, both as sentences.
+    """The differences from a certificate: failures, and notes on circumstances, both as sentences.
 
     `found` is what was measured now; None if the model is another one, so that nothing was measured.
     """

@@ -17,7 +17,7 @@ from worker.identity import WorkerIdentity
 
 logger = logging.getLogger(__name__)
 
-# What a period keeps of a worker's report: what its results depend on.
+# A period keeps these entries of a worker's report, which its results depend on.
 KEPT: Final = ("revision", "pooling", "device", "backend", "precision", "attention", "switches")
 RETRY_SECONDS: Final = 1.0
 
@@ -112,6 +112,7 @@ class Prover:
                         fail_period(connection, period, flaw)
             except DATABASE_ERRORS as error:
                 logger.warning("The fault could not be recorded; retrying: %s", error)
+                # The worker ends after this thread, so nothing else waits, and no stop may skip the note of the fault.
                 time.sleep(RETRY_SECONDS)
             else:
                 return

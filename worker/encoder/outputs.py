@@ -29,7 +29,7 @@ def find_bits(outputs: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WantedOutputs:
-    """What a batch of n sequences asks for. Only outputs that some sequence asks for have entries.
+    """The outputs that a batch of n sequences asks for. Only outputs that some sequence asks for have entries.
 
     `places` [tokens] are the hidden states that a head reads, as indices into those of the batch in one row, and
     `lengths` the number of them of each sequence that asks for it.

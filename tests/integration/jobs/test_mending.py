@@ -1,4 +1,4 @@
-"""What a worker committed since its last good proof is encoded again, each row in its place, and nothing else is."""
+"""Tests that exactly the chunks which a worker committed since its last good proof are encoded again, in place."""
 
 from collections.abc import Sequence
 from uuid import UUID, uuid4

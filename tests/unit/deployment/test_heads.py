@@ -1,4 +1,4 @@
-"""What the registry reads of sparse and multi-vector models."""
+"""Tests of the cards that the registry reads from the files of sparse and multi-vector models."""
 
 import json
 from pathlib import Path
