@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import LAST_TOKEN, MEAN, ModelCard, read_model_card
+from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
+from vectormill.models.poolings import LAST_TOKEN, MEAN
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.models.weights import find_weights
 from worker.tokens.tokenizer import Tokenizer

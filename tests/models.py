@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from tests.processors import with_bf16, without_bf16
 from vectormill.domain.errors import UnsupportedModel
-from vectormill.models.model_card import POOLING_NAMES, ModelCard, parse_pooling
+from vectormill.models.model_card import ModelCard
+from vectormill.models.poolings import POOLING_NAMES, parse_pooling
 from vectormill.models.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
 from worker.batching.batch import Batch

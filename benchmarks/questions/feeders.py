@@ -23,7 +23,8 @@ from benchmarks.texts import ExactTexts
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.jobs.bottleneck import STAGES
-from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
 from worker.devices.device import CPU
 
 NUM_WORKERS: Final = (1, 2, 4, 8)

@@ -24,7 +24,8 @@ from benchmarks.models import SHAPES, VOCABULARY, ModelCost, write_random_model
 from benchmarks.placed import Ids, PlacedModel, plan_replica
 from benchmarks.tables import MEBIBYTES, NUMBER, RATIO, Report, Spread, Table
 from benchmarks.turns import FAILURES, find_last_line
-from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, parse_devices
 from worker.encoder.choice import FP32, PACKED, choose_precision

@@ -16,7 +16,8 @@ from benchmarks.texts import list_docstrings
 from vectormill.cli.stack import workplace
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
-from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
 from vectormill.models.random_embedder import M3, SMALL, write_random_embedder
 from vectormill.models.specs import make_spec
 from worker.engine.engine import Engine

@@ -34,7 +34,7 @@ from vectormill.models.embedders import (
     REPOSITORY_CODE,
 )
 from vectormill.models.families import FAMILIES
-from vectormill.models.model_card import POOLING_NAMES
+from vectormill.models.poolings import POOLING_NAMES
 from vectormill.models.rerankers import RERANKERS
 from vectormill.runs import run
 from worker.encoder.backends import BACKENDS

@@ -15,7 +15,9 @@ from transformers import AttentionInterface
 
 from tests.contract.packed_models import make_sequences
 from tests.contract.waits import RefusesWaiting
-from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
+from vectormill.settings import ModelEntry
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, PADDED
@@ -84,7 +86,7 @@ def read_card(folder: Path) -> ModelCard:
     """Vectors are of two poolings; a head says itself what it reads."""
     gives_vectors = "labels" not in folder.name and folder.name not in EXTRACTING
     pooling = "mean+last_token" if gives_vectors else None
-    return read_model_card(folder.name, folder, pooling=pooling)
+    return read_model_card(folder.name, folder, ModelEntry(path=str(folder), pooling=pooling))
 
 
 def read_num_layers(folder: Path) -> int:

@@ -29,7 +29,7 @@ from tests.processors import with_bf16
 from tests.rerankers import DATA, SPECIAL_TOKENS
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import FAMILIES
-from vectormill.models.model_card import POOLING_NAMES, parse_pooling
+from vectormill.models.poolings import POOLING_NAMES, parse_pooling
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino import conversion
 

@@ -20,9 +20,11 @@ from tests.models import packaged_model, read_card
 from tests.representations import write_masked_language_model
 from tests.rexuninlu import GOLDEN, extract_of, find_case, load
 from vectormill.models.families import FAMILIES
-from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
 from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.ragged import Ragged
+from vectormill.settings import ModelEntry
 from worker.batching.batch import OUTPUTS, TYPE_SEGMENTS, Batch
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder import outputs
@@ -54,7 +56,7 @@ BATCHES = {
 def save_model(directory: Path, name: str) -> ModelCard:
     make_transformer(name).save_pretrained(directory)
     (directory / "tokenizer.json").write_text(TOKENIZER)
-    return read_model_card(name, directory, pooling=POOLINGS)
+    return read_model_card(name, directory, ModelEntry(path=name, pooling=POOLINGS))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.models import TinyModels
-from vectormill.models.model_card import read_model_card
+from tests.rerankers import read_card
+from vectormill.models.layouts import read_model_card
 from worker.placement.model_shape import has_weights
 from worker.plan import find_shape
 
@@ -20,7 +21,7 @@ def test_a_configuration_alone_gives_the_shape_that_the_weights_have(
 ) -> None:
     whole = models.transformer(architecture)
     shutil.copy(whole / "config.json", tmp_path)
-    read = find_shape(read_model_card("whole", whole, pooling="mean"))
+    read = find_shape(read_card(whole, pooling="mean"))
     card = read_model_card("outlined", tmp_path, needs_weights=False, must_encode=False)
     assert not has_weights(card)
     outlined = find_shape(card)

@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.contract.rank_program import DEVICE, NUM_LAYERS, batches, stage_layers
 from tests.contract.ranks import run_ranks
+from tests.rerankers import read_card
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import read_model_card
 from worker.devices.device import device_environment
 from worker.encoder import switches
 from worker.encoder.choice import PACKED, PADDED
@@ -67,7 +67,7 @@ def load_all(number: int, world_size: int, folder: Path) -> None:
     found: dict[str, Any] = {}
     vectors: dict[str, Any] = {}
     is_last = number == world_size - 1
-    card = read_model_card("bert", folder / "bert", pooling="mean+last_token")
+    card = read_card(folder / "bert", pooling="mean+last_token")
 
     def load(strategy: str, attention: str, *, has_card: bool = True) -> ShardEncoder:
         device = replace(DEVICE, features=frozenset({CARD_FEATURE}) if has_card else frozenset())

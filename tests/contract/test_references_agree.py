@@ -11,7 +11,7 @@ from tests.rerankers import rank, write_cross_encoder, write_reranker
 from tests.rerankers import read_card as read_reranker
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import join_pair, split_pair
-from vectormill.models.model_card import POOLING_NAMES
+from vectormill.models.poolings import POOLING_NAMES
 from vectormill.models.registry import EncodingOptions, make_spec
 from worker.certificates.measuring import choose_library
 from worker.certificates.texts import make_texts

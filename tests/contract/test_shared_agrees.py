@@ -32,7 +32,7 @@ from tests.contract.ranks import run_ranks
 from tests.rexuninlu import GOLDEN, describe, list_sequences, read_records, summarize
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_layout
-from vectormill.models.model_card import read_model_card
+from vectormill.models.layouts import read_model_card
 from vectormill.ragged import Ragged
 from worker.devices.device import CPU, Device, device_environment
 from worker.encoder.backends import load_encoder

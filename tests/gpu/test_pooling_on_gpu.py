@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.gpu.devices import DEVICES
-from vectormill.models.model_card import POOLING_NAMES
+from vectormill.models.poolings import POOLING_NAMES
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 from worker.model.pooling import pool_hidden_states, pool_packed_states

@@ -493,8 +493,8 @@ MUTANTS: Final = (
     Mutant(
         "adapters that nobody chose are left out",
         "vectormill/models/embedders.py",
-        "        raise UnsupportedModel(refuse_adapters(name, adapters))\n",
-        "        pass\n",
+        "    if files.must_encode:\n        raise UnsupportedModel(refusal)\n",
+        "",
         (f"{REFUSED}::test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_given",),
     ),
     Mutant(

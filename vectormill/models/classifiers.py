@@ -76,6 +76,18 @@ def read_classifier(
     return Classifier(architecture, pooling, labels, _read_activation(directory, config, len(labels)), own)
 
 
+def require_template(name: str, classifier: Classifier | None, wanted: str | None) -> Template | None:
+    """Return the template of a reranker. Raise ModelError if one is `wanted` for another kind of model."""
+    template = None if classifier is None else classifier.template
+    if wanted is not None and template is None:
+        raise ModelError(
+            f"The model {name!r} is no reranker to which a template applies: it has neither an architecture "
+            "…ForCausalLM nor a head with one label, or a pooling is set for it. Remove template from its entry in "
+            "VECTORMILL_MODELS."
+        )
+    return template
+
+
 def is_structbert(config: Mapping[str, Any]) -> bool:
     """Return True for a StructBERT.
 

@@ -1,15 +1,16 @@
-"""Decide which models can be encoded without a `modules.json`, and explain why others cannot. Reads no files.
+"""Decide which models can be encoded without a `modules.json`, and explain why others cannot.
 
 A transformer gives a vector for each token. Which of them make the vector of a text depends on how the model
 was trained, and a wrong guess silently gives wrong vectors.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from vectormill.domain.errors import UnsupportedModel
+from vectormill.models.model_files import SPLADE, ModelFiles
 from vectormill.models.rerankers import RERANKERS
 
 # Authors pool one architecture in different ways: BERT with the mean
@@ -209,15 +210,14 @@ def find_head(tensors: Collection[str]) -> Head | None:
     return Head(f"a language-model head ({words[0]})", judges=False) if words else None
 
 
-def require_known_code(name: str, config: Mapping[str, Any]) -> None:
+def require_known_code(files: ModelFiles) -> None:
     """Raise UnsupportedModel for a model of REPOSITORY_CODE."""
-    architecture = find_architecture(config)
     for row in REPOSITORY_CODE:
-        is_it = architecture.startswith(row.architecture) and (row.key in config or not row.key)
-        if is_it and "auto_map" in config:
+        is_it = files.architecture.startswith(row.architecture) and (row.key in files.config or not row.key)
+        if is_it and "auto_map" in files.config:
             raise UnsupportedModel(
-                f"The model {name!r} is {row.what} ({architecture}), whose code comes with its repository and is never "
-                f"run; {row.way}."
+                f"The model {files.name!r} is {row.what} ({files.architecture}), whose code comes with its repository "
+                f"and is never run; {row.way}."
             )
 
 
@@ -226,59 +226,43 @@ def find_plain_embedder(architecture: str, head: Head | None) -> PlainEmbedder |
     return None if head is not None else PLAIN_EMBEDDERS.get(architecture)
 
 
-def refuse_plain(name: str, path: str, config: Mapping[str, Any], head: Head | None) -> str:
+def refuse_plain(files: ModelFiles, head: Head | None) -> str:
     """Return the error for a model that does not say how to encode, naming the task or option to use."""
-    purpose, reader = describe_purpose(f"{name} {path}", config)
-    what = f"The model {name!r} is {purpose}"
-    if head is not None and find_architecture(config) in PLAIN_EMBEDDERS:
+    purpose, reader = describe_purpose(files)
+    what = f"The model {files.name!r} is {purpose}"
+    if head is not None and files.architecture in PLAIN_EMBEDDERS:
         what += f", but its weights include {head.purpose}, which would be ignored"
     way = (
         "nothing defines how its tokens become the vector of a text: it has no modules.json. If it was trained to "
-        f'embed texts, set its pooling in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
+        f'embed texts, set its pooling in VECTORMILL_MODELS: {{"{files.name}": {{"path": …, "pooling": "mean"}}}}'
     )
     return f"{what}; {reader + ', and ' if reader else ''}{way}."
 
 
-def find_adapters(config: Mapping[str, Any]) -> str:
-    """Return in words the task-specific adapters of a model, which are not supported; empty if it has none.
+def judge_adapters(files: ModelFiles) -> tuple[str, ...]:
+    """Return notes on a model's adapters for tasks; empty if it has none.
 
-    jinaai/jina-embeddings-v3 lists them in its config.json. The transformers class for its conversion (…-hf)
+    Raise ModelError if it has some and neither an adapter nor a pooling is registered, unless it is only planned
+    for. jinaai/jina-embeddings-v3 lists them in its config.json. The transformers class for its conversion (…-hf)
     has no adapters, so this is decided by the architecture.
     """
-    named = config.get("lora_adaptations") or []
-    if named or find_architecture(config) == "JinaEmbeddingsV3Model":
-        names = f" ({', '.join(map(str, named))})" if named else ""
-        return f"an adapter (LoRA) for each task{names}"
-    return ""
-
-
-def refuse_adapters(name: str, adapters: str) -> str:
-    """Return the error sentence for a model whose vectors need an adapter, which cannot be selected here."""
-    return (
-        f"The model {name!r} was trained with {adapters}, and none is chosen: without it the vectors would differ. "
-        "Take its conversion for transformers (jinaai/jina-embeddings-v3-hf), whose adapters are folders, and name one "
-        f'in VECTORMILL_MODELS: {{"{name}": {{"path": …, "adapter": "retrieval_query"}}}}'
+    if files.entry.adapter is not None:
+        return (f"The adapter {files.entry.adapter} is merged into its weights.",)
+    named = ", ".join(map(str, files.config.get("lora_adaptations") or []))
+    if not named and files.architecture != "JinaEmbeddingsV3Model":
+        return ()
+    adapters = f"an adapter (LoRA) for each task{f' ({named})' if named else ''}"
+    if files.pooling is not None:
+        return (f"Such a model is trained with {adapters}; adapters outside its weights are ignored.",)
+    refusal = (
+        f"The model {files.name!r} was trained with {adapters}, and none is chosen: without it the vectors would "
+        "differ. Take its conversion for transformers (jinaai/jina-embeddings-v3-hf), whose adapters are folders, and "
+        f'name one in VECTORMILL_MODELS: {{"{files.name}": {{"path": …, "adapter": "retrieval_query"}}}}'
         "; with a pooling and no adapter, its weights are used as they are."
     )
-
-
-def judge_adapters(
-    name: str, config: Mapping[str, Any], pooling: str | None, adapter: str | None, must_encode: bool
-) -> tuple[str, ...]:
-    """Return notes on a model's adapters; empty if it has none.
-
-    Raise ModelError if it has some, the user gave neither an adapter nor a pooling, and `must_encode` is set.
-    """
-    adapters = find_adapters(config)
-    if adapter is not None:
-        return (f"The adapter {adapter} is merged into its weights.",)
-    if not adapters:
-        return ()
-    if pooling is not None:
-        return (f"Such a model is trained with {adapters}; adapters outside its weights are ignored.",)
-    if must_encode:
-        raise UnsupportedModel(refuse_adapters(name, adapters))
-    return (f"No worker will load it: {refuse_adapters(name, adapters)}",)
+    if files.must_encode:
+        raise UnsupportedModel(refusal)
+    return (f"No worker will load it: {refusal}",)
 
 
 def find_prompted_family(called: str) -> PromptedFamily | None:
@@ -310,31 +294,24 @@ def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
     )
 
 
-def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a model is and, if known, which task uses it.
-
-    `called`, its name, helps to choose the words.
-    """
-    architecture = find_architecture(config)
+def describe_purpose(files: ModelFiles) -> tuple[str, str]:
+    """Return what a model is, with words that its name helps to choose, and if known, which task uses it."""
+    architecture, called = files.architecture, files.called.lower()
     if not architecture:
         return "of unknown kind, because its config.json names no architecture", ""
-    if architecture.endswith("ForMaskedLM") and "splade" in called.lower():
+    if architecture.endswith("ForMaskedLM") and SPLADE in called:
         return f"{SPARSE} ({architecture})", ""
     for ending, purpose, reader in PURPOSES:
         if architecture.endswith(ending):
-            if ending == "ForCausalLM" and "rerank" in called.lower():
+            if ending == "ForCausalLM" and "rerank" in called:
                 purpose, reader = GENERATIVE_RERANKER, TEMPLATE_NEEDED
             return f"{purpose} ({architecture})", reader
     return f"of the architecture {architecture}", ""
 
 
-def describe_modules(kinds: Sequence[str], types: Sequence[str]) -> str:
+def describe_modules(files: ModelFiles) -> str:
     """Return what unsupported modules make of a model, to complete "The model is"; empty if unknown."""
-    if any(each.startswith("pylate.") for each in types) or list(kinds) == ["Transformer", "Dense"]:
+    is_pylate = any(str(module["type"]).startswith("pylate.") for module in files.modules)
+    if is_pylate or files.kinds == ["Transformer", "Dense"]:
         return LATE_INTERACTION
-    return next((MODULE_PURPOSES[kind] for kind in kinds if kind in MODULE_PURPOSES), "")
-
-
-def find_architecture(config: Mapping[str, Any]) -> str:
-    """Return the first architecture in a config.json; empty if there is none."""
-    return str((config.get("architectures") or [""])[0])
+    return next((MODULE_PURPOSES[kind] for kind in files.kinds if kind in MODULE_PURPOSES), "")

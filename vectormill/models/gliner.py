@@ -1,4 +1,4 @@
-"""Read the configuration of a GLiNER, and refuse its kinds that are not supported. Reads no weights.
+"""Read the card and the configuration of a GLiNER, and refuse its kinds that are not supported. Reads no weights.
 
 A GLiNER finds spans of words for labels that stand before the text. Source: Zaratiana et al., GLiNER (2024), and the
 package gliner (0.2.29, https://github.com/urchade/GLiNER), whose class UniEncoderSpanGLiNER is meant here.
@@ -12,6 +12,10 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import FAMILIES, find_family
+from vectormill.models.model_card import GLINER, ModelCard
+from vectormill.models.model_files import ModelFiles
+from vectormill.models.poolings import MEAN
+from vectormill.models.weights import count_parameters
 
 CONFIG_FILE: Final = "gliner_config.json"
 # Tensors of the encoder, under their names in transformers behind this.
@@ -63,6 +67,28 @@ class GlinerConfig:
 
 def is_gliner(directory: Path) -> bool:
     return (directory / CONFIG_FILE).is_file()
+
+
+def read_gliner_card(files: ModelFiles) -> ModelCard:
+    if files.entry.pooling is not None or files.entry.normalize is not None:
+        raise ModelError(
+            f"The model {files.name!r} is a {GLINER}, to which neither pooling nor normalize applies."
+        )
+    config = read_gliner_config(files.name, files.directory)
+    limit = {} if config.has_positions else {"max_position_embeddings": MOST_TOKENS}
+    window = min(files.find_window({**config.encoder, **limit}), MOST_TOKENS)
+    return ModelCard(
+        name=files.name,
+        path=files.directory,
+        revision=files.revision,
+        architecture=GLINER,
+        dimension=0,
+        max_tokens=files.choose_max_tokens(window, window),
+        pooling=(MEAN,),
+        normalize=False,
+        num_parameters=count_parameters(files.weights) if files.weights else None,
+        extractor=GLINER,
+    )
 
 
 def read_gliner_config(name: str, directory: Path) -> GlinerConfig:

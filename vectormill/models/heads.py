@@ -5,21 +5,17 @@ sentence-transformers writes it, or as a plain masked language model; ColBERT as
 sentence-transformers write it. The heads themselves are in worker/model/heads.py.
 """
 
-import json
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.models.families import find_family
+from vectormill.models.model_files import SPLADE, ModelFiles
 from vectormill.models.weights import COLBERT_LINEAR, HEAD_FILES, SPARSE_LINEAR, read_header
 
-# The pooling that a registry entry may name for a plain masked language model.
-SPLADE: Final = "splade"
 STANFORD: Final = "HF_ColBERT"
 MASK_MODULE: Final = "MultiVectorMask"
 # The modules that begin a SPLADE model. The first was written until sentence-transformers 5.3.
@@ -111,68 +107,22 @@ class Heads:
         return DENSE in self.outputs
 
 
-@dataclass(frozen=True)
-class ModelFiles:
-    """A model's small files, as far as heads depend on them. `kinds` are those of `modules`, in order."""
-
-    name: str
-    directory: Path
-    config: Mapping[str, Any]
-    modules: Sequence[Mapping[str, Any]]
-    kinds: Sequence[str]
-    weights: Sequence[Path]
-
-    def read(self, path: str) -> dict[str, Any]:
-        """Return a JSON object; empty if there is no such file. Raise ModelError if it is something else."""
-        file = self.directory / path
-        try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        except ValueError as error:
-            raise ModelError(f"The file {file} of model {self.name!r} cannot be read: {error}.") from error
-        if not isinstance(found, dict):
-            raise ModelError(f"The file {file} of model {self.name!r} must contain a JSON object.")
-        return found
-
-    @cached_property
-    def encoder(self) -> dict[str, Any]:
-        """Return what sentence-transformers and PyLate keep about the whole model."""
-        return self.read("config_sentence_transformers.json")
-
-    @cached_property
-    def tokens(self) -> dict[str, int]:
-        """Return the ids of all tokens; empty without a tokenizer.json."""
-        tokenizer = self.read("tokenizer.json")
-        known = tokenizer.get("model", {}).get("vocab", {})
-        ids = (
-            {entry[0]: number for number, entry in enumerate(known)}
-            if isinstance(known, list)
-            else dict(known)
-        )
-        return ids | {each["content"]: each["id"] for each in tokenizer.get("added_tokens", [])}
-
-    def find_special(self, *roles: str) -> tuple[int, ...]:
-        """Return the ids of those special tokens, such as mask_token, that the tokenizer has."""
-        named = self.read("special_tokens_map.json") | self.read("tokenizer_config.json")
-        values = [named.get(role) for role in roles]
-        texts = [value.get("content") if isinstance(value, dict) else value for value in values]
-        return tuple(self.tokens[text] for text in texts if text in self.tokens)
-
-
-def read_heads(files: ModelFiles, pooling: str | None) -> Heads:
+def read_heads(files: ModelFiles) -> Heads:
     """Return the heads of a model; without any other output than dense for most models.
 
-    `pooling` is that of the registry entry. Raise ModelError if the files contradict themselves.
+    Raise ModelError if the files contradict themselves.
     """
+    pooling = files.entry.pooling
     if files.kinds[:2] in SPLADE_MODULES:
         return _read_splade_modules(files)
     if has_token_modules(files):
         return _read_token_modules(files)
     if not files.modules and pooling in (None, SPLADE):
-        architecture = str((files.config.get("architectures") or [""])[0])
-        called = f"{files.name} {files.directory}".lower()
-        if architecture == STANFORD and pooling is None:
+        if files.architecture == STANFORD and pooling is None:
             return _read_stanford(files)
-        if architecture.endswith("ForMaskedLM") and (pooling == SPLADE or SPLADE in called):
+        if files.architecture.endswith("ForMaskedLM") and (
+            pooling == SPLADE or SPLADE in files.called.lower()
+        ):
             note = "It has no modules.json: the largest weight of a word is used, as SPLADE's authors do."
             return Heads((SPARSE,), SparseHead(), sparse_dimensions=_count_words(files), notes=(note,))
     if pooling == SPLADE:
@@ -244,20 +194,13 @@ def _read_stanford(files: ModelFiles) -> Heads:
 
 def _read_token_modules(files: ModelFiles) -> Heads:
     """Return the head of a ColBERT in the layouts of PyLate and of sentence-transformers' MultiVectorEncoder."""
-    encoder, transformer = (
-        files.encoder,
-        files.read(f"{files.modules[0]['path']}/sentence_bert_config.json".lstrip("/")),
-    )
-    dense = [
-        str(module["path"])
-        for module, kind in zip(files.modules, files.kinds, strict=True)
-        if kind == "Dense"
-    ]
+    encoder, transformer = files.encoder, files.transformer
+    dense = files.list_dense()
     expected = ["Transformer", *["Dense"] * len(dense)]
-    rest = list(files.kinds[len(expected) :])
+    rest = files.kinds[len(expected) :]
     is_pylate = MASK_MODULE not in files.kinds
     if (
-        list(files.kinds[: len(expected)]) != expected
+        files.kinds[: len(expected)] != expected
         or not dense
         or rest not in ([], [MASK_MODULE], [MASK_MODULE, "Normalize"])
     ):
@@ -324,7 +267,7 @@ def _make_token_heads(
             f"The model {files.name!r} treats queries and documents differently, but its prompt named query does not "
             "tell them apart. Give it a prompt of its own in config_sentence_transformers.json."
         )
-    if head.unattended is not None and find_family(str(files.config.get("model_type"))).is_causal:
+    if head.unattended is not None and find_family(files.model_type).is_causal:
         raise UnsupportedModel(
             f"The model {files.name!r} fills up queries with tokens that no token attends to, which is not supported "
             "for a model that reads from left to right."

@@ -17,7 +17,8 @@ from typing import Any, Final
 from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.models.adapters import ADAPTER_CONFIG
-from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import list_own_options, make_spec
 from vectormill.models.static_table import find_static_folder
 from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
@@ -104,18 +105,9 @@ class Registry:
         directory = resolve_directory(entry, weights) if is_here else self._fetch(name, entry, weights)
         if not is_here and not weights:
             require_readable_weights(entry, directory.name)
-        return read_model_card(
-            name,
-            directory,
-            # A snapshot's folder is named by its commit, which unlike a branch never moves.
-            revision=entry.revision if is_here else directory.name,
-            pooling=entry.pooling,
-            normalize=entry.normalize,
-            max_tokens=entry.max_tokens,
-            template=entry.template,
-            adapter=entry.adapter,
-            needs_weights=weights or is_here,
-        )
+        # A snapshot's folder is named by its commit, which unlike a branch never moves.
+        entry = entry if is_here else entry.model_copy(update={"revision": directory.name})
+        return read_model_card(name, directory, entry, needs_weights=weights or is_here)
 
     def _fetch(self, name: str, entry: ModelEntry, weights: bool) -> Path:
         """Return a hub model's directory. After a failure the hub is not asked again for half a minute."""
@@ -139,12 +131,7 @@ class Registry:
         return read_model_card(
             Path(name).name if is_elsewhere else name,
             resolve_directory(entry, weights=False),
-            revision=entry.revision,
-            pooling=entry.pooling,
-            normalize=entry.normalize,
-            max_tokens=entry.max_tokens,
-            template=entry.template,
-            adapter=entry.adapter,
+            entry,
             needs_weights=False,
             must_encode=False,
         )

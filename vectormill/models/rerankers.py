@@ -12,16 +12,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations
-from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.models.model_files import ModelFiles
 
 INSTRUCTION: Final = "instruction"
 QUERY: Final = "query"
 DOCUMENT: Final = "document"
 _FIELDS: Final = {field: f"{{{field}}}" for field in (INSTRUCTION, QUERY, DOCUMENT)}
 FIELD: Final = re.compile(rf"\{{({INSTRUCTION}|{QUERY}|{DOCUMENT})\}}")
+# The module of sentence-transformers that makes a reranker of a causal language model.
+LOGIT_SCORE: Final = "LogitScore"
 # Options of a chat template that transformers does not pass to it, and that change what is tokenized.
 _UNSUPPORTED_OPTIONS: Final = frozenset({"chat_template", "continue_final_message", "restore_suffix"})
 
@@ -125,46 +127,48 @@ RERANKERS: Final = (
 )
 
 
-def find_template(name: str, called: str, model_type: str, wanted: str | None) -> Template | None:
-    """Return the template that a registry entry wants, else that of the family that the model's name shows.
+def find_template(files: ModelFiles) -> Template | None:
+    """Return how a reranker's pairs are put into words: as registered, or by its modules, or by its name.
 
-    `called` is the model's name and directory. Raise ModelError for an unknown template.
+    Raise ModelError for an unknown template.
     """
+    wanted = files.entry.template
     if wanted is None:
-        rows = (row for row in RERANKERS if row.model_type == model_type)
-        return next(
-            (row.template for row in rows if any(each.lower() in called.lower() for each in row.names)), None
-        )
+        is_chat = len(files.modules) == 1 and "message" in files.transformer.get("modality_config", ())
+        if is_chat or files.kinds[1:] == [LOGIT_SCORE]:
+            return _read_chat_template(files)
+        rows = (row for row in RERANKERS if row.model_type == files.model_type)
+        called = files.called.lower()
+        return next((row.template for row in rows if any(each.lower() in called for each in row.names)), None)
     for row in RERANKERS:
         if row.name == wanted:
             return row.template
     known = ", ".join(row.name for row in RERANKERS)
-    raise ModelError(f"The template {wanted!r} of model {name!r} is unknown; expected one of {known}.")
+    raise ModelError(f"The template {wanted!r} of model {files.name!r} is unknown; expected one of {known}.")
 
 
-def read_chat_template(
-    name: str, directory: Path, transformer: Mapping[str, Any], score: Mapping[str, Any]
-) -> Template:
+def _read_chat_template(files: ModelFiles) -> Template:
     """Return the template of a reranker in the layout of sentence-transformers.
 
-    `transformer` and `score` are the configurations of its modules Transformer and LogitScore; the latter is
-    empty for a head of the model's own. Raise UnsupportedModel if no chat template puts a pair into words.
+    Without a module LogitScore it has a head of its own. Raise UnsupportedModel if no chat template puts a pair
+    into words.
     """
-    options = (transformer.get("processing_kwargs") or {}).get("chat_template") or {}
-    message = (transformer.get("modality_config") or {}).get("message", {})
+    score = files.read_module(1) if len(files.modules) > 1 else {}
+    options = (files.transformer.get("processing_kwargs") or {}).get("chat_template") or {}
+    message = (files.transformer.get("modality_config") or {}).get("message", {})
     flaw = "" if message else "its pairs are not messages of a chat template (modality_config)"
     if unsupported := options.keys() & _UNSUPPORTED_OPTIONS:
         flaw = f"its chat template has the option {min(unsupported)}"
     try:
         if flaw:
             raise ValueError(flaw)
-        render = _read_chat(directory, options, is_structured=message.get("format") != "flat")
+        render = _read_chat(files, options, is_structured=message.get("format") != "flat")
         pieces, plain = (render({**_FIELDS, INSTRUCTION: system}) for system in (_FIELDS[INSTRUCTION], ""))
         strips = _find_stripped(render, {pieces: " As {told}.\n", plain: ""})
         if any(piece.count(_FIELDS[DOCUMENT]) != 1 for piece in (pieces, plain)):
             raise ValueError("its chat template does not contain the document as it is")
     except Exception as error:  # a template may raise anything
-        raise UnsupportedModel(f"The reranker {name!r} cannot be used: {error}.") from error
+        raise UnsupportedModel(f"The reranker {files.name!r} cannot be used: {error}.") from error
     words = score.get("true_token_id"), score.get("false_token_id")
     return Template((pieces,), (plain,), *words, strips=strips)
 
@@ -193,7 +197,7 @@ def strip_texts(values: Mapping[str, str], fields: Collection[str]) -> dict[str,
 
 
 def _read_chat(
-    directory: Path, options: Mapping[str, Any], *, is_structured: bool
+    files: ModelFiles, options: Mapping[str, Any], *, is_structured: bool
 ) -> Callable[[Mapping[str, str]], str]:
     """Return the function that renders a pair's texts as transformers does.
 
@@ -203,11 +207,11 @@ def _read_chat(
     # Imported here, because few models have a chat template that is read.
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    config = _read(directory / "tokenizer_config.json")
-    path = directory / "chat_template.jinja"
+    config = files.read("tokenizer_config.json")
+    path = files.directory / "chat_template.jinja"
     text = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
     if not isinstance(text, str):
-        raise ValueError(f"it has no chat template in {directory}")
+        raise ValueError(f"it has no chat template in {files.directory}")
     tokens = {key: value for key, value in config.items() if key.endswith("_token")}
     context = {key: each["content"] if isinstance(each, dict) else each for key, each in tokens.items()}
     environment = ImmutableSandboxedEnvironment(
@@ -235,8 +239,3 @@ def _read_chat(
 
 def _raise_error(reason: str) -> None:
     raise ValueError(f"its chat template does not take a pair: {reason}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found

@@ -1,4 +1,4 @@
-"""Read where a model of static embeddings has its table, and by which rules it reads texts. Reads no weights.
+"""Read the card of a model of static embeddings: where its table is, and by which rules it reads texts.
 
 Such a model has a vector for each token of its vocabulary; the vector of a text is their mean. Two packages
 write it, often both layouts at once, and the name of the table's tensor tells by whose rules it was trained:
@@ -7,12 +7,15 @@ StaticEmbedding of sentence-transformers (6.2).
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.weights import read_header
+from vectormill.models.embedders import tell_prompts
+from vectormill.models.model_card import ModelCard, StaticTable
+from vectormill.models.model_files import LARGEST_MAX_TOKENS, ModelFiles, find_kind
+from vectormill.models.poolings import MEAN, parse_pooling
+from vectormill.models.weights import count_parameters, fingerprint_directory, read_header
 
 MODULE: Final = "StaticEmbedding"
 MODEL_TYPE: Final = "model2vec"
@@ -24,36 +27,70 @@ NUMPY_TYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I8": "<i1", "I3
 DEFAULT_MAX_TOKENS: Final = 512  # model2vec's, for configurations without max_length
 
 
-@dataclass(frozen=True, slots=True)
-class StaticTable:
-    """A table of static embeddings in `folder`, relative to the model's directory, beside its tokenizer.
-
-    `is_model2vec` means that model2vec's rules hold: unknown tokens are left out, and a long text is cut to a
-    number of characters before it is tokenized. `num_values` is the size of the table.
-    """
-
-    folder: str
-    is_model2vec: bool
-    num_values: int
-
-
 def find_static_folder(directory: Path) -> str | None:
     """Return the folder of a static model's table, relative to its directory; None for other models."""
     modules = _read(directory / "modules.json")
     if isinstance(modules, list):
         first = min(modules, key=lambda module: int(module["idx"]), default={"type": ""})
-        return str(first["path"]) if str(first["type"]).rsplit(".", 1)[-1] == MODULE else None
+        return str(first["path"]) if find_kind(first) == MODULE else None
     config = _read(directory / "config.json")
     return "" if isinstance(config, dict) and config.get("model_type") == MODEL_TYPE else None
 
 
-def read_static_table(name: str, directory: Path, folder: str) -> tuple[StaticTable, int]:
+def read_static_card(files: ModelFiles) -> ModelCard:
+    """Return the card. The header of the table is always read: no other file has the dimension.
+
+    Its limit of tokens is a default, not a property. Raise ModelError if the table cannot be read.
+    """
+    name, entry = files.name, files.entry
+    if entry.pooling is not None and parse_pooling(entry.pooling) != (MEAN,):
+        raise ModelError(f"The model {name!r} has static embeddings, whose mean is the vector of a text.")
+    if files.kinds[1:] not in ([], ["Normalize"]):
+        raise UnsupportedModel(
+            f"The model {name!r} is made of {', '.join(files.kinds)}. Only Normalize may follow {files.kinds[0]}."
+        )
+    folder = find_static_folder(files.directory) or ""
+    files.require_inside(folder)
+    table, dimension = _read_table(files, folder)
+    if not (files.directory / folder / "tokenizer.json").is_file():
+        raise ModelError(f"The model {name!r} has no tokenizer.json in {files.directory / folder}.")
+    # How many tokens of a text the authors' package reads; None for all.
+    if table.is_model2vec:
+        limit, normalizes = files.config.get("max_length", DEFAULT_MAX_TOKENS), files.config.get("normalize")
+        is_classifier = "head_config" in files.config
+    else:
+        truncation = files.read(f"{folder}/tokenizer.json".lstrip("/")).get("truncation") or {}
+        limit, normalizes = truncation.get("max_length"), files.kinds[-1] == "Normalize"
+        is_classifier = False
+    prompts, default_prompt = files.read_prompts()
+    unprompted = tell_prompts(files.called, prompts, default_prompt)
+    weights = [files.directory / folder / WEIGHTS_FILE]
+    return ModelCard(
+        name=name,
+        path=files.directory,
+        revision=entry.revision or fingerprint_directory(files.directory, weights),
+        architecture="StaticModel" if table.is_model2vec else MODULE,
+        dimension=dimension,
+        max_tokens=files.choose_max_tokens(LARGEST_MAX_TOKENS, int(limit or LARGEST_MAX_TOKENS)),
+        pooling=(MEAN,),
+        normalize=bool(normalizes) if entry.normalize is None else entry.normalize,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        num_parameters=count_parameters(weights),
+        static=table,
+        unread="a classifier's head" if is_classifier else "",
+        unprompted=unprompted,
+        notes=(unprompted,) if unprompted else (),
+    )
+
+
+def _read_table(files: ModelFiles, folder: str) -> tuple[StaticTable, int]:
     """Return the table and the dimension of its vectors. Raise ModelError if it cannot be read."""
-    path = directory / folder / WEIGHTS_FILE
+    path = files.directory / folder / WEIGHTS_FILE
     if not path.is_file():
         raise ModelError(
-            f"The model {name!r} of static embeddings has no {path.name} in {path.parent}. Save it with the package "
-            "that made it, which writes one; a pickle is not read without torch."
+            f"The model {files.name!r} of static embeddings has no {path.name} in {path.parent}. Save it with the "
+            "package that made it, which writes one; a pickle is not read without torch."
         )
     header = read_header(path)
     tensor = next((each for each in (MODEL2VEC_TENSOR, MODULE_TENSOR) if each in header), None)
@@ -68,16 +105,6 @@ def read_static_table(name: str, directory: Path, folder: str) -> tuple[StaticTa
         )
     rows, dimension = header[tensor].shape
     return StaticTable(folder, tensor == MODEL2VEC_TENSOR, rows * dimension), dimension
-
-
-def find_static_limit(directory: Path, table: StaticTable, config: dict[str, Any]) -> int | None:
-    """Return how many tokens of a text the authors' package reads; None for all."""
-    if table.is_model2vec:
-        limit = config.get("max_length", DEFAULT_MAX_TOKENS)
-    else:
-        tokenizer = _read(directory / table.folder / "tokenizer.json") or {}
-        limit = (tokenizer.get("truncation") or {}).get("max_length")
-    return None if limit is None else int(limit)
 
 
 def _read(path: Path) -> Any:

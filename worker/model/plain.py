@@ -18,15 +18,8 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.jobs.item import split_pair
 from vectormill.models.families import find_family
-from vectormill.models.model_card import (
-    CLS,
-    LAST_TOKEN,
-    MAX,
-    MEAN,
-    MEAN_SQRT_LEN,
-    WEIGHTED_MEAN,
-    ModelCard,
-)
+from vectormill.models.model_card import ModelCard
+from vectormill.models.poolings import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 from vectormill.models.rerankers import DOCUMENT, INSTRUCTION, QUERY, fill_in
 from vectormill.models.special_tokens import read_special_tokens
 

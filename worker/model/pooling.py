@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vectormill.models.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
+from vectormill.models.poolings import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 
 # Modes that return the hidden state of a single token.
 SINGLE_TOKENS: Final = frozenset({CLS, LAST_TOKEN})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.models import DEVICE, packaged_model
-from vectormill.models.model_card import read_model_card
+from vectormill.models.layouts import read_model_card
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.conversion import find_or_convert
 from worker.openvino.encoder import BufferWatch

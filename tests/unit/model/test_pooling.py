@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vectormill.models.model_card import POOLING_NAMES
+from vectormill.models.poolings import POOLING_NAMES
 
 STATES = [[1.0, -1.0], [2.0, 0.0], [6.0, 4.0], [99.0, 99.0]]  # the last is padding
 ALL, WITHOUT_PROMPT = [1, 1, 1, 0], [0, 1, 1, 0]

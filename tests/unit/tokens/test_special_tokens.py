@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.models import packaged_model
+from tests.rerankers import read_card
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import read_model_card
 from worker.model.network import check_tokenizer
 from worker.tokens.tokenizer import Tokenizer
 
@@ -63,7 +63,7 @@ def test_tokens_that_the_class_adds_and_not_the_template_are_added(
     tmp_path: Path, adds: list[str], config: dict[str, Any], expected: tuple[bool, bool]
 ) -> None:
     model = write_tokenizer(tmp_path, adds, **config)
-    read_model_card("m", model, pooling="last_token")
+    read_card(model, pooling="last_token")
     assert ends(model) == expected
 
 
@@ -87,21 +87,21 @@ def test_a_tokenizer_whose_tokens_are_not_known_is_refused_at_submission(
 ) -> None:
     model = write_tokenizer(tmp_path, adds, **config)
     with pytest.raises(ModelError, match=message):
-        read_model_card("m", model, pooling=pooling)
+        read_card(model, pooling=pooling)
 
 
 def test_a_tokenizer_json_that_differs_from_the_class_of_transformers_is_refused_when_it_is_loaded(
     tmp_path: Path,
 ) -> None:
     model = write_tokenizer(tmp_path, ["[CLS]", "A", "[SEP]"], eos_token="[SEP]")
-    check_tokenizer(read_model_card("m", model))
+    check_tokenizer(read_card(model))
     path = model / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["added_tokens_decoder"] = {"1996": {"content": "the", "special": False}}
     path.write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ModelError, match="returns different tokens from transformers' own class"):
-        check_tokenizer(read_model_card("m", model))
+        check_tokenizer(read_card(model))
 
 
 def test_other_poolings_need_no_final_token(tmp_path: Path) -> None:
-    assert read_model_card("m", write_tokenizer(tmp_path, ["[CLS]", "A"]), pooling="cls").pooling == ("cls",)
+    assert read_card(write_tokenizer(tmp_path, ["[CLS]", "A"]), pooling="cls").pooling == ("cls",)

@@ -1,0 +1,38 @@
+"""The layouts in which models are stored, each with its reader. Imports no torch, and knows no hubs."""
+
+from pathlib import Path
+
+from vectormill.domain.errors import ModelError
+from vectormill.models.classifiers import require_template
+from vectormill.models.gliner import is_gliner, read_gliner_card
+from vectormill.models.model_card import ModelCard
+from vectormill.models.model_files import ModelFiles
+from vectormill.models.static_table import find_static_folder, read_static_card
+from vectormill.models.transformer_card import read_transformer_card
+from vectormill.settings import ModelEntry
+
+
+def read_model_card(
+    name: str,
+    directory: Path,
+    entry: ModelEntry | None = None,
+    *,
+    needs_weights: bool = True,
+    must_encode: bool = True,
+) -> ModelCard:
+    """Return the card of the model in `directory`; options of its registry `entry` override its files.
+
+    A model that is only planned for, and never encodes, needs no tokenizer and no pooling. Raises ModelError
+    if files are missing or if the model needs something unsupported.
+    """
+    entry = entry or ModelEntry(path=str(directory))
+    files = ModelFiles(name, directory, entry, needs_weights, must_encode)
+    is_static = find_static_folder(directory) is not None
+    if not is_static and not is_gliner(directory):
+        return read_transformer_card(files)
+    require_template(name, None, entry.template)
+    if entry.adapter is not None:
+        raise ModelError(
+            f"The model {name!r} is of a kind into which no adapter can be merged; remove {entry.adapter!r}."
+        )
+    return read_static_card(files) if is_static else read_gliner_card(files)

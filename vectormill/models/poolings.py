@@ -1,0 +1,88 @@
+"""The poolings: their names, and which of them a model uses by its files, by convention or by its registry entry."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.models.embedders import describe_purpose, find_head, find_plain_embedder, refuse_plain
+from vectormill.models.model_files import ModelFiles
+from vectormill.models.weights import find_tensor_names
+
+CLS: Final = "cls"
+MEAN: Final = "mean"
+MAX: Final = "max"
+MEAN_SQRT_LEN: Final = "mean_sqrt_len"
+WEIGHTED_MEAN: Final = "weighted_mean"
+LAST_TOKEN: Final = "last_token"  # noqa: S105 - the place of a vector, not a secret
+
+# Our names, in the order in which sentence-transformers concatenates them, with every name it has used for
+# them.
+POOLING_NAMES: Final = {
+    CLS: ("cls", "cls_token"),
+    MAX: ("max", "max_tokens"),
+    MEAN: ("mean", "mean_tokens"),
+    MEAN_SQRT_LEN: ("mean_sqrt_len", "mean_sqrt_len_tokens"),
+    WEIGHTED_MEAN: ("weighted_mean", "weightedmean", "weightedmean_tokens"),
+    LAST_TOKEN: ("last_token", "lasttoken"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """The modes whose vectors are concatenated, the trained head that is ignored for them, and notes on both."""
+
+    modes: tuple[str, ...]
+    unread: str = ""
+    notes: tuple[str, ...] = ()
+    includes_prompt: bool = True
+
+
+def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
+    """Return our names for the pooling modes of "mean", "cls+mean" or a list of names."""
+    by_alias = {alias: mode for mode, aliases in POOLING_NAMES.items() for alias in aliases}
+    names = text.split("+") if isinstance(text, str) else text
+    for name in names:
+        if name not in by_alias:
+            raise ModelError(
+                f"Unknown pooling {name!r}; expected one of {', '.join(POOLING_NAMES)}, or several joined by '+'."
+            )
+    return tuple(by_alias[name] for name in names)
+
+
+def read_pooling_module(files: ModelFiles) -> Pooling:
+    """Return the pooling in the second module of sentence-transformers; without any mode if it is another one."""
+    if files.kinds[1:2] != ["Pooling"]:
+        return Pooling(())
+    config = files.read_module(1)
+    modes = tuple(
+        mode
+        for mode, aliases in POOLING_NAMES.items()
+        if any(config.get(f"pooling_mode_{alias}") is True for alias in aliases)
+    )
+    told = parse_pooling(config["pooling_mode"]) if "pooling_mode" in config else modes or (MEAN,)
+    return Pooling(told, includes_prompt=bool(config.get("include_prompt", True)))
+
+
+def choose_pooling(files: ModelFiles, wanted: str | None) -> Pooling:
+    """Return the pooling of a model without modules.json, of which `wanted` is registered.
+
+    Raise ModelError if neither a convention nor the user says how it pools, unless it is only planned for.
+    """
+    head = find_head(find_tensor_names(files.weights))
+    plain = find_plain_embedder(files.architecture, head)
+    if plain is not None:
+        pooling = wanted or plain.pooling
+        whose = "as set in VECTORMILL_MODELS" if wanted else f"by convention, because it is {plain.source}"
+        note = f"It has no modules.json: {pooling} pooling is used {whose}."
+        return Pooling(parse_pooling(pooling), notes=(note,))
+    if wanted is None:
+        refusal = refuse_plain(files, head)
+        if files.must_encode:
+            raise UnsupportedModel(refusal)
+        return Pooling((MEAN,), notes=(f"No worker will load it: {refusal}",))
+    purpose, reader = describe_purpose(files)
+    left_out = f"; {head.purpose} is ignored" if head is not None else ""
+    note = f"It is {purpose}, used with {wanted} pooling as set in VECTORMILL_MODELS{left_out}."
+    unread = head.purpose if head is not None and head.judges else purpose if reader else ""
+    return Pooling(parse_pooling(wanted), unread, (note,))
