@@ -26,7 +26,6 @@ from worker.batching.batch import Batch
 from worker.encoder.encoder import Encoder
 from worker.tasks.table import make_tasks
 from worker.tasks.task import Finished
-from worker.tokens.tokenized import INPUT_IDS
 
 DATA: Final = Path(__file__).parent / "data" / "rerankers"
 # The name that a family is recognized by, if it is -> the prefix of its classes in transformers, its tokenizer.
@@ -140,7 +139,8 @@ def rank(
     encoded = [index for index in range(len(pairs)) if index not in read.failures]
     for group in groups or [encoded]:
         places = np.array(group)
-        scores[places] = encoder.encode(Batch({INPUT_IDS: read.inputs[INPUT_IDS].take(places)})).matrix
+        batch = Batch({name: values.take(places) for name, values in read.inputs.items()})
+        scores[places] = encoder.encode(batch).matrix
     state.take(Ragged.from_matrix(scores), read.failures)
     finished = state.finish()
     return finished.results.matrix[:, 0], finished

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from vectormill.domain.errors import ConfigurationError
 from vectormill.models.families import find_family
 from vectormill.models.model_card import GLINER, ModelCard
 from worker.devices.device import CPU, CUDA, Device, Inventory, divide_gpus, parse_devices
@@ -54,6 +55,11 @@ def plan_machine(
     if static and any(
         device.kind != CPU for device in parse_devices(*divide_gpus(settings.devices, inventory))
     ):
+        if not inventory.memory_bytes:
+            raise ConfigurationError(
+                f"The model {static[0].name!r} runs on the processor, which the description leaves out; add it, as in "
+                "2x24GiB,16cores,64GiB."
+            )
         others = [card for card in cards if card.static is None]
         on_cpu = plan_machine(static, inventory, settings.model_copy(update={"devices": CPU}))
         planned = {each.name: _add_reasons(each, [WHY_CPU]) for each in on_cpu}

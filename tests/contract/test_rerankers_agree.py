@@ -269,8 +269,19 @@ def test_a_classifier_that_sentence_transformers_saved_agrees_with_it(tmp_path: 
     written = write_classifier(tmp_path / "written", "bert", num_labels=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = CrossEncoder(str(written), device="cpu", activation_fn=nn.Identity())
+        theirs = CrossEncoder(
+            str(written),
+            device="cpu",
+            activation_fn=nn.Identity(),
+            prompts={"fact": "Is it a fact? ", "web": "Search the web: "},
+            default_prompt_name="web",
+        )
         theirs.save(str(tmp_path / "saved"))
     card = read_card(tmp_path / "saved")
     assert card.classifier is not None
     assert (card.classifier.template, card.classifier.activation) == (None, "raw")
+    encoder = load_classifier(card, "torch", tmp_path)
+    for prompt in (None, "fact", ""):
+        named: dict[str, Any] = {"prompt": ""} if prompt == "" else {"prompt_name": prompt}
+        expected = theirs.predict(list(PAIRS), batch_size=1, **named)
+        assert np.abs(rank(card, encoder, prompt=prompt)[0] - expected).max() < 1e-4

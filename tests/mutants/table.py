@@ -1626,4 +1626,25 @@ MUTANTS: Final = (
         "pack_padded_sequence(padded, torch.tensor([max(counts)] * len(counts)),",
         (f"{GLINER}::test_the_logits_are_those_of_the_package",),
     ),
+    Mutant(
+        "the prompt of a CrossEncoder is left out",
+        "worker/tasks/score.py",
+        "[spec.prompt + sides[index][0] for index in pairs]",
+        "[sides[index][0] for index in pairs]",
+        (f"{RERANKERS}::test_a_classifier_that_sentence_transformers_saved_agrees_with_it",),
+    ),
+    Mutant(
+        "a ColBERT without its projection is accepted",
+        "vectormill/models/heads.py",
+        "if files.weights and not shapes:",
+        "if False:",
+        ("tests/unit/deployment/test_heads.py::test_a_colbert_of_stanford_is_read_with_its_settings",),
+    ),
+    Mutant(
+        "a model process logs at its own level",
+        "worker/runner/runner.py",
+        "logging.getLevelName(logger.getEffectiveLevel())",
+        '"INFO"',
+        ("tests/unit/runner/test_runner.py::test_a_model_process_logs_what_its_parent_would_log",),
+    ),
 )

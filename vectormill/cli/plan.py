@@ -30,7 +30,7 @@ def plan(
         model (NAME): A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub. May be
             repeated for models that share the machine. By default, all registered models.
         devices (DEVICES): auto, a list such as cuda:0,cuda:1, or a description such as 4x24GiB,nvlink or
-            2x32cores,256GiB.
+            2x32cores,256GiB, or both: 4x24GiB,32cores,256GiB.
         precision: The precision of the weights: auto, fp32, fp16, bf16 or int8.
         strategy: The strategy: auto, replicate, pipeline, tensor, fully_sharded or hybrid.
         json: Print the plan as JSON, for machines.

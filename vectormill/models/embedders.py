@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.domain.errors import UnsupportedModel
+from vectormill.models.families import find_family
 from vectormill.models.model_files import SPLADE, ModelFiles
 from vectormill.models.rerankers import RERANKERS
 
@@ -211,7 +212,17 @@ def find_head(tensors: Collection[str]) -> Head | None:
 
 
 def require_known_code(files: ModelFiles) -> None:
-    """Raise UnsupportedModel for a model of REPOSITORY_CODE."""
+    """Raise UnsupportedModel for a model of REPOSITORY_CODE, or for a decoder whose code may attend both ways.
+
+    gte-Qwen2 is such a decoder, and says `is_causal: false`, which transformers reads too.
+    """
+    code = (files.config.get("auto_map") or {}).get("AutoModel")
+    if code and "is_causal" not in files.config and find_family(files.model_type).is_causal:
+        raise UnsupportedModel(
+            f"The model {files.name!r} has code of its own ({code}), which is never run. Transformers' "
+            f"{files.model_type} reads texts from left to right, and no file says whether that code does: set "
+            "is_causal in config.json, to false if it attends both ways."
+        )
     for row in REPOSITORY_CODE:
         is_it = files.architecture.startswith(row.architecture) and (row.key in files.config or not row.key)
         if is_it and "auto_map" in files.config:

@@ -178,6 +178,11 @@ def _read_stanford(files: ModelFiles) -> Heads:
         for path in files.weights
         if "linear.weight" in (header := read_header(path))
     ]
+    if files.weights and not shapes:
+        raise ModelError(
+            f"The weights of model {files.name!r} lack linear.weight, the projection that makes a ColBERT's vectors of "
+            "its hidden states. Take the files as Stanford's package saved them."
+        )
     length = int(told.get("query_maxlen") or QUERY_TOKENS)
     head = TokenHead(
         prefix="linear.",

@@ -182,7 +182,7 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         pooling="+".join(card.pooling),
         normalize=True,
         dimensions=1 if classifier is None else len(classifier.labels),
-        prompt="" if classifier is not None and template is None else _find_prompt(card, options),
+        prompt=_find_prompt(card, options),
         max_tokens=max_tokens,
         long_texts=options.long_texts or TRUNCATE,
         task=JUDGE,
@@ -271,7 +271,7 @@ MODEL_KINDS: list[ModelKind] = [
     ModelKind(
         "classifier",
         lambda card: card.classifier is not None,
-        {JUDGE: TaskRow(("max_tokens", "long_texts", "activation"), make_score_spec)},
+        {JUDGE: TaskRow(("prompt", "max_tokens", "long_texts", "activation"), make_score_spec)},
     ),
     ModelKind(
         "embedder",

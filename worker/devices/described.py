@@ -1,6 +1,7 @@
 """Devices described in text such as "4x24GiB,nvlink" or "2x32cores,256GiB", for planning purchases."""
 
 import re
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Final
 
@@ -10,9 +11,13 @@ from worker.devices.device import CUDA, MEMORY, NVLINK, PCIE, SOCKETS, Device, I
 NVLINK_PAIRS: Final = "nvlink-pairs"
 DESCRIBED_LINKS: Final = (NVLINK, NVLINK_PAIRS, PCIE, SOCKETS)
 GROUP: Final = re.compile(r"(?:(?P<count>\d+)x)?(?P<size>\d+(?:\.\d+)?)GiB(?:@(?P<capability>sm_\d+))?")
-PROCESSOR: Final = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<cores>\d+)cores,(?P<size>\d+(?:\.\d+)?)GiB")
+PROCESSOR: Final = re.compile(r"(?:^|,)(?:(?P<nodes>\d+)x)?(?P<cores>\d+)cores,(?P<size>\d+(?:\.\d+)?)GiB$")
 MOST_DEVICES: Final = 64
 MOST_CORES: Final = 4096
+
+
+# The processor of GPUs that are described alone.
+UNDESCRIBED: Final = Inventory((), ((0,),), memory_bytes=0, features=frozenset(), description="described")
 
 
 def is_description(text: str) -> bool:
@@ -24,14 +29,20 @@ def describe_inventory(text: str) -> Inventory:
     """Return the inventory for "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]": CUDA devices linked by PCIe.
 
     `nvlink` connects all of them, `nvlink-pairs` the first with the second and so on; with `sockets` the
-    second half of the devices is on another CPU. "[NODESx]Ncores,SIZEGiB" is a machine without GPUs: NUMA
-    nodes with that many cores each, and their total memory. Raises ConfigurationError with the grammar.
+    second half of the devices is on another CPU. "[NODESx]Ncores,SIZEGiB", alone or at the end, is the
+    processor: NUMA nodes with that many cores each, and their total memory. Raises ConfigurationError with the
+    grammar.
     """
-    if processor := PROCESSOR.fullmatch(text.replace(" ", "")):
-        return _describe_processor(
+    text = text.replace(" ", "")
+    machine = UNDESCRIBED
+    if processor := PROCESSOR.search(text):
+        machine = _describe_processor(
             int(processor["nodes"] or 1), int(processor["cores"]), float(processor["size"])
         )
-    groups, _, link = text.replace(" ", "").partition(",")
+        text = text[: processor.start()]
+        if not text:
+            return machine
+    groups, _, link = text.partition(",")
     link = link or PCIE
     sizes: list[tuple[float, str]] = []
     for part in groups.split("+"):
@@ -39,7 +50,7 @@ def describe_inventory(text: str) -> Inventory:
         if match is None or link not in DESCRIBED_LINKS:
             raise ConfigurationError(
                 f"Invalid devices {text!r}: expected GPUs such as 4x24GiB,nvlink or 2x24GiB+1x80GiB@sm_90, with one of "
-                f"the links {', '.join(DESCRIBED_LINKS)}, or a processor such as 2x32cores,256GiB."
+                f"the links {', '.join(DESCRIBED_LINKS)}, a processor such as 2x32cores,256GiB, or both."
             )
         sizes += [(float(match["size"]), match["capability"] or "sm_80")] * int(match["count"] or 1)
     if not 1 <= len(sizes) <= MOST_DEVICES or min(size for size, _ in sizes) <= 0:
@@ -60,14 +71,8 @@ def describe_inventory(text: str) -> Inventory:
         )
         for index, (size, capability) in enumerate(sizes)
     )
-    return Inventory(
-        accelerators=devices,
-        physical_cores=((0,),),
-        memory_bytes=0,
-        features=frozenset(),
-        description="described",
-        links=_describe_links(link, [device.name for device in devices]),
-    )
+    links = _describe_links(link, [device.name for device in devices])
+    return replace(machine, accelerators=devices, links=links)
 
 
 def _describe_processor(num_nodes: int, num_cores: int, size: float) -> Inventory:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # is imported.
 BOOTSTRAP: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[5]);"
-    "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:5]), sys.argv[6])"
+    "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:5]), *sys.argv[6:])"
 )
 # A forward pass never causes these signals in its own process, so somebody else must have sent them.
 FOREIGN_SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
@@ -96,7 +96,8 @@ class Runner:
         self._blocks: dict[int, int] = {}  # the block of each batch that is with the process, by number
         with theirs:
             handed_down = (theirs.fileno(), memory, self._stack_file.fileno())
-            arguments = [*map(str, (os.getpid(), *handed_down)), json.dumps(sys.path), chosen_format()]
+            level = logging.getLevelName(logger.getEffectiveLevel())
+            arguments = [*map(str, (os.getpid(), *handed_down)), json.dumps(sys.path), chosen_format(), level]
 
             def start() -> "subprocess.Popen[bytes]":
                 return subprocess.Popen(

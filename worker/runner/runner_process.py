@@ -254,7 +254,12 @@ def describe_error(error: Exception) -> str:
 
 
 def main(
-    parent_pid: int, pipe_descriptor: int, memory_descriptor: int, stacks_descriptor: int, log_format: str
+    parent_pid: int,
+    pipe_descriptor: int,
+    memory_descriptor: int,
+    stacks_descriptor: int,
+    log_format: str,
+    log_level: str,
 ) -> NoReturn:
     # Use SIGKILL: a native call that hangs runs no Python handler, and a GPU must not stay occupied.
     die_with_parent(signal.SIGKILL, parent_pid)
@@ -262,7 +267,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answer_with_stacks(stacks_descriptor)
     line = "%(asctime)s runner %(levelname)s %(message)s"
-    begin_logging("runner", logging.INFO, log_format, line=line, stream=sys.stderr)
+    begin_logging("runner", log_level, log_format, line=line, stream=sys.stderr)
     channel = Channel(Connection(pipe_descriptor), memory_descriptor, is_worker=False)
     _end_with(partial(_load_and_serve, channel))
 

@@ -32,7 +32,10 @@ from worker.tokens.wording import tokenize_worded
 
 
 class Classify:
-    """The task of scoring pairs and single texts with a classifier. Implements WorkerTask."""
+    """The task of scoring pairs and single texts with a classifier. Implements WorkerTask.
+
+    A prompt is put before the first text of a pair, as a CrossEncoder of sentence-transformers puts it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -51,12 +54,14 @@ class Classify:
         alone = [index for index in sound if sides[index][1] is None]
         truncate = spec.long_texts == TRUNCATE
         joined = self._tokenizer.tokenize_pairs(
-            [sides[index][0] for index in pairs],
+            [spec.prompt + sides[index][0] for index in pairs],
             [sides[index][1] or "" for index in pairs],
             spec.max_tokens,
             truncate,
         )
-        single = self._tokenizer.tokenize([sides[index][0] for index in alone], spec.max_tokens, truncate)
+        single = self._tokenizer.tokenize(
+            [spec.prompt + sides[index][0] for index in alone], spec.max_tokens, truncate
+        )
         read = merge([(pairs, joined), (alone, with_types(single))], len(texts))
         return Classification(spec, read, failures)
 

@@ -40,14 +40,15 @@ def change(path: Path, edit: Any) -> None:
 
 
 def test_a_certificate_holds_until_the_model_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path / "cache"))
     tiny = TinyModels(tmp_path / "tiny").sentence_transformer("cls+mean", dense=True, normalize=True)
     model = Path(shutil.copytree(tiny, tmp_path / "model"))
     assert run("certify", str(model), *ONE, "--json") == 0
-    said = capsys.readouterr()
+    said = capfd.readouterr()
+    assert "runner INFO" not in said.err, "among the progress"
     written = json.loads(said.out)
     assert written["method"]["reference"].startswith("sentence-transformers ")
     (each,) = written["measurements"]
@@ -62,14 +63,14 @@ def test_a_certificate_holds_until_the_model_changes(
 
     check_workers(model, path, tmp_path / "cache")
     assert run("verify") == 0
-    assert "Everything is as certified." in capsys.readouterr().err
+    assert "Everything is as certified." in capfd.readouterr().err
 
     weights = model / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     assert run("verify", str(path), "--json") == 1
-    verdict = json.loads(capsys.readouterr().out)
+    verdict = json.loads(capfd.readouterr().out)
     assert any("model.safetensors" in failure for failure in verdict["failures"])
     assert verdict["measurements"] == [], "another model is not measured"
 

@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,10 @@ import pytest
 from vectormill.cli import doctor as checks
 from vectormill.cli.app import main
 from vectormill.cli.doctor import judge_pgvector, judge_postgres
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SOFTMAX, SPARSE
+from vectormill.models.classifiers import Classifier
+from vectormill.models.model_card import GLINER, ModelCard
+from vectormill.models.poolings import CLS
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import Settings
 
@@ -40,6 +45,23 @@ def test_a_machine_that_was_set_up_has_all_it_needs(
     )
     assert findings["postgres"]["detail"].startswith("embedded")
     assert findings["model all-MiniLM-L6-v2"]["detail"] == "384 dimensions, up to 256 tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "described"),
+    [
+        ({"outputs": (SPARSE,), "sparse_dimensions": 30522}, "weights of 30522 words"),
+        (
+            {"outputs": (DENSE, MULTI_VECTOR), "dimension": 8, "token_dimensions": 4},
+            "8 dimensions, 4 dimensions for each token",
+        ),
+        ({"extractor": GLINER}, "records"),
+        ({"classifier": Classifier("", CLS, ("no", "yes"), SOFTMAX), "dimension": 2}, "scores of no, yes"),
+    ],
+)
+def test_what_a_model_computes_is_described_by_its_outputs(changes: dict[str, Any], described: str) -> None:
+    card = ModelCard("m", Path("m"), "1", "BertModel", 0, 512, (), normalize=False)
+    assert checks.describe_results(replace(card, **changes)) == described
 
 
 def test_servers_that_are_away_are_named_without_their_passwords(

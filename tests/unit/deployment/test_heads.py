@@ -95,6 +95,9 @@ def test_a_colbert_of_stanford_is_read_with_its_settings(tmp_path: Path) -> None
     before = card.revision
     (directory / "artifact.metadata").write_text(json.dumps(told | {"doc_maxlen": 51}))
     assert card_of(directory).revision != before
+    save_file({"bert.weight": np.zeros((3, 4), np.float32)}, directory / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lack linear\.weight, the projection"):
+        card_of(directory)
 
 
 def test_a_colbert_of_pylate_is_read_with_its_settings(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vectormill.domain.errors import ModelDoesNotFit
+from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
@@ -144,13 +144,9 @@ def test_workers_that_share_a_gpu_have_a_whole_model_each_and_never_split_it_bet
 STATIC = Path(__file__).parents[2] / "data" / "model2vec" / "whole"
 
 
-def describe_machine(gpus: str) -> Inventory:
-    return replace(describe_inventory(gpus), memory_bytes=64 * GIB)
-
-
 @pytest.mark.parametrize("named", ["auto", "cuda", "cuda:0", "cuda:0*2", "cpu"])
 def test_static_embeddings_are_placed_on_the_processor_whichever_device_is_named(named: str) -> None:
-    (planned,) = plan(describe_machine("1x24GiB"), str(STATIC), named=named)
+    (planned,) = plan("1x24GiB,16cores,64GiB", str(STATIC), named=named)
     (replica,) = planned.placement.replicas
     assert replica.devices == ("cpu:0",)
     assert planned.placement.precision == "fp32"
@@ -158,10 +154,12 @@ def test_static_embeddings_are_placed_on_the_processor_whichever_device_is_named
 
 
 def test_static_embeddings_leave_the_gpus_to_other_models() -> None:
-    first, second = plan(describe_machine("2x24GiB"), str(STATIC), SEVEN_B)
+    first, second = plan("2x24GiB,nvlink,16cores,64GiB", str(STATIC), SEVEN_B)
     assert [replica.devices for replica in first.placement.replicas] == [("cpu:0",)]
     assert {device.kind for device in second.devices} == {"cuda"}
     assert any("added up by the processor" in reason for reason in first.placement.reasons)
+    with pytest.raises(ConfigurationError, match="runs on the processor, which the description leaves out"):
+        plan("2x24GiB", str(STATIC), SEVEN_B)
 
 
 def test_static_embeddings_share_a_processor_with_other_models() -> None:

@@ -117,6 +117,23 @@ def test_the_allocator_of_a_gpu_expands_its_segments_unless_a_user_has_said_othe
     assert told[0]["CUDA_VISIBLE_DEVICES"] == ("GPU-1" if kind == CUDA else "")
 
 
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_model_process_logs_what_its_parent_would_log(
+    level: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    caplog.set_level(level)
+    device = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+    order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), device, "auto", "auto", 1, tmp_path)
+    # A line of each level: what the factory logs, and that it made no encoder.
+    started = RunnerStarter("logging:info", order, os.environ, collective_timeout_seconds=1).start()
+    with pytest.raises(RunnerLost):
+        started.receive()
+    said = capfd.readouterr().err
+    assert " runner ERROR " in said
+    assert (" runner INFO " in said) == (level == "INFO")
+    started.stop()
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [({}, "/cache/compiled"), ({"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}, "/elsewhere")],
