@@ -22,6 +22,8 @@ from vectormill.jobs.bodies import (
     JobPage,
     JobQuery,
     SubmissionQuery,
+    SuspectChunkBody,
+    SuspectChunkPage,
     TruncatedItemBody,
     TruncatedItemPage,
 )
@@ -36,10 +38,11 @@ from vectormill.jobs.jobs import (
     resume_job,
     retry_job,
 )
+from vectormill.jobs.mending import list_suspect_chunks
 from vectormill.jobs.truncations import list_truncated_items
 from vectormill.jobs.twins import JobChange, change_twins
 from vectormill.jobs.waiting import make_job_bodies, make_job_body
-from vectormill.operation import describe
+from vectormill.operation import PageQuery, describe
 
 router = APIRouter(tags=["jobs"])
 
@@ -167,3 +170,13 @@ def get_truncated_items(resources: ResourcesDependency, job_id: JobId, query: It
         data=[TruncatedItemBody(key=item.key) for item in page.items],
         next=encode_cursor(page.items[-1].item) if page.has_more else None,
     )
+
+
+@serve(router, operations.LIST_SUSPECT)
+def get_suspect_chunks(resources: ResourcesDependency, query: PageQuery) -> SuspectChunkPage:
+    """List the chunks of all jobs whose results a faulty worker computed, and which cannot be encoded again."""
+    after = decode_cursor(query.after)
+    with resources.engine.connect() as connection:
+        found = list_suspect_chunks(connection, after=after, limit=query.limit + 1)
+    page, cursor = cut_page(found, query.limit, lambda chunk: chunk.id)
+    return SuspectChunkPage(data=[describe(SuspectChunkBody, chunk) for chunk in page], next=cursor)

@@ -815,6 +815,32 @@ MUTANTS: Final = (
         (f"{MENDING}::test_a_worker_that_may_still_commit_is_waited_for",),
     ),
     Mutant(
+        "a sparse weight or a token's vector of another length agrees",
+        "vectormill/vectors/representations.py",
+        "_measure(weights[:1], weights[1:], by_length=True)",
+        "_measure(weights[:1], weights[1:], by_length=False)",
+        (
+            "tests/unit/vectors/test_representations.py::"
+            "test_agreement_sees_direction_length_and_what_is_not_a_number_in_each_output",
+            "tests/integration/jobs/test_certificates.py::"
+            "test_of_a_sample_every_output_and_every_record_is_compared[outputs-None]",
+        ),
+    ),
+    Mutant(
+        "a suspect chunk is not marked",
+        "vectormill/jobs/mending.py",
+        "SET is_suspect = true WHERE",
+        "SET is_suspect = NULL WHERE",
+        (f"{MENDING}::test_chunks_that_cannot_be_encoded_again_are_suspect_and_listed",),
+    ),
+    Mutant(
+        "a suspect chunk is cleared by a retry of its failed items",
+        "vectormill/jobs/certificates.py",
+        "bool(row.is_suspect or row.failed_at is not None)",
+        "bool(row.failed_at is not None)",
+        (f"{MENDING}::test_a_suspect_chunk_stays_suspect_when_its_failed_items_are_retried",),
+    ),
+    Mutant(
         "an edited certificate is believed",
         "worker/certificates/certificate.py",
         "if digest != digest_content(",

@@ -8,10 +8,10 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.exits import ITEMS_FAILED
-from vectormill.cli.printing import Outcome, print_facts, print_report, tell
+from vectormill.cli.printing import Outcome, listing, print_facts, print_report, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from uuid import UUID
 
     from vectormill.client import Client
@@ -121,9 +121,13 @@ def show_verdict(verdict: "Mapping[str, Any]") -> None:
             [
                 ("items compared", verdict["num_compared"]),
                 ("encoded again with", verdict["encoded_with"]),
-                ("smallest agreement", f"{verdict['smallest']:.6f}"),
-                ("mean agreement", f"{verdict['mean']:.6f}"),
-                ("promised", f"{verdict['least']:g}"),
+                *(
+                    (
+                        f"agreement of {each['result']}",
+                        f"at least {each['smallest']:.6f}, {each['mean']:.6f} on average; promised {each['least']:g}",
+                    )
+                    for each in verdict["agreements"]
+                ),
                 ("below it", ", ".join(verdict["differing"]) if verdict["num_differing"] else "none"),
             ]
         )
@@ -230,6 +234,20 @@ def certificate(client: "Client", job_id: str, *, out: Path | None = None) -> st
         return None
     client.certificate(job_id, out)
     return f"Wrote {out}."
+
+
+@command(
+    app,
+    "vectormill suspects",
+    view=listing("job_id", "collection", "first_item", "num_items", "worker", "failed_at", "reason"),
+)
+def suspects(client: "Client") -> "Iterator[Mapping[str, Any]]":
+    """List the chunks of all jobs that a faulty worker computed and that cannot be encoded again.
+
+    Items are counted from 0. `vectormill certificate JOB` names the chunks of one job; to replace their results, submit
+    the texts again.
+    """
+    return client.suspects()
 
 
 def look_at_measuring(measuring: "Mapping[str, Any]") -> "ProgressView":

@@ -248,6 +248,28 @@ class TruncatedItemPage(TypedDict):
     next: NextCursor
 
 
+class SuspectChunkBody(TypedDict):
+    """Consecutive items of a job whose results a faulty worker computed, and which cannot be encoded again."""
+
+    id: int
+    job_id: Identifier
+    collection: str | None
+    first_item: Annotated[int, Meta(description="The position in the job of its first item, from 0.")]
+    num_items: int
+    worker: str | None
+    failed_at: Annotated[
+        Moment | None, Meta(description="When the worker's proof failed; null if forgotten since.")
+    ]
+    reason: str | None
+
+
+class SuspectChunkPage(TypedDict):
+    """A page of suspect chunks."""
+
+    data: list[SuspectChunkBody]
+    next: NextCursor
+
+
 class VectorRow(TypedDict):
     """A line of the vectors of a job. The numbers are those of its vector type."""
 

@@ -24,8 +24,8 @@ from vectormill.moments import format_moment
 FORMAT: Final = "vectormill job certificate 1"
 
 FIND_CHUNK: Final = text("""
-    SELECT chunks.id, chunks.state, chunks.proof_id, proof.worker, proof.report, proof.proven_at, proof.failed_at,
-           proof.reason
+    SELECT chunks.id, chunks.state, chunks.is_suspect, chunks.proof_id, proof.worker, proof.report, proof.proven_at,
+           proof.failed_at, proof.reason
       FROM vectormill.chunks LEFT JOIN vectormill.proofs AS proof ON proof.id = chunks.proof_id
      WHERE chunks.job_id = :job_id AND chunks.first_item = :first_item AND chunks.state <> 'split'
 """)
@@ -106,7 +106,7 @@ def _write(job: Job, chunks: Iterator[CertifiedChunk]) -> Iterator[bytes]:
                 failed_at=format_moment(row.failed_at),
                 reason=row.reason,
             )
-        is_suspect = proof is not None and row.failed_at is not None
+        is_suspect = row is not None and bool(row.is_suspect or row.failed_at is not None)
         num_chunks, num_suspect = num_chunks + 1, num_suspect + is_suspect
         yield line(
             "chunk",

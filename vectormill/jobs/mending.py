@@ -1,9 +1,12 @@
 """Put chunks back whose results were computed by a model process that turned out to be faulty (decision 0078)."""
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.jobs.chunk import decode_payload
@@ -82,16 +85,28 @@ REOPEN_JOB = text("""
 """)
 
 
+MARK_SUSPECT = text("UPDATE vectormill.chunks SET is_suspect = true WHERE id = :chunk_id")
+
+
 def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool:
     """Make a completed chunk `pending` again, and its job open, if it was computed in this period.
 
     Items that failed stay as they are, and so do those whose text was deleted since. The rows keep the place that
     their job has in the order of writers, so newer ones are not touched. Return False if the chunk cannot be encoded
-    again; it then stays with the failed period, and is suspect.
+    again; it then stays with the failed period, and is marked as suspect.
     """
     chunk = connection.execute(LOCK_CHUNK, {"chunk_id": chunk_id, "period": period}).one_or_none()
     if chunk is None:  # a retry or another scheduler has put it back
         return True
+    if _reopen_chunk(connection, chunk, reason):
+        return True
+    connection.execute(MARK_SUSPECT, {"chunk_id": chunk_id})
+    return False
+
+
+def _reopen_chunk(connection: Connection, chunk: Row[Any], reason: str) -> bool:
+    """Make the locked chunk and its job open again. Return False if it cannot be encoded again."""
+    chunk_id = chunk.id
     job = lock_job(connection, chunk.job_id)
     found = connection.execute(FIND_OBSTACLES, {"chunk_id": chunk_id, "job_id": job.id}).one()
     obstacles = (found.has_output, found.has_batch, found.has_lost_collection, found.is_replaced)
@@ -111,3 +126,39 @@ def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) 
     state = QUEUED if job.is_terminal else job.state
     connection.execute(REOPEN_JOB, {"job_id": job.id, "state": state, "num_items": len(wanted)})
     return True
+
+
+LIST_SUSPECT = text("""
+    SELECT chunks.id, chunks.job_id, collections.name, chunks.first_item, chunks.num_items, proof.worker,
+           proof.failed_at, proof.reason
+      FROM vectormill.chunks
+      JOIN vectormill.jobs ON jobs.id = chunks.job_id AND jobs.state <> 'deleting'
+      LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
+      LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
+      LEFT JOIN vectormill.proofs AS proof ON proof.id = chunks.proof_id
+     WHERE chunks.is_suspect AND chunks.id > :after
+     ORDER BY chunks.id LIMIT :limit
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectChunk:
+    """A chunk of a faulty worker that cannot be encoded again: `num_items` items of a job, from `first_item` on.
+
+    `worker`, `failed_at` and `reason` are those of the bad proof; None once that is older than the retention of jobs.
+    """
+
+    id: int
+    job_id: UUID
+    collection: str | None
+    first_item: int
+    num_items: int
+    worker: str | None
+    failed_at: datetime | None
+    reason: str | None
+
+
+def list_suspect_chunks(connection: Connection, *, after: int | None, limit: int) -> list[SuspectChunk]:
+    """List suspect chunks of all jobs that still exist, with ids above `after`; a keyset page."""
+    rows = connection.execute(LIST_SUSPECT, {"after": after or 0, "limit": limit})
+    return [SuspectChunk(*row) for row in rows]

@@ -14,11 +14,12 @@ from vectormill.jobs.bodies import (
     JobRequest,
     ResultQuery,
     SubmissionQuery,
+    SuspectChunkPage,
     TruncatedItemPage,
     VectorQuery,
 )
 from vectormill.keys.api_key import READ, WRITE
-from vectormill.operation import NO_CONTENT, Nothing, Operation
+from vectormill.operation import NO_CONTENT, Nothing, Operation, PageQuery
 
 ALL: Final = "/v1/jobs"
 ONE: Final = "/v1/jobs/{job_id}"
@@ -51,9 +52,10 @@ EXPORT_RESULTS: Final = Operation(
     "GET", ONE + "/results", READ, bytes, query=ResultQuery,
     media_types=tuple(each.media_type for each in OUTPUT_FORMATS.values() if each.has_keys),
 )  # fmt: skip
+LIST_SUSPECT: Final = Operation("GET", "/v1/suspect-chunks", READ, SuspectChunkPage, query=PageQuery)
 CERTIFY: Final = Operation("GET", ONE + "/certificate", READ, bytes, media_types=("application/x-ndjson",))
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     SUBMIT, LIST, SHOW, DELETE, CANCEL, PAUSE, RESUME, RETRY, FOLLOW, LIST_ERRORS, LIST_TRUNCATED, EXPORT_VECTORS,
-    EXPORT_RESULTS, CERTIFY,
+    EXPORT_RESULTS, CERTIFY, LIST_SUSPECT,
 )  # fmt: skip

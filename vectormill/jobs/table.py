@@ -158,6 +158,8 @@ chunks = Table(
     Column("estimated_tokens", Integer, nullable=False),  # by TokenEstimate in chunk.py
     # The period between two proofs of a worker in which the results were computed (proofs); NULL if unknown.
     Column("proof_id", BigInteger),
+    # Its results were computed by a faulty model process and cannot be encoded again (mending.py); NULL means no.
+    Column("is_suspect", Boolean),
     # No constraint makes this unique, because that would keep `chunks` from being partitioned by id (decision
     # 0056). A transaction that numbers chunks has created the job itself, or holds the lock of its row.
     Index("ix_chunks_job_id_seq", "job_id", "seq"),
@@ -167,6 +169,8 @@ chunks = Table(
     # table. Few chunks are leased at a time.
     Index("ix_chunks_held", "job_id", postgresql_where=text("state = 'leased'")),
     Index("ix_chunks_order", "job_id", "first_item"),
+    # Nearly always empty, so that a commit pays nothing for it.
+    Index("ix_chunks_suspect", "id", postgresql_where=text("is_suspect")),
     postgresql_with={
         "fillfactor": "70",
         "autovacuum_vacuum_scale_factor": "0.05",

@@ -198,7 +198,8 @@ def compare_results(
     """Return the agreement [n] of stored results with new ones, and its threshold for these results."""
     if spec.result == REPRESENTATIONS:
         packed = zip(kept.tolist(), now.tolist(), strict=True)
-        return np.array([measure_agreement(*map(unpack, pair)) for pair in packed]), LEAST_AGREEMENT
+        agreements = [list(measure_agreement(*map(unpack, pair)).values()) for pair in packed]
+        return np.min(agreements, axis=1), LEAST_AGREEMENT  # NaN if one is
     if spec.result == RECORD:
         pairs = zip(kept.tolist(), now.tolist(), strict=True)
         return np.array([float(are_alike(*map(json.loads, pair))) for pair in pairs]), 1.0
@@ -214,14 +215,18 @@ def compare_results(
     return _cosines(vectors, now), LEAST_AGREEMENT
 
 
-def are_alike(first: Any, second: Any) -> bool:
+def are_alike(first: Any, second: Any, tolerance: float = 1 - LEAST_AGREEMENT_OF_SCORES) -> bool:
     """Return True if two records are equal up to small differences of confidences, which vary by batch."""
     if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, abs_tol=1 - LEAST_AGREEMENT_OF_SCORES)
+        return math.isclose(first, second, abs_tol=tolerance)
     if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(are_alike(first[name], second[name]) for name in first)
+        return first.keys() == second.keys() and all(
+            are_alike(first[name], second[name], tolerance) for name in first
+        )
     if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(are_alike, first, second))
+        return len(first) == len(second) and all(
+            are_alike(*pair, tolerance) for pair in zip(first, second, strict=True)
+        )
     return bool(first == second)
 
 

@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+
 # The most non-zero values of pgvector's sparsevec (SPARSEVEC_MAX_NNZ in src/sparsevec.h).
 MAX_WEIGHTS: Final = 16_000
 
@@ -71,26 +73,37 @@ def unpack(content: bytes | memoryview) -> Representations:
     )
 
 
-def measure_agreement(first: Representations, second: Representations) -> float:
-    """Return the smallest cosine between the dense vectors, sparse vectors and token vectors of one text.
+def measure_agreement(first: Representations, second: Representations) -> dict[str, float]:
+    """Return how well two representations of one text agree, by output: 1 if they are equal or neither has it.
 
-    It is 0 if their lengths or numbers differ.
+    Of dense vectors it is the cosine, of sparse ones the closeness, and of multi-vectors the smallest closeness of a
+    token's vectors. It is 0 if they have other dimensions or another number of tokens.
     """
-    if len(first.dense) != len(second.dense) or first.vectors.shape != second.vectors.shape:
-        return 0.0
+    dense = tokens = 0.0
+    if len(first.dense) == len(second.dense):
+        dense = _measure(first.dense[np.newaxis], second.dense[np.newaxis], by_length=False)
     places = np.union1d(first.indices, second.indices)
     weights = np.zeros((2, len(places)), np.float32)
     for row, own in zip(weights, (first, second), strict=True):
         row[np.searchsorted(places, own.indices)] = own.weights
-    pairs = [(first.dense[np.newaxis], second.dense[np.newaxis]), (weights[:1], weights[1:])]
-    pairs.append((first.vectors.astype(np.float32), second.vectors.astype(np.float32)))
-    return min((float(_cosines(*pair).min()) for pair in pairs if pair[0].size), default=1.0)
+    if first.vectors.shape == second.vectors.shape:
+        tokens = _measure(first.vectors.astype(np.float32), second.vectors.astype(np.float32), by_length=True)
+    return {DENSE: dense, SPARSE: _measure(weights[:1], weights[1:], by_length=True), MULTI_VECTOR: tokens}
 
 
-def _cosines(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
+def _measure(first: NDArray[np.float32], second: NDArray[np.float32], *, by_length: bool) -> float:
+    """Return the smallest agreement of rows [n, d], NaN if a row has NaN.
+
+    By direction it is the cosine. By length too, as for vectors whose inner products are compared, it is the cosine
+    less the squared difference of the lengths divided by twice their product: 0.75 if one is twice as long.
+    """
+    if not first.size:
+        return 1.0
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    cosines: NDArray[np.float32] = np.einsum("nd,nd->n", first, second) / np.maximum(norms, SMALLEST_NORM)
-    return cosines
+    if by_length:
+        squares = np.square(first - second).sum(axis=1)
+        return float(np.maximum(1 - squares / np.maximum(2 * norms, SMALLEST_NORM), -1.0).min())
+    return float((np.einsum("nd,nd->n", first, second) / np.maximum(norms, SMALLEST_NORM)).min())
 
 
 def send_sparse(indices: NDArray[np.uint32], weights: NDArray[np.float32], dimensions: int) -> bytes:

@@ -15,17 +15,18 @@ from typing import Any, Final
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError
-from vectormill.domain.task import VECTOR
+from vectormill.domain.task import MULTI_VECTOR, VECTOR
 from vectormill.files.outputs import open_replacement
 from worker.encoder.choice import FP32
 from worker.placement.strategies import REPLICATE
-from worker.tasks.finishing import PROMISE, PROMISE_FP32
+from worker.tasks.finishing import PROMISE, PROMISE_FP32, SMALLEST_COSINE
 
 FORMAT: Final = "vectormill certificate 1"
 FOLDER: Final = "certificates"
 # The least cosine of vectors that are computed with the switch fp8 (invariant 5 in docs/ARCHITECTURE.md).
 PROMISE_FP8: Final = 0.99
-# The least agreement of scores in 16 bit and with compressed weights, as for samples of runs.
+# The least agreement of scores, sparse weights and confidences in 16 bit and with compressed weights, as for samples
+# of runs.
 PROMISE_OF_SCORES: Final = 0.98
 # How much less the rankings may agree when they are measured again: near ties change places.
 RANK_MARGIN: Final = 0.02
@@ -218,9 +219,14 @@ def _read_measurement(written: dict[str, Any]) -> Measurement:
 
 
 def find_promise(spec: EncodingSpec, precision: str, switches: Sequence[str] = ()) -> float:
-    """Return the least agreement with the reference that a precision promises."""
+    """Return the least agreement with the reference that a precision promises.
+
+    Of several outputs each has its own, so the spec has one of them.
+    """
     if precision == FP32:
         return PROMISE_FP32
+    if spec.outputs == MULTI_VECTOR:
+        return SMALLEST_COSINE
     if spec.result != VECTOR:
         return PROMISE_OF_SCORES
     return PROMISE_FP8 if "fp8" in switches else PROMISE

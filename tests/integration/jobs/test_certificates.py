@@ -5,26 +5,32 @@ import io
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import numpy as np
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from tests.api_server import api_client, assert_problem
 from tests.api_server import submit as submit_by_http
 from tests.chunk_work import encode_all
-from tests.models import DEVICE, TinyModels
+from tests.models import DEVICE, TinyModels, packaged_model
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
+from tests.rexuninlu import GOLDEN, find_case
 from vectormill.client import Client
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import ModelError, WrongJobState
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import Registry, make_spec
 from vectormill.settings import ModelEntry, Settings
+from vectormill.vectors.records import pack_records, read_records
+from vectormill.vectors.representations import unpack
 from vectormill.workers.proofs import begin_period
 from worker.certificates.resampling import verify_job
 from worker.engine.engine import Engine as EncodingEngine
@@ -121,7 +127,12 @@ def test_the_client_writes_the_certificate_and_an_open_job_has_none(engine: Engi
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelEntry]:
     tiny = TinyModels(tmp_path_factory.mktemp("models"))
-    return {"tiny": ModelEntry(path=str(tiny.sentence_transformer("mean", normalize=True)))}
+    many = write_random_embedder(SMALL, packaged_model(), tmp_path_factory.mktemp("many") / "many")
+    return {
+        "tiny": ModelEntry(path=str(tiny.sentence_transformer("mean", normalize=True))),
+        "many": ModelEntry(path=str(many)),
+        "rex": ModelEntry(path=str(GOLDEN / "model")),
+    }
 
 
 @pytest.mark.parametrize("vector_type", [None, "int8", "binary"])
@@ -156,8 +167,96 @@ def test_a_sample_of_a_job_is_encoded_again_and_a_wrong_result_is_found(
         )
     verdict = verify_job(engine, job.id, 200, settings, worker_settings, lambda *_: None, random.Random(1))
     assert (verdict.num_compared, verdict.differing) == (40, ["k0"])
-    assert verdict.least == {None: 0.999, "int8": 0.99, "binary": 0.95}[vector_type]
+    (agreement,) = verdict.agreements
+    assert agreement.least == {None: 0.999, "int8": 0.99, "binary": 0.95}[vector_type]
+    assert agreement.smallest < agreement.least
     assert verdict.encoded_with.startswith("torch fp32")
+
+
+OUTPUTS = "dense,sparse,multi_vector"
+TEXT = find_case("ee_sport")["text"]
+SCHEMA = json.dumps(find_case("ee_sport")["schema"])
+# The sparse weights and records of the last item, whose text is another, and other vectors.
+DAMAGE = {
+    "many": (
+        "embedding = live.embedding * live.embedding",
+        "sparse = other.sparse",
+        "multi_vector[2] = live.multi_vector[3]",
+    ),
+    "rex": ("output = other.output",),
+}
+
+
+@pytest.mark.parametrize("collection", [None, "docs"])
+@pytest.mark.parametrize(
+    ("name", "options", "results"),
+    [
+        ("many", EncodingOptions(outputs=OUTPUTS), OUTPUTS.split(",")),
+        ("rex", EncodingOptions(extract_schema=SCHEMA, confidences=True), ["record"]),
+    ],
+    ids=["outputs", "records"],
+)
+def test_of_a_sample_every_output_and_every_record_is_compared(
+    collection: str | None,
+    name: str,
+    options: EncodingOptions,
+    results: list[str],
+    engine: Engine,
+    models: dict[str, ModelEntry],
+    tmp_path: Path,
+) -> None:
+    card = Registry(models).card(name, weights=True)
+    settings = Settings(models=models, cache_dir=tmp_path)
+    worker_settings = WorkerSettings(backend="torch", precision="fp32", threads=1)
+    items = [Item(f"k{number}", (TEXT if number < 7 else TEXT[:9]).encode()) for number in range(8)]
+    job = submit(engine, items, spec=make_spec(card, options), chunk_max_items=8, collection=collection)
+    model = EncodingEngine(card, DEVICE, worker_settings, tmp_path)
+    model.start()
+    try:
+        encode_all(engine, model, name)
+    finally:
+        model.stop()
+    with engine.begin() as connection:
+        period = begin_period(connection, "w-cpu0@host", uuid4(), name, REPORT)
+        connection.execute(text("UPDATE vectormill.chunks SET proof_id = :period"), {"period": period})
+        if collection is None:
+            _damage_own(connection, name)
+        else:
+            table = "vectormill.generation_1"
+            for number, change in enumerate(DAMAGE[name]):
+                connection.execute(
+                    text(
+                        f"UPDATE {table} AS live SET {change} FROM {table} AS other"
+                        f" WHERE live.key = 'k{number}' AND other.key = 'k7'"
+                    )
+                )
+    verdict = verify_job(engine, job.id, 200, settings, worker_settings, lambda *_: None, random.Random(1))
+    assert [each.result for each in verdict.agreements] == results
+    assert verdict.num_compared == 8, verdict
+    assert verdict.differing == [f"k{number}" for number in range(len(results))], verdict
+    for each in verdict.agreements:
+        assert each.smallest < each.least <= 1
+        assert each.mean > 0.8
+    assert verdict.agreements[0].least == (0.9999 if name == "many" else 1.0)
+
+
+def _damage_own(connection: Connection, name: str) -> None:
+    """Change one output of each of the first three items, or the first item's confidences by a hundredth."""
+    stored = connection.execute(text("SELECT vectors FROM vectormill.chunk_vectors")).scalar_one()
+    rows = read_records(bytes(stored), 8)
+    if name == "rex":
+        assert rows[0] is not None
+        records = json.loads(rows[0])
+        records[0][0]["confidence"] += 0.01
+        rows[0] = json.dumps(records).encode()
+    else:
+        dense, sparse, tokens, *_ = (unpack(row or b"") for row in rows)
+        rows[0] = replace(dense, dense=dense.dense[::-1]).pack()
+        rows[1] = replace(sparse, weights=sparse.weights * 1.5).pack()
+        rows[2] = replace(tokens, vectors=tokens.vectors * np.float16(1.5)).pack()
+    connection.execute(
+        text("UPDATE vectormill.chunk_vectors SET vectors = :rows"), {"rows": pack_records(rows)}
+    )
 
 
 def _first_chunk(engine: Engine, job_id: UUID) -> int:

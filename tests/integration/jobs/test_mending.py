@@ -1,5 +1,6 @@
 """Tests that exactly the chunks which a worker committed since its last good proof are encoded again, in place."""
 
+import json
 from collections.abc import Sequence
 from uuid import UUID, uuid4
 
@@ -8,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from scheduler.mender import Mender
+from tests.api_server import api_client
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import (
     SPEC,
@@ -19,11 +21,14 @@ from tests.protocol import (
     vector_of,
 )
 from tests.protocol import claim_next as claim_next_chunk
+from vectormill.client import Client
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, retry_job
+from vectormill.jobs.mending import LIST_SUSPECT, list_suspect_chunks
+from vectormill.search.matches import walk_plan
 from vectormill.workers.proofs import (
     begin_period,
     count_failed_periods,
@@ -187,13 +192,55 @@ def test_chunks_that_cannot_be_encoded_again_are_suspect_and_listed(
     assert find(engine, job.id).state == before.state
     with engine.connect() as connection:
         assert count_failed_periods(connection) == 1
-        suspects = connection.execute(
-            text("SELECT count(*) FROM vectormill.chunks WHERE proof_id = :id"), {"id": failed}
-        ).scalar_one()
-    assert suspects == 1
+        (suspect,) = list_suspect_chunks(connection, after=None, limit=10)
+    assert (suspect.job_id, suspect.num_items, suspect.worker, suspect.reason) == (job.id, 4, "w", REASON)
+    assert suspect.first_item == (4 if obstacle == "texts" else 0)
     if obstacle == "cancelled":
         lines = [line for line in write_certificate_lines(engine, job.id) if b'"suspect": true' in line]
         assert len(lines) == 1
+
+
+def test_suspects_of_all_jobs_are_listed_page_by_page_without_reading_other_chunks(engine: Engine) -> None:
+    jobs = [submit(engine, make_items(4), collection=name) for name in (None, "docs")]
+    with engine.begin() as connection:
+        connection.execute(
+            text("""
+                INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens, is_suspect)
+                SELECT :job_id, number, 'done', number, 1, 1, nullif(number % 7000 = 0, false)
+                  FROM generate_series(1, 20000) AS number
+            """),
+            {"job_id": jobs[0].id},
+        )
+        connection.execute(
+            text("UPDATE vectormill.chunks SET is_suspect = true WHERE job_id = :id"), {"id": jobs[1].id}
+        )
+        connection.execute(text("ANALYZE vectormill.chunks"))
+        values = {"after": 0, "limit": 51}
+        (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {LIST_SUSPECT.text}"), values).scalar_one()
+    nodes = [node for node in walk_plan(plan["Plan"]) if node.get("Relation Name") == "chunks"]
+    assert [node["Index Name"] for node in nodes] == ["ix_chunks_suspect"]
+    with api_client(engine) as api, Client(str(api.base_url)) as client:
+        (first,) = api.get("/v1/suspect-chunks", params={"limit": 1}).json()["data"]
+        listed = list(client.suspects())
+    assert [(each["job_id"], each["collection"]) for each in listed] == [
+        (str(jobs[1].id), "docs"),
+        *[(str(jobs[0].id), None)] * 2,
+    ]
+    assert listed[0] == first
+    assert [each["first_item"] for each in listed] == [0, 7000, 14000]
+
+
+def test_a_suspect_chunk_stays_suspect_when_its_failed_items_are_retried(
+    engine: Engine, periods: list[int]
+) -> None:
+    job = submit(engine, make_items(4))
+    complete(engine, claim_next_chunk(engine), {1: ItemFailure(EMPTY_TEXT, "")})
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.chunks SET is_suspect = true"))
+        retry_job(connection, job.id)
+    encode(engine, job, [periods[2]])
+    lines = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert [line["suspect"] for line in lines if line["kind"] == "chunk"] == [True]
 
 
 def test_periods_go_after_the_retention_but_those_of_running_workers_and_those_to_be_repaired(

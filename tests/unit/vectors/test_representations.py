@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import DENSE, MULTI_VECTOR, OUTPUTS, REPRESENTATIONS, SPARSE, VECTOR
 from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import make_spec
-from vectormill.vectors.representations import Representations, unpack
+from vectormill.vectors.representations import Representations, measure_agreement, unpack
 
 CARD = ModelCard(
     "m", Path("m"), "1", "XLMRobertaModel", 1024, 512, ("cls",), normalize=True,
@@ -36,6 +37,36 @@ def test_a_packed_form_gives_back_each_output() -> None:
         for name in ("dense", "indices", "weights", "vectors"):
             np.testing.assert_array_equal(getattr(read, name), getattr(kept, name))
             assert getattr(read, name).shape == getattr(kept, name).shape
+
+
+def test_agreement_sees_direction_length_and_what_is_not_a_number_in_each_output() -> None:
+    one = Representations(
+        np.array([1, 2, 3], np.float32),
+        np.array([1, 7], np.uint32),
+        np.array([2, 1], np.float32),
+        np.array([[1, 2], [3, 4]], np.float16),
+    )
+    nan = float("nan")
+    cases: list[tuple[dict[str, Any], tuple[float, float, float]]] = [
+        ({}, (1, 1, 1)),
+        ({"dense": one.dense * 2}, (1, 1, 1)),  # a search compares angles
+        ({"dense": -one.dense}, (-1, 1, 1)),
+        ({"dense": one.dense[:2]}, (0, 1, 1)),
+        ({"dense": one.dense * np.float32(nan)}, (nan, 1, 1)),
+        ({"weights": one.weights * 2}, (1, 0.75, 1)),  # and products of these
+        ({"weights": one.weights * np.float32(nan)}, (1, nan, 1)),
+        ({"indices": np.array([1, 8], np.uint32)}, (1, 0.8, 1)),
+        ({"indices": one.indices[:0], "weights": one.weights[:0]}, (1, -1, 1)),
+        ({"vectors": one.vectors * np.float16(2)}, (1, 1, 0.75)),
+        ({"vectors": one.vectors * np.array([[1], [-1]], np.float16)}, (1, 1, -1)),
+        ({"vectors": one.vectors[:1]}, (1, 1, 0)),
+    ]
+    for change, expected in cases:
+        found = measure_agreement(one, replace(one, **change))
+        assert list(found) == [DENSE, SPARSE, MULTI_VECTOR]
+        assert list(found.values()) == pytest.approx(list(expected), abs=1e-6, nan_ok=True), change
+    nothing = Representations()
+    assert measure_agreement(nothing, nothing) == {DENSE: 1, SPARSE: 1, MULTI_VECTOR: 1}
 
 
 @pytest.mark.parametrize("change", [-1, 1])

@@ -17,7 +17,15 @@ from vectormill.domain.encoding import RequestedArguments, find_result
 from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
-from vectormill.jobs.bodies import ItemErrorBody, JobBody, RecordRow, ScoreRow, TruncatedItemBody, VectorRow
+from vectormill.jobs.bodies import (
+    ItemErrorBody,
+    JobBody,
+    RecordRow,
+    ScoreRow,
+    SuspectChunkBody,
+    TruncatedItemBody,
+    VectorRow,
+)
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 
@@ -231,6 +239,10 @@ class JobCalls(ExportTransport):
     def errors(self, job_id: str) -> AsyncIterator[ItemErrorBody]:
         """Yield every failed item of a job as `{"key", "code", "detail"}`, page by page."""
         return self.pages(ItemErrorBody, fill_path(operations.LIST_ERRORS.path, job_id), {})
+
+    def suspects(self) -> AsyncIterator[SuspectChunkBody]:
+        """Yield the chunks of all jobs that a faulty worker computed and that cannot be encoded again, page by page."""
+        return self.pages(SuspectChunkBody, operations.LIST_SUSPECT.path, {})
 
     def truncated(self, job_id: str) -> AsyncIterator[TruncatedItemBody]:
         """Yield every item of a job whose text was truncated, as `{"key"}`, page by page."""
