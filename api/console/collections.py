@@ -213,9 +213,9 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
             query = form.to_query(has_texts=has_texts)
             wanted = make_one_search(query, "", resources)
             generation = await open_generation(resources, name, [query])
-            (wanted,) = fit_searches([query], [wanted], generation)
-            (embedding,) = await find_embeddings([query], [wanted], generation, resources)
-            (nearest,) = await resources.searches.find(generation, [(wanted, embedding)])
+            searches, given = fit_searches([query], [wanted], generation, is_one=True)
+            (embedding,) = await find_embeddings([query], searches, given, generation, resources)
+            (nearest,) = await resources.searches.find(generation, [(searches[0], embedding)])
     except VectormillError as error:
         return SearchOutcome([], time.perf_counter() - start, refusal=str(error))
     except Problem as problem:

@@ -1,6 +1,7 @@
 """Searches over HTTP: the rows of a collection that best match a text, a vector or another row."""
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
@@ -26,18 +27,24 @@ from vectormill.search.bodies import (
     ManySearchesAnswer,
     SearchQuery,
     SearchRequest,
+    list_given,
     make_search,
     read_queries,
     tell_nearest,
 )
 from vectormill.search.search import Nearest, Search, fit_outputs
-from vectormill.vectors.representations import Representations
+from vectormill.vectors.representations import MAX_WEIGHTS, Representations
 
 P = ParamSpec("P")
 T = TypeVar("T")
 # Reading a body of this size, or writing this many matches, takes a tenth of a millisecond.
 SMALL_BYTES: Final = 16 << 10
 FEW_MATCHES: Final = 20
+# The largest float16, the type in which vectors of tokens are stored.
+LARGEST_NUMBER: Final = float(np.finfo(np.float16).max)
+
+# The dense vector of a query, float32 [dimensions], or several outputs.
+Vectors = npt.NDArray[np.float32] | Representations
 
 
 class SearchRoute(APIRoute):
@@ -70,8 +77,10 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
     with resources.gates.searches.enter():  # after the body, which may arrive slowly
         queries, searches = await run(is_small, make_searches, wanted, resources)
         generation = await open_generation(resources, name, queries)
-        searches = fit_searches(queries, searches, generation)
-        embeddings = await find_embeddings(queries, searches, generation, resources)
+        searches, given = await run(
+            is_small, fit_searches, queries, searches, generation, wanted.queries is None
+        )
+        embeddings = await find_embeddings(queries, searches, given, generation, resources)
         found = await resources.searches.find(generation, list(zip(searches, embeddings, strict=True)))
         num_matches = sum(len(nearest.matches) for nearest in found)
         content = await run(num_matches <= FEW_MATCHES, make_answer, searches, found, wanted.queries is None)
@@ -86,11 +95,16 @@ async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **optio
 def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[SearchQuery], list[Search]]:
     """Return a request's queries, and the search for each. Raise the errors of make_one_search."""
     queries = read_queries(wanted, resources.settings.max_search_queries)
-    places = [""] if wanted.queries is None else [f"queries[{number}]: " for number in range(len(queries))]
     searches = [
-        make_one_search(query, place, resources) for query, place in zip(queries, places, strict=True)
+        make_one_search(query, name_place(number, wanted.queries is None), resources)
+        for number, query in enumerate(queries)
     ]
     return queries, searches
+
+
+def name_place(number: int, is_one: bool) -> str:
+    """Return the beginning of an error message about one of several queries; empty if it is the only one."""
+    return "" if is_one else f"queries[{number}]: "
 
 
 def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Search:
@@ -143,36 +157,39 @@ def refuse_other_spaces(resources: Resources, generation: Generation, queries: S
 
 
 def fit_searches(
-    queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation
-) -> list[Search]:
-    """Return the searches with the outputs of the collection that each compares. Raise InvalidOption."""
-    fitted = [
-        fit_outputs(search, query.outputs, generation.spec, generation.collection)
-        for query, search in zip(queries, searches, strict=True)
-    ]
-    for query, search in zip(queries, fitted, strict=True):
-        if query.embedding is not None and search.outputs != (DENSE,):
-            raise InvalidOption(
-                f"An embedding is compared with dense vectors alone, and not with {', '.join(search.outputs)}: send a "
-                "text, or set outputs to dense."
-            )
-    return fitted
+    queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation, is_one: bool
+) -> tuple[list[Search], list[Vectors | None]]:
+    """Return the searches with the outputs of the collection that each compares, and the queries' own vectors.
+
+    Raise InvalidOption, which begins with the position of the query unless `is_one`.
+    """
+    fitted, given = [], []
+    for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
+        try:
+            outputs = query.outputs or list_given(query) or None
+            fitted.append(fit_outputs(search, outputs, generation.spec, generation.collection))
+            given.append(read_own_vectors(query, generation))
+        except InvalidOption as error:
+            raise InvalidOption(f"{name_place(number, is_one)}{error}") from error
+    return fitted, given
 
 
 async def find_embeddings(
-    queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation, resources: Resources
-) -> list[npt.NDArray[np.float32] | Representations | None]:
+    queries: Sequence[SearchQuery],
+    searches: Sequence[Search],
+    given: Sequence[Vectors | None],
+    generation: Generation,
+    resources: Resources,
+) -> list[Vectors | None]:
     """Return each query's vector, float32 [dimensions], or its outputs; None if the query needs none.
 
-    All texts that need the same outputs are encoded together. Raise InvalidOption and the errors of
-    QueryExchange.encode_queries.
+    They are those that are given, or those of its text: all texts that need the same outputs are encoded together.
+    Raise the errors of QueryExchange.encode_queries.
     """
-    embeddings: list[npt.NDArray[np.float32] | Representations | None] = [None] * len(queries)
+    embeddings = list(given)
     texts: dict[tuple[str, ...], dict[int, str]] = {}
     for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
-        if query.embedding is not None:
-            embeddings[number] = check_embedding(query.embedding, generation)
-        elif query.text is not None and search.outputs:
+        if given[number] is None and query.text is not None and search.outputs:
             texts.setdefault(search.outputs, {})[number] = query.text
     for outputs, asked in texts.items():
         spec = generation.spec.narrow(outputs)
@@ -188,7 +205,21 @@ def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bo
     return write_answer(answers[0] if is_one else ManySearchesAnswer(data=answers))
 
 
-def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:
+def read_own_vectors(query: SearchQuery, generation: Generation) -> Vectors | None:
+    """Return a query's own vectors: the dense one alone as float32 [dimensions]. Raise InvalidOption."""
+    own = Representations()
+    if query.embedding is not None:
+        own = replace(own, dense=read_embedding(query.embedding, generation))
+    if query.sparse is not None:
+        indices, weights = read_sparse(query.sparse, generation)
+        own = replace(own, indices=indices, weights=weights)
+    if query.multi_vector is not None:
+        own = replace(own, vectors=read_multi_vector(query.multi_vector, generation))
+    given = list_given(query)
+    return (own.dense if given == [DENSE] else own) if given else None
+
+
+def read_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:
     dimensions = generation.spec.dimensions
     if len(values) != dimensions:
         raise InvalidOption(
@@ -202,3 +233,47 @@ def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[
     # float16, and no square exceeds the float32 in which pgvector sums.
     embedding /= largest
     return (embedding / np.linalg.norm(embedding)).astype(np.float32)
+
+
+def read_sparse(
+    weights: dict[int, float], generation: Generation
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Return the places and weights of a query's sparse vector, without those that are 0, in ascending order."""
+    dimensions = generation.spec.sparse_dimensions
+    for place in weights:
+        if not 0 <= place < dimensions:
+            raise InvalidOption(
+                f"sparse has the place {place}, but the vocabulary of collection {generation.collection!r} has places "
+                f"from 0 to {dimensions - 1:,}."
+            )
+    places = sorted(place for place, weight in weights.items() if weight != 0)
+    if not 0 < len(places) <= MAX_WEIGHTS:
+        raise InvalidOption(
+            f"sparse has {len(places):,} weights other than 0; it must have from 1 to {MAX_WEIGHTS:,}."
+        )
+    return np.array(places, np.uint32), check_numbers("sparse", [weights[place] for place in places])
+
+
+def read_multi_vector(vectors: list[list[float]], generation: Generation) -> npt.NDArray[np.float16]:
+    """Return a query's multi-vector, float16 [tokens, width]."""
+    spec = generation.spec
+    if not 0 < len(vectors) <= spec.max_tokens:
+        raise InvalidOption(
+            f"multi_vector has {len(vectors):,} vectors; it must have from 1 to {spec.max_tokens:,}, the most tokens "
+            "that are read of a text."
+        )
+    for number, vector in enumerate(vectors):
+        if len(vector) != spec.token_dimensions:
+            raise InvalidOption(
+                f"multi_vector[{number}] has {len(vector)} dimensions, but collection {generation.collection!r} has "
+                f"{spec.token_dimensions}."
+            )
+    return check_numbers("multi_vector", vectors).astype(np.float16)
+
+
+def check_numbers(name: str, numbers: Any) -> npt.NDArray[np.float32]:
+    """Return the numbers as an array. Raise InvalidOption for one that is not finite, or whose products may not be."""
+    checked = np.array(numbers, np.float64)
+    if not (np.abs(checked) <= LARGEST_NUMBER).all():  # false for NaN too
+        raise InvalidOption(f"{name} has numbers that are not finite, or larger than {LARGEST_NUMBER:,.0f}.")
+    return checked.astype(np.float32)

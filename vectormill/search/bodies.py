@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from vectormill.collections.bodies import PassageBody, find_passage
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.task import SPARSE
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import PASSAGE
 from vectormill.search.filter import OPERATORS, parse_filter
 from vectormill.search.search import (
@@ -43,10 +43,22 @@ class Weights(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """One search: for a text, for a vector of the collection's space, or for rows similar to one of its rows."""
+    """One search: for a text, for vectors of the collection's space, or for rows similar to one of its rows."""
 
     text: Annotated[str | None, Meta(examples=["how to parse a date"])] = None
-    embedding: list[float] | None = None
+    embedding: Annotated[
+        list[float] | None, Meta(description="The query's own dense vector, instead of a text.")
+    ] = None
+    sparse: Annotated[
+        dict[int, float] | None,
+        Meta(
+            description="The query's own sparse weights, by their places in the vocabulary from 0.",
+            examples=[{"2003": 1.25, "3407": 0.5}],
+        ),
+    ] = None
+    multi_vector: Annotated[
+        list[list[float]] | None, Meta(description="The query's own multi-vector: a vector for each token.")
+    ] = None
     more_like: Annotated[
         str | None, Meta(description="The key of a row: find the rows nearest to it, without the row itself.")
     ] = None
@@ -65,7 +77,8 @@ class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
     outputs: Annotated[
         Annotated[list[Literal["dense", "sparse", "multi_vector"]], Meta(min_length=1, max_length=3)] | None,
         Meta(
-            description="The outputs that are compared, by default dense, or the first that the collection has. "
+            description="The outputs that are compared, by default those of the query's own vectors, or else dense, or "
+            "the first that the collection has. "
             "Rankings by dense and sparse are fused by their ranks, and multi_vector orders the best rows anew by "
             "MaxSim; alone, it compares every row."
         ),
@@ -100,7 +113,13 @@ class SearchRequest(SearchQuery, forbid_unknown_fields=True):
 # The part of the JSON schema that types cannot express: a query needs one of these fields.
 ASKS_FOR_SOMETHING: Final = [
     {"required": [name], "properties": {name: {"type": kind}}}
-    for name, kind in (("text", "string"), ("embedding", "array"), ("more_like", "string"))
+    for name, kind in (
+        ("text", "string"),
+        ("embedding", "array"),
+        ("sparse", "object"),
+        ("multi_vector", "array"),
+        ("more_like", "string"),
+    )
 ]
 ONE_QUERY: Final = {"anyOf": ASKS_FOR_SOMETHING}
 ONE_OR_MANY: Final = {
@@ -142,12 +161,19 @@ def make_search(query: SearchQuery) -> Search:
     if query.hybrid is False and query.mode == HYBRID:
         raise InvalidOption("hybrid=false cannot be combined with mode hybrid.")
     mode = query.mode or (HYBRID if query.hybrid else BY_VECTOR)
-    asked = [name for name in ("text", "embedding", "more_like") if getattr(query, name) is not None]
-    if mode == BY_VECTOR and len(asked) != 1:
-        raise InvalidOption("A search needs exactly one of text, embedding and more_like.")
-    if mode == TEXT and query.embedding is not None:
+    given = list_given(query)
+    if mode == BY_VECTOR and bool(given) + (query.text is not None) + (query.more_like is not None) != 1:
         raise InvalidOption(
-            "A search in mode text does not compare vectors: omit embedding, or use mode hybrid."
+            "A search needs exactly one of text, more_like and its own vectors (embedding, sparse, multi_vector)."
+        )
+    if query.outputs is not None and given and set(query.outputs) != set(given):
+        raise InvalidOption(
+            f"The query has its own vectors for {', '.join(given)}, so outputs must be these: send a vector for each "
+            "output that is to be compared, or a text."
+        )
+    if mode == TEXT and set(given) - {MULTI_VECTOR}:
+        raise InvalidOption(
+            "A search in mode text does not compare vectors: omit embedding and sparse, or use mode hybrid."
         )
     weights = query.weights or Weights()
     search = Search(
@@ -167,6 +193,12 @@ def make_search(query: SearchQuery) -> Search:
     )
     check_search(search)
     return search
+
+
+def list_given(query: SearchQuery) -> list[str]:
+    """Return the outputs for which a query has its own vectors, in the order of OUTPUTS."""
+    own = {DENSE: query.embedding, SPARSE: query.sparse, MULTI_VECTOR: query.multi_vector}
+    return [name for name, vectors in own.items() if vectors is not None]
 
 
 class MatchBody(TypedDict):

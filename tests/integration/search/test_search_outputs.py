@@ -19,7 +19,6 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import Item
-from vectormill.problems import ApiError
 from vectormill.search.filter import parse_filter
 from vectormill.search.late_interaction import measure_maxsim
 from vectormill.search.matches import find_matches
@@ -215,8 +214,99 @@ def test_over_http_a_row_finds_what_is_like_it_by_any_outputs(searched: Engine) 
         assert [match["key"] for match in found] == [match.key for match in expected]
         (fused,) = client.search("docs", more_like="k007", outputs=["dense", "sparse"], limit=1)
         assert fused["sparse_rank"] is not None or fused["vector_rank"] is not None
-        with pytest.raises(ApiError, match="An embedding is compared with dense vectors alone"):
-            client.search("docs", embedding=QUERY.dense.tolist(), outputs=["dense", "sparse"])
+
+
+OWN: dict[str, dict[str, Any]] = {
+    DENSE: {"embedding": QUERY.dense},
+    SPARSE: {"sparse": dict(zip(QUERY.indices, QUERY.weights, strict=True))},
+    MULTI_VECTOR: {"multi_vector": QUERY.vectors},
+}
+
+
+@pytest.mark.parametrize(
+    "outputs", [(DENSE,), (SPARSE,), (MULTI_VECTOR,), (DENSE, SPARSE), (DENSE, SPARSE, MULTI_VECTOR)]
+)
+def test_a_query_may_have_vectors_of_its_own_for_each_output(
+    searched: Engine, outputs: tuple[str, ...]
+) -> None:
+    own = {field: value for name in outputs for field, value in OWN[name].items()}
+    expected = search(searched, outputs=outputs, limit=5)
+    with api_client(searched) as api, Client(str(api.base_url)) as client:
+        found = client.search("docs", **own, limit=5)
+        assert [match["key"] for match in found] == [match.key for match in expected]
+        assert [match["score"] for match in found] == pytest.approx(
+            [match.score for match in expected], abs=1e-3
+        )
+        (listed,) = client.search_many("docs", [{"limit": 5}], **{name: plain(own[name]) for name in own})
+        assert listed == found
+
+
+def plain(value: Any) -> Any:
+    """Return arrays as lists, and weights by plain numbers, for JSON."""
+    if isinstance(value, dict):
+        return {int(place): float(weight) for place, weight in value.items()}
+    return value.tolist()
+
+
+def test_words_are_searched_beside_vectors_of_the_query_s_own(searched: Engine) -> None:
+    nearest, weighed = rank(measure_cosines(QUERY))[:100], rank(measure_products(QUERY))[:100]
+    worded = [item.key for item in ITEMS if b"plum" in item.text]
+    with api_client(searched) as api, Client(str(api.base_url)) as client:
+        both = {**OWN[DENSE], **OWN[SPARSE]}
+        found = client.search("docs", "plum", mode="hybrid", **both, limit=10)
+        ordered = client.search("docs", "plum", mode="text", multi_vector=QUERY.vectors, limit=10)
+    scores = fuse(nearest, weighed, worded)
+    assert [match["score"] for match in found] == pytest.approx([scores[key] for key in rank(scores)[:10]])
+    best = {key: score for key, score in measure_all(QUERY).items() if key in worded}
+    assert [match["key"] for match in ordered] == rank(best)[:10]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"sparse": {}}, "sparse has 0 weights other than 0; it must have from 1 to 16,000"),
+        ({"sparse": {"3": 0.0}}, "sparse has 0 weights other than 0"),
+        (
+            {"sparse": {"100": 1}},
+            "sparse has the place 100, but the vocabulary of collection 'docs' has places from 0",
+        ),
+        ({"sparse": {"-1": 1}}, "sparse has the place -1"),
+        ({"sparse": {"3": 1e300}}, "sparse has numbers that are not finite, or larger than 65,504"),
+        ({"multi_vector": []}, "multi_vector has 0 vectors; it must have from 1 to 64"),
+        ({"multi_vector": [[1, 2, 3, 4]] * 65}, "multi_vector has 65 vectors"),
+        (
+            {"multi_vector": [[1, 2, 3, 4], [1, 2]]},
+            r"multi_vector[1] has 2 dimensions, but collection 'docs' has 4",
+        ),
+        ({"multi_vector": [[1, 2, 3, -1e9]]}, "multi_vector has numbers that are not finite"),
+        ({"embedding": [1.0]}, "The embedding has 1 dimensions"),
+        ({"sparse": {"3": 1}, "outputs": ["dense"]}, "own vectors for sparse, so outputs must be these"),
+        ({"sparse": {"3": 1}, "outputs": ["dense", "sparse"]}, "send a vector for each output"),
+        ({"sparse": {"3": 1}, "text": "x"}, "exactly one of text, more_like and its own vectors"),
+        ({"sparse": {"3": 1}, "more_like": "k1"}, "exactly one of text, more_like and its own vectors"),
+        ({"sparse": {"3": 1}, "text": "x", "mode": "text"}, "omit embedding and sparse, or use mode hybrid"),
+    ],
+)
+def test_vectors_that_cannot_be_compared_are_refused_by_the_number_of_their_query(
+    searched: Engine, query: dict[str, Any], said: str
+) -> None:
+    with api_client(searched) as api:
+        alone = api.post("/v1/collections/docs/search", json=query)
+        many = api.post("/v1/collections/docs/search", json={"queries": [{"more_like": "k1"}, query]})
+    assert (alone.status_code, many.status_code) == (422, 422)
+    assert said in alone.json()["detail"]
+    assert many.json()["detail"].startswith("queries[1]: ")
+    assert said in many.json()["detail"]
+
+
+def test_vectors_for_an_output_that_the_collection_lacks_are_refused(engine: Engine) -> None:
+    keep(engine, SPARSE_ONLY)
+    with api_client(engine) as api:
+        answer = api.post("/v1/collections/docs/search", json={"multi_vector": [[1, 2, 3, 4]]})
+    assert (
+        "'docs' has the outputs sparse; outputs must be some of them, and not multi_vector"
+        in answer.json()["detail"]
+    )
 
 
 def test_maxsim_of_rows_without_tokens_is_zero() -> None:

@@ -25,6 +25,8 @@ class SearchCalls(Transport):
         text: str | None = None,
         *,
         embedding: Iterable[float] | None = None,
+        sparse: Mapping[int, float] | None = None,
+        multi_vector: Iterable[Iterable[float]] | None = None,
         more_like: str | None = None,
         limit: int = 10,
         offset: int | None = None,
@@ -38,8 +40,10 @@ class SearchCalls(Transport):
         ef_search: int | None = None,
         fingerprint: str | None = None,
     ) -> Matches:
-        """Return the best matches for a text, an embedding of the same space, or a row.
+        """Return the best matches for a text, for vectors of the same space, or for a row.
 
+        Instead of a text a query may have vectors of its own for the outputs that are to be compared: `embedding`,
+        `sparse`, weights by their places in the vocabulary from 0, and `multi_vector`, a vector for each token.
         `more_like` is the key of a row to find similar rows for. `filter` is a condition on the metadata, such as
         `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or hybrid; `weights` are the
         weights of the rankings that are fused, as `{"vector": 1, "text": 0.5}`. `outputs` are those of the collection
@@ -49,7 +53,13 @@ class SearchCalls(Transport):
         """
         query = {
             "text": text,
-            "embedding": list(embedding) if embedding is not None else None,
+            "embedding": [float(number) for number in embedding] if embedding is not None else None,
+            "sparse": {int(place): float(weight) for place, weight in sparse.items()}
+            if sparse is not None
+            else None,
+            "multi_vector": [[float(number) for number in vector] for vector in multi_vector]
+            if multi_vector is not None
+            else None,
             "more_like": more_like,
             "limit": limit,
             "offset": offset,
