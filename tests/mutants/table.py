@@ -841,6 +841,13 @@ MUTANTS: Final = (
         (f"{MENDING}::test_a_suspect_chunk_stays_suspect_when_its_failed_items_are_retried",),
     ),
     Mutant(
+        "a query's own places beyond the vocabulary are sent to Postgres",
+        "api/routes/searches.py",
+        "if not 0 <= place < dimensions:",
+        "if not 0 <= place:",
+        (f"{SEARCH_OUTPUTS}::test_vectors_that_cannot_be_compared_are_refused_by_the_number_of_their_query",),
+    ),
+    Mutant(
         "an edited certificate is believed",
         "worker/certificates/certificate.py",
         "if digest != digest_content(",
