@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-# A build of torch other than the one that deploy/environment.py picks, for example CUDA 12.6 (README, "Choosing a build of torch").
+# A build of torch other than the one that deploy/environment.py picks, for example CUDA 12.6 (docs/DEPLOY.md, "Choosing a build of torch").
 TORCH_INDEX_URL ?=
 # Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
 LOCK_FLAGS ?=
@@ -22,7 +22,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # wait for ever for the tests of the dead one.
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=15
 # Slow tests first, so that no process is still busy with a long file when the others have finished.
-DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/contract tests/unit tests/architecture
+DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/contract tests/unit tests/architecture tests/docs
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=
@@ -74,7 +74,7 @@ mutants: setup ## Remove essential lines, one at a time, and show which test fai
 	$(BIN)/python -m tests.mutants --jobs 2
 
 check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
-	$(PYTEST) tests/unit tests/architecture
+	$(PYTEST) tests/unit tests/architecture tests/docs
 	@$(BIN)/python -m tests.architecture.tree
 
 lint: setup

@@ -37,7 +37,7 @@ from vectormill.workers.workers import beat_scheduler
 
 logger = logging.getLogger(__name__)
 
-# The connections of the election and of the duties; pruning and webhooks have one each (docs/OPERATIONS.md,
+# The connections of the election and of the duties; pruning and webhooks have one each (docs/POSTGRES.md,
 # "Connections").
 POOL_SIZE = 2
 _BEAT_SECONDS = 5.0

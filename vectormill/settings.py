@@ -321,6 +321,11 @@ def read_api_key() -> str | None:
     return os.environ.get(API_KEY_VARIABLE, "").strip() or None
 
 
+def read_api_url() -> str | None:
+    """Return the API's address in the environment, for a client that was given none. Read no other variable."""
+    return os.environ.get(f"{PREFIX}API_URL", "").strip() or None
+
+
 def find_collector(settings: Settings) -> str | None:
     """Return the URL of the trace collector: our setting, or else OpenTelemetry's common variable."""
     return settings.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip() or None

@@ -53,7 +53,7 @@ from worker.settings import WorkerSettings, find_cache_dir, load_worker_settings
 
 logger = logging.getLogger(__name__)
 
-# With the connection for leases, a worker has at most six connections (docs/OPERATIONS.md, "Connections").
+# With the connection for leases, a worker has at most six connections (docs/POSTGRES.md, "Connections").
 # Its slots need one only for moments, and wait for their turn.
 POOL_SIZE = 5
 # The cause of a failed load may pass, such as a lack of memory, but each failed load costs minutes of all

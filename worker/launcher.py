@@ -27,7 +27,7 @@ from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
 
-# A worker promises to stop within 60 s (docs/OPERATIONS.md, "Stop"). A model process that hangs in a driver
+# A worker promises to stop within 60 s (docs/DEPLOY.md, "Stop"). A model process that hangs in a driver
 # is abandoned after 25 s, and a running commit may wait 20 s for a lock.
 GRACE_SECONDS = 55.0
 # The largest number of earlier processes to report. A process that ends during its start may not have

@@ -12,7 +12,7 @@ from vectormill.models.registry import DEFAULT_MODEL
 
 pytestmark = pytest.mark.tail
 
-# docs/OPERATIONS.md, "Connections".
+# docs/POSTGRES.md, "Connections".
 BUDGET = {"worker": 6, "api": 10, "scheduler": 4, "indexer": 13}
 
 

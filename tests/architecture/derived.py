@@ -8,10 +8,10 @@ overwritten.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from benchmarks.tables import closing_marker, opening_marker
+from deploy.chart import draw_bars
 from tests.architecture.facts import (
     SERVING_LIBRARIES,
     describe_default,
@@ -204,7 +204,7 @@ def read(page: str) -> str:
 
 
 def make_speed() -> str:
-    """Return the README's table of speed, from the latest tables of the benchmarks."""
+    """Return the table of speed in docs/COMPARISON.md, from the latest tables of the benchmarks."""
     ours, peer = read_row("main_job", "ours, end to end"), read_row("main_job", "sentence-transformers")
     server, other = (
         read_row("queries", "ours, 64 clients"),
@@ -229,30 +229,54 @@ def make_speed() -> str:
     return table(rows)
 
 
+def read_section(benchmark: str) -> str:
+    """Return what a benchmark has written into its README."""
+    page = read("benchmarks/README.md")
+    return page.partition(opening_marker(benchmark))[2].partition(closing_marker(benchmark))[0]
+
+
 def read_row(benchmark: str, system: str) -> Mapping[str, str]:
     """Return a system's row in a benchmark's section of the README: column -> cell."""
-    section = (
-        read("benchmarks/README.md")
-        .partition(opening_marker(benchmark))[2]
-        .partition(closing_marker(benchmark))[0]
-    )
     head: list[str] = []
-    for line in section.split("\n"):
+    for line in read_section(benchmark).split("\n"):
         cells = split_row(line) if line.startswith("|") else []
-        if cells[:1] == ["system"]:
+        if cells[1:2] in (["texts/s"], ["requests/s"], ["time"]):
             head = cells
         elif cells[:1] == [system]:
             return dict(zip(head, cells, strict=True))
     raise LookupError(f"{benchmark} has no row {system}")
 
 
-def overwrite(make: Callable[[str], str], file: str, text: str) -> str:
-    """Return new content for a whole file, whatever its text was."""
-    return make(file)
+CHARTED: Final = (
+    ("ours, end to end", "Vectormill, committed"),
+    ("sentence-transformers", "sentence-transformers"),
+    ("sentence-transformers, OpenVINO", "… with OpenVINO"),
+    ("sentence-transformers, ONNX", "… with ONNX"),
+    ("infinity, torch", "infinity"),
+    ("infinity, optimum", "… with ONNX"),
+)
+
+
+def make_chart() -> str:
+    """Return the README's chart, from the first table of the benchmark `engine`."""
+    section = read_section("engine")
+    machine = next(line for line in section.split("\n") if "matrix product" in line)
+    bars = []
+    for system, name in CHARTED:
+        found = read_row("engine", system)
+        rate = found["texts/s"].partition(" ")[0]
+        ratio = found["to the peer"].partition(" ")[0]
+        bars.append((name, float(rate), f"{rate} a second ({ratio})"))
+    return draw_bars(
+        "Paragraphs of docstrings, all-MiniLM-L6-v2, on two cores",
+        f"{machine.partition(',')[0]}, AVX2, one run; some 105 tokens each, same vectors; benchmarks/README.md, engine",
+        bars,
+    )
 
 
 DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
-    ("README.md", fill("speed", make_speed())),
+    ("docs/COMPARISON.md", fill("speed", make_speed())),
+    ("docs/pictures/speed.svg", lambda _: make_chart()),
     ("docs/CONFIGURATION.md", fill("options", make_options())),
     ("docs/CONFIGURATION.md", fill("backends", make_backends())),
     ("docs/CONFIGURATION.md", fill("poolings", quote(POOLING_NAMES))),
@@ -273,7 +297,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
         keep_rows({code: [why] for code, why in ITEM_ERROR_CODES.items()}, section="## Items"),
     ),
     (
-        "docs/OPERATIONS.md",
+        "docs/MONITOR.md",
         fill(
             "metrics",
             table(
@@ -322,7 +346,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
         ),
     ),
     # A chart is packaged by itself, so a link to a file outside it would break; the file is copied instead.
-    ("deploy/helm/vectormill/files/alerts.yml", partial(overwrite, read, "deploy/prometheus/alerts.yml")),
+    ("deploy/helm/vectormill/files/alerts.yml", lambda _: read("deploy/prometheus/alerts.yml")),
 )
 PAGES: Final = tuple(dict.fromkeys(page for page, _ in DERIVED))
 

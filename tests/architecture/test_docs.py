@@ -19,23 +19,19 @@ SHOWN = re.compile(r"^```\n\$ vectormill (plan .*)\n([^`]*)^```$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
-PAGES_OF_PLANS = (ROOT / "README.md", DOCS / "PLANS.md")
+def read_doc(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
 
 
 def find_plans() -> Mapping[str, Sequence[str]]:
     """Return what the pages show of each plan, by the arguments that make it; some show it in short, some whole."""
     plans: dict[str, list[str]] = {}
-    for page in PAGES_OF_PLANS:
-        for arguments, shown in SHOWN.findall(page.read_text(encoding="utf-8")):
-            plans.setdefault(arguments, []).append(shown)
+    for arguments, shown in SHOWN.findall(read_doc("PLANS.md")):
+        plans.setdefault(arguments, []).append(shown)
     return plans
 
 
 PLANS = find_plans()
-
-
-def read_doc(name: str) -> str:
-    return (DOCS / name).read_text(encoding="utf-8")
 
 
 def find_words(name: str) -> set[str]:
@@ -100,10 +96,9 @@ def test_every_link_leads_to_a_file() -> None:
     assert broken == [], "correct the link, or add the file"
 
 
-def find_folders_of_readme() -> set[str]:
-    """Folders that its tree names, with the one above them."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = text.partition("## Repository layout\n\n```\n")[2].partition("\n```")[0]
+def find_folders_of_the_tree() -> set[str]:
+    """Folders that the tree in DEVELOPMENT names, with the one above them."""
+    tree = read_doc("DEVELOPMENT.md").partition("## Repository layout\n\n```\n")[2].partition("\n```")[0]
     found, top = set(), ""
     for line in tree.split("\n"):
         names = re.findall(
@@ -115,7 +110,7 @@ def find_folders_of_readme() -> set[str]:
     return found
 
 
-def test_the_readme_s_tree_names_the_folders_that_there_are() -> None:
+def test_the_tree_names_the_folders_that_there_are() -> None:
     code = {
         path
         for name in ("vectormill", "worker")
@@ -123,4 +118,4 @@ def test_the_readme_s_tree_names_the_folders_that_there_are() -> None:
         if (path / "__init__.py").exists()
     }
     tops = {"alembic", "benchmarks", "deploy", "docs", "tests", "tools", *PACKAGES}
-    assert find_folders_of_readme() == tops | {path.relative_to(ROOT).as_posix() for path in code}
+    assert find_folders_of_the_tree() == tops | {path.relative_to(ROOT).as_posix() for path in code}

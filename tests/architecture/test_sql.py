@@ -106,7 +106,7 @@ def test_only_the_scheduler_keeps_anything_in_its_session() -> None:
     ]
     assert kept, "what is looked for is no longer found where it is known to be"
     assert [place for path, place in kept if path not in OF_THE_SCHEDULER] == [], (
-        "docs/OPERATIONS.md, Connections: PgBouncer"
+        "docs/POSTGRES.md, Connections: PgBouncer"
     )
 
 

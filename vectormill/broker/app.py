@@ -1,6 +1,6 @@
 """The Celery app with its settings and their reasons, shared by publisher, worker and Flower.
 
-Evidence for the settings is in docs/OPERATIONS.md; issue numbers are those of celery or kombu on GitHub.
+Evidence for the settings is in docs/ARCHITECTURE.md; issue numbers are those of celery or kombu on GitHub.
 """
 
 import ssl

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from vectormill.cli import (
+    backup,
     certify,
     collections,
     demo,
@@ -87,7 +88,7 @@ def vectormill(
         context.obj.command = context.invoked_subcommand
 
 
-for group in (demo, encode, jobs, searches, service, processes, plan, certify, doctor):
+for group in (demo, encode, jobs, searches, service, processes, backup, plan, certify, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")

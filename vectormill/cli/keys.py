@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vectormill.cli.command import command
+from vectormill.cli.database import find_database
 from vectormill.cli.printing import listing, tell
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
     from vectormill.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
-    with find_database(settings) as url:
+    # `vectormill up` on a public address needs a key before its first start, which migrates its database.
+    with find_database(settings, is_migrated=True) as url:
         engine = make_engine(url, application_name="vectormill keys", pool_size=1)
         try:
             yield engine, settings
@@ -144,22 +146,3 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
             raise DatabaseUnavailable from error
         finally:
             engine.dispose()
-
-
-@contextmanager
-def find_database(settings: "Settings") -> Iterator[str]:
-    from vectormill.db.migrations import upgrade
-    from vectormill.embedded.data_dir import find_running
-    from vectormill.embedded.stack import EmbeddedStack
-
-    directory = settings.data_dir.expanduser()
-    running = find_running(directory)
-    if settings.database_url is not None:
-        yield settings.database_url
-    elif running is not None:
-        yield running.database_url
-    else:
-        # `vectormill up` on a public address needs a key before its first start. Keys need no Redis.
-        with EmbeddedStack(directory, redis_url="redis://") as stack:
-            upgrade(stack.database_url)
-            yield stack.database_url

@@ -2,7 +2,7 @@
 
 The functions are pure and use no SQL: from the number of rows, the settings and the server's capacity they make a plan
 with reasons. Limits and defaults are those of pgvector 0.8 (README, "HNSW"); the size of the graph was measured with
-it: docs/OPERATIONS.md, "Search and indexes"."""
+it: docs/INDEXES.md."""
 
 import math
 from collections.abc import Mapping, Sequence

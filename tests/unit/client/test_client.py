@@ -11,7 +11,7 @@ import httpx
 import pandas as pd
 import pytest
 
-from vectormill.client import Client, is_loopback
+from vectormill.client import DEFAULT_URL, Client, is_loopback
 from vectormill.client.frames import MissingLibrary
 from vectormill.client.requests import write_json
 from vectormill.domain.errors import InvalidOption, VectormillError
@@ -132,6 +132,15 @@ def test_what_is_no_url_is_said_to_be_none() -> None:
     for url in ["localhost:8000", "ftp://host", "http://[::1"]:
         with pytest.raises(VectormillError, match="is not a URL"), Client(url) as client:
             client.models()
+
+
+def test_without_an_address_that_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VECTORMILL_API_URL", "http://vectors.example.com/")
+    with Client() as client, Client("http://127.0.0.1:9") as named:
+        assert (client.base_url, named.base_url) == ("http://vectors.example.com", "http://127.0.0.1:9")
+    monkeypatch.delenv("VECTORMILL_API_URL")
+    with Client() as client:
+        assert client.base_url == DEFAULT_URL
 
 
 def test_an_export_that_breaks_off_in_a_file_object_keeps_what_came() -> None:

@@ -19,7 +19,7 @@ from tests.architecture.facts import find_metrics
 ROOT = Path(__file__).resolve().parents[3]
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"
-OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
+MONITOR = (ROOT / "docs/MONITOR.md").read_text(encoding="utf-8")
 ALERTS: list[dict[str, Any]] = [
     rule
     for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"]
@@ -105,11 +105,11 @@ def test_every_alert_says_how_bad_it_is_what_it_means_and_where_to_read_on() -> 
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}, rule["alert"]
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
-        assert rule["annotations"]["runbook_url"] == f"docs/OPERATIONS.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/MONITOR.md#{rule['alert'].lower()}"
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
-    sections = re.findall(r"^### (Vectormill\w+)\n\n(?=\S)", OPERATIONS, re.MULTILINE)
+    sections = re.findall(r"^### (Vectormill\w+)\n\n(?=\S)", MONITOR, re.MULTILINE)
     assert sections == [rule["alert"] for rule in ALERTS]
 
 

@@ -121,7 +121,7 @@ class RunCalls(Transport):
 
         If `model` and `options` mean another vector space, a new generation is built alongside the live one, and
         replaces it when it is complete and has passed its canary. For the options see docs/CONFIGURATION.md,
-        for the limits docs/OPERATIONS.md.
+        for the limits docs/SOURCES.md.
         """
         wishes = {
             "model": model,

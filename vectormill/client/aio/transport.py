@@ -27,7 +27,7 @@ from vectormill.client.requests import (
 from vectormill.domain.errors import VectormillError
 from vectormill.operation import NO_CONTENT, Operation
 from vectormill.problems import ApiError, ApiUnreachable, read_problem
-from vectormill.settings import read_api_key
+from vectormill.settings import read_api_key, read_api_url
 
 Answer = TypeVar("Answer")
 # Takes the key of the last line received; yields the body that follows that line.
@@ -39,7 +39,7 @@ class Transport:
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str | None = None,
         timeout: float = 30.0,
         *,
         api_key: str | None = None,
@@ -47,7 +47,7 @@ class Transport:
         transport: flow.HttpTransport | None = None,
         pause: flow.Pause = flow.pause,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = (base_url or read_api_url() or DEFAULT_URL).rstrip("/")
         self.pause_for = pause
         self.retries = Retries(retry_seconds)
         self._has_answered = False
@@ -60,7 +60,7 @@ class Transport:
                 **describe_connection(self.base_url, api_key or read_api_key()),
             )
         except httpx.InvalidURL as error:
-            raise VectormillError(f"{base_url!r} is not a URL: {error}.") from error
+            raise VectormillError(f"{self.base_url!r} is not a URL: {error}.") from error
 
     async def __aenter__(self) -> Self:
         return self

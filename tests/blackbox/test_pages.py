@@ -1,0 +1,119 @@
+"""The commands of the pages that a newcomer reads run as they stand there, in their order, against a service.
+
+A block in sh, python or sql is run unless a comment before it says why not; blocks without a language show output,
+settings, or what only another machine can do.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.blackbox.service import Service
+from tests.docs.pages import Block, find_blocks, find_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README", "QUICKSTART", "GUIDE", "JOBS", "MIGRATE", "BACKUP")
+TEXTS = (
+    "How do I read a zip file?",
+    "Parse a date from a string.",
+    "Compress data without loss.",
+    "Is this {}?",
+)
+
+
+def make_application(folder: Path, num_rows: int) -> str:
+    """Make the database of an application, with the tables that the pages name, and return its URL."""
+    path = folder / "application.db"
+    rows = [
+        (number, f"The invoice {number % 500} was sent {number % 7} times.", "en", 2020 + number % 6)
+        for number in range(num_rows)
+    ]
+    with sqlite3.connect(path) as connection:
+        for table in ("articles", "tickets"):
+            connection.execute(
+                f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, body TEXT, lang TEXT, year INT)"
+            )
+            connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?)", rows)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(scope="module", params=[3_000, pytest.param(50_000, marks=pytest.mark.slow)])
+def reader(program: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
+    """A service as a reader has it: files and tables with the names that the pages use, and the collection docs."""
+    folder = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
+    service = Service(program, folder)
+    url = make_application(folder, request.param)
+    service.environment |= {"ARTICLES_URL": url, "TICKETS_URL": url, "VECTORMILL_INDEX_ROWS": "2000"}
+    lines = [json.dumps({"key": f"t{n}", "text": text.format(n)}) for n, text in enumerate(TEXTS * 5)]
+    for name in ("texts.jsonl", "docs.jsonl"):
+        (folder / name).write_text("\n".join(lines))
+    try:
+        service.start()
+        yield service
+        service.stop()
+    finally:
+        if service.process is not None:
+            service.kill()
+        service.http.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_block(service: Service, block: Block) -> None:
+    """Run a block in the reader's folder; fail with what it printed."""
+    code = block.code.replace("localhost:8000", "127.0.0.1:8000")
+    code = code.replace("127.0.0.1:8000", f"127.0.0.1:{service.ports[0]}")
+    if block.language == "sql":
+        for statement in filter(str.strip, code.split(";")):
+            service.sql(statement)
+        return
+    argv = (
+        [sys.executable, "-c", code]
+        if block.language == "python"
+        else ["bash", "-euo", "pipefail", "-c", code]
+    )
+    environment = service.environment | {
+        "VECTORMILL_DATA_DIR": str(service.data_dir),
+        "VECTORMILL_API_URL": f"http://127.0.0.1:{service.ports[0]}",
+        "PATH": f"{service.program.parent}{os.pathsep}{os.environ['PATH']}",
+        "NO_PROXY": "127.0.0.1",
+    }
+    done = subprocess.run(
+        argv, cwd=service.folder, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"{block.place}\n{code}\n{done.stdout}\n{done.stderr}"
+
+
+def is_run(block: Block) -> bool:
+    return block.language in ("sh", "python", "sql") and block.why_not is None
+
+
+def blocks_of(page: str) -> list[Block]:
+    return list(find_blocks(ROOT / "README.md" if page == "README" else ROOT / f"docs/{page}.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_run_or_says_why_not(page: str) -> None:
+    silent = [
+        block.place
+        for block in blocks_of(page)
+        if list(find_commands(block)) and not is_run(block) and block.why_not is None
+    ]
+    assert silent == [], "name the block sh, or say before it why it is not run"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_from_its_beginning_to_its_end(reader: Service, page: str) -> None:
+    for collection in reader.ask("GET", "/v1/collections")["data"]:
+        reader.run("collections", "delete", collection["name"], "--force")
+    blocks = [block for block in blocks_of(page) if is_run(block)]
+    assert blocks
+    for block in blocks:
+        run_block(reader, block)

@@ -1,0 +1,65 @@
+"""Every command of every page is one that the command line accepts, and every example in Python is Python."""
+
+import ast
+import json
+from collections.abc import Sequence
+
+import pytest
+import typer
+
+from tests.docs.pages import Block, find_blocks, find_commands, find_pages
+from vectormill.cli.app import app
+
+BLOCKS = [block for page in find_pages() for block in find_blocks(page)]
+COMMANDS = [(block, words) for block in BLOCKS for words in find_commands(block)]
+
+
+def parse(words: Sequence[str]) -> None:
+    """Read a command's options and arguments as the command line does; run nothing. Raise its UsageError."""
+    command, rest = typer.main.get_command(app), list(words)
+    context = command.make_context("vectormill", rest[:1])
+    while hasattr(command, "get_command"):
+        name, rest = rest[0], rest[1:]
+        found = command.get_command(context, name)
+        assert found is not None, f"there is no command {name}"
+        is_group = hasattr(found, "get_command")
+        command, context = found, found.make_context(name, rest[:1] if is_group else rest, parent=context)
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    COMMANDS,
+    ids=lambda given: given.place if isinstance(given, Block) else " ".join(given)[:60],
+)
+def test_the_command_line_accepts_every_command(block: Block, words: Sequence[str]) -> None:
+    try:
+        parse(words)
+    except Exception as error:  # the class of usage errors is Typer's own
+        pytest.fail(f"{block.place}: vectormill {' '.join(words)}: {error!r}")
+
+
+@pytest.mark.parametrize("words", ["schedules run docs", "submit", "search docs word --nolimit", "teleport"])
+def test_what_the_command_line_refuses_is_found(words: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such|missing|there is no"):
+        parse(words.split())
+
+
+def test_there_are_commands_on_most_pages() -> None:
+    assert len({block.page for block, _ in COMMANDS}) > 15
+    assert len(COMMANDS) > 100
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "python"], ids=lambda block: block.place
+)
+def test_python_is_python(block: Block) -> None:
+    excerpt = "def excerpt():\n" if block.code.startswith(" ") else ""
+    compile(excerpt + block.code, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "json"], ids=lambda block: block.place
+)
+def test_json_is_json(block: Block) -> None:
+    for value in block.code.strip().replace("…", "").split("\n\n"):
+        json.loads(value)

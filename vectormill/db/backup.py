@@ -1,0 +1,82 @@
+"""Write the whole database to a file, and fill an empty database from it, with Postgres' own programs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+
+from vectormill.db.migrations import upgrade
+from vectormill.db.session import make_engine
+from vectormill.domain.errors import ConfigurationError
+from vectormill.settings import process_environment
+
+IS_USED: Final = text("SELECT to_regnamespace('vectormill') IS NOT NULL")
+COUNT: Final = text("""
+    SELECT (SELECT count(*) FROM vectormill.jobs) AS jobs,
+           (SELECT count(*) FROM vectormill.collections) AS collections,
+           (SELECT count(*) FROM vectormill.schedules) AS schedules,
+           (SELECT count(*) FROM vectormill.api_keys) AS keys
+""")
+
+
+def dump(pg_dump: str, database_url: str, output: Path) -> None:
+    """Write the database, as of this moment, to a file of pg_dump, which appears whole or not at all."""
+    partial = output.with_name(f"{output.name}.partial")
+    try:
+        run_client(pg_dump, database_url, "--format=custom", f"--file={partial}")
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def restore(pg_restore: str, database_url: str, dumped: Path) -> Mapping[str, int]:
+    """Fill an empty database from a file of `dump`, all of it or nothing, and migrate it to this release.
+
+    Return how many jobs, collections, schedules and keys there are. Raise ConfigurationError if the database is
+    not empty or the file cannot be restored.
+    """
+    engine = make_engine(database_url, application_name="vectormill restore", pool_size=1)
+    try:
+        with engine.connect() as connection:
+            if connection.scalar(IS_USED):
+                raise ConfigurationError(
+                    "This database has a schema vectormill already, which a restore would mix with the backup's. "
+                    "Create an empty database and set VECTORMILL_DATABASE_URL to it, or name a new --data-dir."
+                )
+        run_client(
+            pg_restore, database_url, "--no-owner", "--exit-on-error", "--single-transaction", str(dumped)
+        )
+        upgrade(database_url)
+        with engine.connect() as connection:
+            return connection.execute(COUNT).one()._asdict()
+    finally:
+        engine.dispose()
+
+
+def run_client(program: str, database_url: str, *arguments: str) -> None:
+    """Run one of Postgres' programs on a database; in a terminal it says which table it is at.
+
+    The password is passed in the environment, because `ps` shows arguments. Raise ConfigurationError with the
+    program's last words if it fails.
+    """
+    url = make_url(database_url).difference_update_query(["pgbouncer"])
+    target = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
+    secret = {} if url.password is None else {"PGPASSWORD": str(url.password)}
+    shown = ["--verbose"] if sys.stderr.isatty() else []
+    done = subprocess.run(
+        [program, f"--dbname={target}", "--no-password", *shown, *arguments],
+        env=process_environment() | secret,
+        stderr=None if shown else subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = (done.stderr or "").strip() or "its messages are above"
+        raise ConfigurationError(f"{Path(program).name} failed: {said}")
