@@ -7,7 +7,7 @@ overwritten.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from benchmarks.tables import closing_marker, opening_marker
@@ -23,22 +23,29 @@ from tests.architecture.facts import (
 from tests.architecture.sources import ROOT
 from vectormill.collections import collection
 from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_options
+from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.jobs import chunk, job
 from vectormill.jobs.item import ITEM_ERROR_CODES
 from vectormill.models.embedders import (
     MODULE_PURPOSES,
-    PLAIN_EMBEDDERS,
     PROMPTED_FAMILIES,
     PURPOSES,
     REPOSITORY_CODE,
 )
-from vectormill.models.families import FAMILIES
+from vectormill.models.families import CONVENTIONS, FAMILIES, Family, find_family
+from vectormill.models.gliner import MOST_TOKENS
+from vectormill.models.model_card import GLINER, REXUNINLU
 from vectormill.models.poolings import POOLING_NAMES
 from vectormill.models.rerankers import RERANKERS
+from vectormill.models.static_table import DEFAULT_MAX_TOKENS, MODEL_TYPE, MODULE
+from vectormill.models.transformer_card import REXUNINLU_TYPE
 from vectormill.runs import run
+from worker.certificates.certificate import PROMISE_FP8
 from worker.encoder.backends import BACKENDS
+from worker.encoder.choice import NUMPY
 from worker.placement.strategies import STRATEGIES
+from worker.tasks.finishing import PROMISE, PROMISE_FP32
 
 # A function from the text of a page to its new text.
 Rewrite = Callable[[str], str]
@@ -144,30 +151,81 @@ def make_backends() -> str:
     return table([("backend", "devices", "packed attention"), *rows])
 
 
+COLUMNS: Final = (
+    "model", "task", "pooling", "prompt", "window", "attends", "backends", "packed", "queued", "shared", "promise",
+)  # fmt: skip
+
+
 def make_families() -> str:
-    """Return the families with what is known of each, and why one is not packed."""
-    rows = [
-        (
-            f"`{family.model_type}`",
-            f"vectors, scores (`{family.head_pooling}`)" if family.head_pooling else "vectors",
-            "to the left" if family.is_causal else "both ways",
-            "yes"
-            if family.positions
-            else f"no: {family.packing_obstacle}"
-            if family.packing_obstacle
-            else "no",
-            "yes" if family.never_waits else "no",
-            "yes" if family.layout is not None else "no",
-            "the encoder alone" if family.encoder else "the whole model",
+    """Return all that runs, a row for each: the families of transformers, extractors and static embeddings."""
+    rows = [COLUMNS, *map(describe_family, FAMILIES.values()), *describe_others()]
+    assert all(map(all, rows)), "a cell is empty"
+    return table(rows)
+
+
+def describe_family(family: Family) -> tuple[str, ...]:
+    rerankers = [f"`{row.name}`" for row in RERANKERS if row.model_type == family.model_type]
+    scores = ["cosine", *([f"a head (`{family.head_pooling}`)"] if family.head_pooling else []), *rerankers]
+    named = [row.name for row in PROMPTED_FAMILIES if family.model_type in row.model_types]
+    return (
+        f"`{family.model_type}`",
+        f"`{EMBED}`{', the encoder alone' if family.encoder else ''}; `{JUDGE}` by {', '.join(scores)}",
+        "of its files, else mean" if family.bare else "of its files",
+        f"of its files; by name {', '.join(named)}" if named else "of its files",
+        "its tokenizer's limit"
+        if family.encoder
+        else f"its positions{' behind the padding id' if family.has_offset else ''}",
+        "to the left" if family.is_causal else "both ways",
+        f"`torch`; not `openvino`: {family.openvino_obstacle}"
+        if family.openvino_obstacle
+        else quote(BACKENDS),
+        "yes" if family.positions else join_reason(family.packing_obstacle),
+        "yes" if family.never_waits else "no",
+        "yes" if family.layout is not None else "no",
+        join_promises(PROMISE_FP32, PROMISE, *([PROMISE_FP8] if family.positions else [])),
+    )
+
+
+def describe_others() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of models that run without a backend of the table."""
+    encoder = find_family(REXUNINLU_TYPE)
+    for name, window, packed, shared in (
+        (REXUNINLU, "its positions", join_reason(encoder.packing_obstacle), "yes"),
+        (GLINER, f"its positions, at most {MOST_TOKENS}", "no", "no"),
+    ):
+        yield (
+            name,
+            f"`{EXTRACT}`",
+            "none",
+            "none",
+            window,
+            "both ways",
+            "`torch`",
+            packed,
+            "no",
+            shared,
+            "none",
         )
-        for family in FAMILIES.values()
-    ]
-    return table([("family", "results", "attends", "packed", "queued", "shared", "what is run"), *rows])
+    task, packed = f"`{EMBED}`; `{JUDGE}` by cosine", join_reason("each text is added up alone")
+    for name, window in (
+        (MODEL_TYPE, f"`max_length`, else {DEFAULT_MAX_TOKENS}"),
+        (MODULE, "its tokenizer's limit"),
+    ):
+        cells = ("mean", "of its files", window, "no token", f"`{NUMPY}`", packed, "no", "no")
+        yield (name, task, *cells, join_promises(PROMISE_FP32))
+
+
+def join_reason(why_not: str) -> str:
+    return f"no: {why_not}" if why_not else "no"
+
+
+def join_promises(*promises: float) -> str:
+    return ", ".join(f"{promise:g}" for promise in promises)
 
 
 def make_conventions() -> str:
-    rows = [(f"`{row.architecture}`", row.pooling, row.source) for row in PLAIN_EMBEDDERS.values()]
-    return table([("architecture", "pooling", "convention"), *rows])
+    rows = [(f"`{architecture}`", why) for architecture, why in sorted(CONVENTIONS.items())]
+    return table([("architecture", "why its mean is pooled"), *rows])
 
 
 def make_prompted() -> str:

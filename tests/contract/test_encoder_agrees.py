@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract.packed_models import MODELS, PADDED_MODELS
+from tests.contract.packed_models import MODELS, PADDED_MODELS, TOKENIZER, make_sequences, make_transformer
 from tests.models import (
     BACKENDS,
     DEVICE,
@@ -25,11 +26,14 @@ from tests.models import (
     reference,
     smallest_cosine,
 )
-from tests.processors import with_bf16
+from tests.processors import with_bf16, without_bf16
 from tests.rerankers import DATA, SPECIAL_TOKENS
+from tests.rerankers import read_card as read_reranker
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import FAMILIES
 from vectormill.models.poolings import POOLING_NAMES, parse_pooling
+from worker.batching.batch import Batch
+from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino import conversion
 
@@ -167,6 +171,36 @@ def test_families_that_are_never_packed_agree(
     expected = reference(directory)
     assert smallest_cosine(encode(directory, backend, cache_dir), expected) >= 0.9999
     assert smallest_cosine(encode(directory, backend, cache_dir, groups=EACH_ALONE), expected) >= 0.9999
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_runs_on_openvino_unless_its_row_says_why_not(
+    model_type: str, cache_dir: Path, tmp_path: Path, models: TinyModels
+) -> None:
+    """A family with an obstacle is converted nevertheless, to see that it is one."""
+    obstacle = FAMILIES[model_type].openvino_obstacle
+    if model_type in OF_ENCODERS | PADDED:
+        directory = models.transformer((OF_ENCODERS | PADDED)[model_type])
+    else:
+        directory = tmp_path / "model"
+        make_transformer(model_type).save_pretrained(directory)
+        (directory / "tokenizer.json").write_text(TOKENIZER)
+    batch = Batch.from_ids(make_sequences())
+    card = read_reranker(directory, pooling="mean")
+    assert card.model_type == model_type
+    exact, other = (
+        EncoderOrder(each, without_bf16(DEVICE), backend, "fp32", 1, cache_dir)
+        for each, backend in ((card, "torch"), (replace(card, model_type=""), "openvino"))
+    )
+    if obstacle:
+        with pytest.raises(ModelError, match="openvino cannot run this model"):
+            load_encoder(other)
+        with pytest.raises(ModelError, match=obstacle):
+            load_encoder(replace(other, card=card))
+    else:
+        found = load_encoder(other).encode(batch).matrix
+        assert smallest_cosine(found, load_encoder(exact).encode(batch).matrix) >= 0.9999
 
 
 @pytest.mark.parametrize("backend", DEAR_CONVERSION)

@@ -486,8 +486,8 @@ MUTANTS: Final = (
     Mutant(
         "a head is left out without a word",
         "vectormill/models/embedders.py",
-        "return None if head is not None else PLAIN_EMBEDDERS.get(architecture)",
-        "return PLAIN_EMBEDDERS.get(architecture)",
+        "return None if head is not None else CONVENTIONS.get(architecture)",
+        "return CONVENTIONS.get(architecture)",
         (f"{REFUSED}::test_a_head_that_would_be_left_out_is_named_and_its_scores_do_not_become_cosines",),
     ),
     Mutant(

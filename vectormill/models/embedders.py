@@ -10,63 +10,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.domain.errors import UnsupportedModel
-from vectormill.models.families import find_family
+from vectormill.models.families import CONVENTIONS, find_family
 from vectormill.models.model_files import SPLADE, ModelFiles
 from vectormill.models.rerankers import RERANKERS
-
-# Authors pool one architecture in different ways: BERT with the mean
-# (https://huggingface.co/intfloat/e5-base-v2) or with the first token
-# (https://huggingface.co/BAAI/bge-base-en-v1.5). So for a checkpoint without modules.json only a convention
-# decides: that of sentence-transformers, which uses mean pooling, and the last token for a …ForCausalLM
-# (`_load_default_modules` of version 6.2.0):
-# https://github.com/huggingface/sentence-transformers/blob/v6.2.0/sentence_transformers/sentence_transformer/model.py
-BARE_ENCODER: Final = "a bare encoder, for which sentence-transformers uses mean pooling"
-
-
-@dataclass(frozen=True, slots=True)
-class PlainEmbedder:
-    """An architecture whose checkpoints embed texts by convention, with the convention's origin."""
-
-    architecture: str
-    pooling: str
-    source: str
-
-
-PLAIN_EMBEDDERS: Final = {
-    row.architecture: row
-    for row in (
-        PlainEmbedder("AlbertModel", "mean", BARE_ENCODER),
-        PlainEmbedder("BertModel", "mean", BARE_ENCODER),
-        PlainEmbedder("CamembertModel", "mean", BARE_ENCODER),
-        # https://github.com/facebookresearch/contriever/blob/main/src/contriever.py: `forward` divides the sum of the
-        # last hidden states by the number of tokens.
-        PlainEmbedder("Contriever", "mean", "Contriever, whose authors use mean pooling"),
-        PlainEmbedder("DebertaModel", "mean", BARE_ENCODER),
-        PlainEmbedder("DebertaV2Model", "mean", BARE_ENCODER),
-        PlainEmbedder("DistilBertModel", "mean", BARE_ENCODER),
-        PlainEmbedder("ElectraModel", "mean", BARE_ENCODER),
-        PlainEmbedder("EuroBertModel", "mean", BARE_ENCODER),
-        # https://huggingface.co/jinaai/jina-embeddings-v3, "Apply mean pooling".
-        PlainEmbedder("JinaEmbeddingsV3Model", "mean", "jina-embeddings-v3, whose authors use mean pooling"),
-        PlainEmbedder("MPNetModel", "mean", BARE_ENCODER),
-        PlainEmbedder("ModernBertModel", "mean", BARE_ENCODER),
-        # https://huggingface.co/nomic-ai/nomic-embed-text-v1/discussions/1/files: its pooling file and its example.
-        PlainEmbedder("NomicBertModel", "mean", "nomic-embed, whose authors use mean pooling"),
-        PlainEmbedder("RobertaModel", "mean", BARE_ENCODER),
-        PlainEmbedder("XLMRobertaModel", "mean", BARE_ENCODER),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
 class PromptedFamily:
-    """A family of models, recognized by name, whose authors want a prompt that no file contains.
+    """Models of these types, recognized by name, whose authors want a prompt that no file contains.
 
     Without `includes_prompt` the tokens of the prompt are not pooled over, which no file says either.
     """
 
     name: str
     pattern: re.Pattern[str]
+    model_types: tuple[str, ...]
     prompts: tuple[str, ...]
     includes_prompt: bool = True
 
@@ -79,6 +37,7 @@ PROMPTED_FAMILIES: Final = (
         re.compile(
             r"(?:^|[\s/]|--)(?:multilingual-)?e5-(?:small|base|large)(?:-v2|-unsupervised)?(?=$|[\s/])"
         ),
+        ("bert", "xlm-roberta"),
         ("query: ", "passage: "),
     ),
     # https://huggingface.co/jinaai/jina-embeddings-v3/blob/main/config.json, "task_instructions": those of retrieval
@@ -86,6 +45,7 @@ PROMPTED_FAMILIES: Final = (
     PromptedFamily(
         "jina-embeddings-v3 with an adapter for retrieval",
         re.compile(r"jina-embeddings-v3.* retrieval[._]"),
+        ("jina_embeddings_v3",),
         ("Represent the query for retrieving evidence documents: ", "Represent the document for retrieval: "),
     ),
     # https://huggingface.co/hkunlp/instructor-large; sentence-transformers 6.2.0 excludes the prompts of these three
@@ -93,6 +53,7 @@ PROMPTED_FAMILIES: Final = (
     PromptedFamily(
         "INSTRUCTOR",
         re.compile(r"(?:^|[\s/]|--)instructor-(?:base|large|xl)(?=$|[\s/])"),
+        ("t5",),
         ("Represent the sentence for retrieval: ",),
         includes_prompt=False,
     ),
@@ -232,16 +193,16 @@ def require_known_code(files: ModelFiles) -> None:
             )
 
 
-def find_plain_embedder(architecture: str, head: Head | None) -> PlainEmbedder | None:
-    """Return the architecture's entry if it embeds by convention; None if a head would be ignored."""
-    return None if head is not None else PLAIN_EMBEDDERS.get(architecture)
+def find_convention(architecture: str, head: Head | None) -> str | None:
+    """Return why the mean of such a checkpoint is pooled; None if nothing says so or a head would be ignored."""
+    return None if head is not None else CONVENTIONS.get(architecture)
 
 
 def refuse_plain(files: ModelFiles, head: Head | None) -> str:
     """Return the error for a model that does not say how to encode, naming the task or option to use."""
     purpose, reader = describe_purpose(files)
     what = f"The model {files.name!r} is {purpose}"
-    if head is not None and files.architecture in PLAIN_EMBEDDERS:
+    if head is not None and files.architecture in CONVENTIONS:
         what += f", but its weights include {head.purpose}, which would be ignored"
     way = (
         "nothing defines how its tokens become the vector of a text: it has no modules.json. If it was trained to "
@@ -276,12 +237,13 @@ def judge_adapters(files: ModelFiles) -> tuple[str, ...]:
     return (f"No worker will load it: {refusal}",)
 
 
-def find_prompted_family(called: str) -> PromptedFamily | None:
+def find_prompted_family(called: str, model_type: str) -> PromptedFamily | None:
     """Return the family of a model that is called so, if its authors want a prompt that no file contains."""
-    return next((family for family in PROMPTED_FAMILIES if family.pattern.search(called)), None)
+    rows = (family for family in PROMPTED_FAMILIES if model_type in family.model_types)
+    return next((family for family in rows if family.pattern.search(called)), None)
 
 
-def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
+def tell_prompts(called: str, model_type: str, prompts: Mapping[str, str], default: str) -> str:
     """Return a warning about texts without a prompt; empty if the authors want none or one is the default.
 
     `called` is the model's name and directory.
@@ -294,7 +256,7 @@ def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
             f"The model defines prompts ({', '.join(spoken)}) but no default: texts are encoded without one unless "
             "`prompt` names one, which gives worse vectors if the model was trained with them."
         )
-    family = find_prompted_family(called)
+    family = find_prompted_family(called, model_type)
     if family is None:
         return ""
     wanted = " or ".join(f'"{prompt}"' for prompt in family.prompts)

@@ -47,7 +47,8 @@ class Family:
     `positions` says how position_ids count within a packed sequence. It is set only if nothing but attention
     and positions looks at more than one token, which was checked by reading each architecture and is compared
     with plain transformers in tests/contract/test_packed_agrees.py; otherwise `packing_obstacle` may say what
-    prevents packing.
+    prevents packing. `openvino_obstacle` says why the architecture cannot be converted for openvino, if it cannot
+    (tests/contract/test_encoder_agrees.py).
 
     `never_waits` means that no forward pass, packed or padded, waits for the device, so that the next may be
     queued (tests/contract/test_no_waiting.py). If `is_causal`, no token attends to later ones, where the
@@ -57,14 +58,16 @@ class Family:
     the window of a layer that looks both ways includes the token itself on either side.
 
     `encoder` is the class of transformers for the encoder alone of an encoder-decoder model, since no vector
-    depends on the decoder. `head_pooling` is the hidden state that a classifier's head reads, a name from
-    POOLING_NAMES. A family without a `layout` was never compared in divided form with the whole model, and runs on
-    one device.
+    depends on the decoder; it has no table of positions, so that only its tokenizer limits a text. `head_pooling`
+    is the hidden state that a classifier's head reads, a name from POOLING_NAMES. `bare` are the architectures of
+    checkpoints without modules.json, each with the reason why their mean is pooled. A family without a `layout` was
+    never compared in divided form with the whole model, and runs on one device.
     """
 
     model_type: str
     positions: str = ""
     packing_obstacle: str = ""
+    openvino_obstacle: str = ""
     never_waits: bool = True
     is_causal: bool = False
     needs_mask: bool = False
@@ -72,8 +75,24 @@ class Family:
     counts_itself: bool = False
     encoder: str = ""
     head_pooling: str = ""
+    bare: Mapping[str, str] = field(default_factory=dict)
     layout: Layout | None = None
 
+
+# Authors pool one architecture in different ways: BERT with the mean
+# (https://huggingface.co/intfloat/e5-base-v2) or with the first token
+# (https://huggingface.co/BAAI/bge-base-en-v1.5). So for a checkpoint without modules.json only a convention
+# decides: that of sentence-transformers, which uses mean pooling, and the last token for a …ForCausalLM
+# (`_load_default_modules` of version 6.2.0):
+# https://github.com/huggingface/sentence-transformers/blob/v6.2.0/sentence_transformers/sentence_transformer/model.py
+_CONVENTION: Final = "a bare encoder, for which sentence-transformers uses mean pooling"
+# https://github.com/facebookresearch/contriever/blob/main/src/contriever.py: `forward` divides the sum of the last
+# hidden states by the number of tokens.
+_CONTRIEVER: Final = "Contriever, whose authors use mean pooling"
+# https://huggingface.co/jinaai/jina-embeddings-v3, "Apply mean pooling".
+_JINA: Final = "jina-embeddings-v3, whose authors use mean pooling"
+# https://huggingface.co/nomic-ai/nomic-embed-text-v1/discussions/1/files: its pooling file and its example.
+_NOMIC: Final = "nomic-embed, whose authors use mean pooling"
 
 _BERT: Final = Layout(
     layers="encoder.layer",
@@ -111,8 +130,15 @@ _SOFTCAP: Final = "it bounds its attention scores, which the packed kernel canno
 _SPARSE: Final = "the packed kernel does not support its sparse attention"
 
 
-def _roberta(model_type: str) -> Family:
-    return Family(model_type, BEHIND_PADDING, has_offset=True, head_pooling="cls", layout=_BERT)
+def _roberta(model_type: str, architecture: str) -> Family:
+    return Family(
+        model_type,
+        BEHIND_PADDING,
+        has_offset=True,
+        head_pooling="cls",
+        bare={architecture: _CONVENTION},
+        layout=_BERT,
+    )
 
 
 def _decoder(
@@ -142,50 +168,76 @@ def _unpackable(model_type: str, obstacle: str, *, has_offset: bool = False, enc
 FAMILIES: Final[Mapping[str, Family]] = {
     family.model_type: family
     for family in (
-        Family("albert", FROM_ZERO, head_pooling="cls"),
-        Family("bert", FROM_ZERO, head_pooling="cls", layout=_BERT),
+        Family("albert", FROM_ZERO, head_pooling="cls", bare={"AlbertModel": _CONVENTION}),
+        Family(
+            "bert",
+            FROM_ZERO,
+            head_pooling="cls",
+            bare={"BertModel": _CONVENTION, "Contriever": _CONTRIEVER},
+            layout=_BERT,
+        ),
         _unpackable("big_bird", _SPARSE),
-        _roberta("camembert"),
+        _roberta("camembert", "CamembertModel"),
         _unpackable("data2vec-text", "", has_offset=True),
         # The scale of its scores is read from the device in every layer.
         Family(
-            "deberta", packing_obstacle=_DISENTANGLED, never_waits=False, needs_mask=True, head_pooling="cls"
+            "deberta",
+            packing_obstacle=_DISENTANGLED,
+            never_waits=False,
+            needs_mask=True,
+            head_pooling="cls",
+            bare={"DebertaModel": _CONVENTION},
         ),
         Family(
             "deberta-v2",
             packing_obstacle=_DISENTANGLED,
             needs_mask=True,
             head_pooling="cls",
+            bare={"DebertaV2Model": _CONVENTION},
             layout=_DEBERTA,
         ),
-        Family("distilbert", FROM_ZERO, head_pooling="cls"),
-        Family("electra", FROM_ZERO, head_pooling="cls", layout=_BERT),
-        Family("eurobert", FROM_ZERO),
+        Family("distilbert", FROM_ZERO, head_pooling="cls", bare={"DistilBertModel": _CONVENTION}),
+        Family("electra", FROM_ZERO, head_pooling="cls", bare={"ElectraModel": _CONVENTION}, layout=_BERT),
+        Family("eurobert", FROM_ZERO, bare={"EuroBertModel": _CONVENTION}),
         _decoder("gemma"),
         _decoder("gemma2", _SOFTCAP),
         # EmbeddingGemma looks both ways (use_bidirectional_attention).
         _decoder("gemma3_text", counts_itself=True),
         Family("gte", FROM_ZERO),
-        Family("jina_embeddings_v3", FROM_ZERO),
+        Family("jina_embeddings_v3", FROM_ZERO, bare={"JinaEmbeddingsV3Model": _JINA}),
         _decoder("llama"),
-        _unpackable("longformer", _SPARSE, has_offset=True),
+        Family(
+            "longformer",
+            packing_obstacle=_SPARSE,
+            openvino_obstacle="it pads texts to a multiple of its window, and a conversion would fix their length",
+            never_waits=False,
+            has_offset=True,
+        ),
         _decoder("mistral"),
         # Most layers attend within local windows. The head reads the first token unless the configuration
         # says mean.
-        Family("modernbert", FROM_ZERO, head_pooling="cls", layout=_MODERNBERT),
-        Family("mpnet", packing_obstacle=_RELATIVE, has_offset=True),
+        Family(
+            "modernbert",
+            FROM_ZERO,
+            head_pooling="cls",
+            bare={"ModernBertModel": _CONVENTION},
+            layout=_MODERNBERT,
+        ),
+        Family("mpnet", packing_obstacle=_RELATIVE, has_offset=True, bare={"MPNetModel": _CONVENTION}),
         _unpackable("mt5", _RELATIVE, encoder="MT5EncoderModel"),
-        Family("nomic_bert", FROM_ZERO),
+        Family("nomic_bert", FROM_ZERO, bare={"NomicBertModel": _NOMIC}),
         _decoder("qwen2"),
         _decoder("qwen3"),
-        _roberta("roberta"),
+        _roberta("roberta", "RobertaModel"),
         _unpackable("t5", _RELATIVE, encoder="T5EncoderModel"),
         _unpackable("umt5", _RELATIVE, encoder="UMT5EncoderModel"),
-        _roberta("xlm-roberta"),
+        _roberta("xlm-roberta", "XLMRobertaModel"),
         _unpackable("xlm-roberta-xl", "", has_offset=True),
     )
 }
 _UNKNOWN: Final = Family("", never_waits=False)
+# Why the mean of a checkpoint without modules.json is pooled, by the architecture in its config.json.
+CONVENTIONS: Final = {name: why for family in FAMILIES.values() for name, why in family.bare.items()}
 
 
 def find_family(model_type: str) -> Family:

@@ -39,8 +39,9 @@ class ModelCard:
     the usual one first: `dimension` is the length of dense vectors, `sparse_dimensions` the size of the
     vocabulary that sparse weights belong to, and `token_dimensions` the length of the vectors of tokens;
     `sparse_head` and `token_head` say how these are made. A model with a `static` table has no transformer.
-    `unread` names the trained head that is ignored because the user gave a pooling. `unprompted` is a warning
-    about texts encoded without a prompt, if the authors want one. `notes` are sentences for people.
+    `model_type` names its family in `families`, and is empty if its layout has none. `unread` names the trained
+    head that is ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a
+    prompt, if the authors want one. `notes` are sentences for people.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ModelCard:
     token_dimensions: int = 0
     sparse_head: SparseHead | None = None
     token_head: TokenHead | None = None
+    model_type: str = ""
     adapter: Adapter | None = None
     static: StaticTable | None = None
     unread: str = ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.embedders import describe_purpose, find_head, find_plain_embedder, refuse_plain
+from vectormill.models.embedders import describe_purpose, find_convention, find_head, refuse_plain
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.weights import find_tensor_names
 
@@ -70,10 +70,10 @@ def choose_pooling(files: ModelFiles, wanted: str | None) -> Pooling:
     Raise ModelError if neither a convention nor the user says how it pools, unless it is only planned for.
     """
     head = find_head(find_tensor_names(files.weights))
-    plain = find_plain_embedder(files.architecture, head)
-    if plain is not None:
-        pooling = wanted or plain.pooling
-        whose = "as set in VECTORMILL_MODELS" if wanted else f"by convention, because it is {plain.source}"
+    convention = find_convention(files.architecture, head)
+    if convention is not None:
+        pooling = wanted or MEAN
+        whose = "as set in VECTORMILL_MODELS" if wanted else f"by convention, because it is {convention}"
         note = f"It has no modules.json: {pooling} pooling is used {whose}."
         return Pooling(parse_pooling(pooling), notes=(note,))
     if wanted is None:

@@ -63,7 +63,7 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         limit, normalizes = truncation.get("max_length"), files.kinds[-1] == "Normalize"
         is_classifier = False
     prompts, default_prompt = files.read_prompts()
-    unprompted = tell_prompts(files.called, prompts, default_prompt)
+    unprompted = tell_prompts(files.called, "", prompts, default_prompt)
     weights = [files.directory / folder / WEIGHTS_FILE]
     return ModelCard(
         name=name,

@@ -75,8 +75,8 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         default_prompt = default_prompt or reranker.instruction
         notes += (NOTE_ON_TEMPLATE,)
     called = f"{files.called} {entry.adapter or ''}"
-    unprompted = tell_prompts(called, prompts, default_prompt) if is_embedder else ""
-    family = find_prompted_family(files.called)
+    unprompted = tell_prompts(called, files.model_type, prompts, default_prompt) if is_embedder else ""
+    family = find_prompted_family(files.called, files.model_type)
     ends_in_unit_length = not files.modules or files.kinds[-1] == "Normalize"
     has_unit_length = classifier is None and heads.has_dense and ends_in_unit_length
     return ModelCard(
@@ -103,6 +103,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         token_dimensions=heads.token_dimensions,
         sparse_head=heads.sparse,
         token_head=heads.tokens,
+        model_type=files.model_type,
         adapter=read_adapter(name, files.directory, entry.adapter) if entry.adapter else None,
         unread=pooling.unread,
         unprompted=unprompted,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.task import DENSE
+from vectormill.models.families import find_family
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.cost import LengthBuckets
@@ -115,6 +116,8 @@ class OpenVINOEncoder(Encoder):
         self.card = order.card
         if order.card.sparse_head is not None and not weighs_tokens(order.card):
             raise ConversionFailed("only torch computes the weights of words (SPLADE)")
+        if obstacle := find_family(order.card.model_type).openvino_obstacle:
+            raise ConversionFailed(obstacle)
         self._num_streams = choose_streams(order, precision.value)
         keep_large_blocks_apart()
         folder = find_or_convert(order, precision.value)

@@ -261,8 +261,10 @@ def test_a_prompt_that_no_file_names_is_said_of_the_family_whose_authors_want_it
 def test_no_vector_of_an_instructor_pools_over_its_prompt(
     tmp_path: Path, name: str, includes_prompt: bool
 ) -> None:
-    write_model(tmp_path / "m")
-    assert Registry({name: ModelEntry(path=str(tmp_path / "m"))}).card(name).include_prompt is includes_prompt
+    for model_type, expected in (("t5", includes_prompt), ("bert", True)):  # which no INSTRUCTOR is
+        write_model(tmp_path / "m", config=config_of("BertModel", model_type=model_type))
+        card = Registry({name: ModelEntry(path=str(tmp_path / "m"))}).card(name)
+        assert card.include_prompt is expected
 
 
 def test_prompts_that_the_files_of_a_model_name_go_before_those_of_its_family(tmp_path: Path) -> None:
