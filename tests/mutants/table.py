@@ -1680,4 +1680,14 @@ MUTANTS: Final = (
         '"INFO"',
         ("tests/unit/runner/test_runner.py::test_a_model_process_logs_what_its_parent_would_log",),
     ),
+    Mutant(
+        "a decoder with code of its own is read from left to right",
+        "vectormill/models/embedders.py",
+        'if code and "is_causal" not in files.config and',
+        "if False and",
+        (
+            "tests/contract/test_published_decoders.py::"
+            "test_a_decoder_with_code_of_its_own_must_say_whether_it_reads_from_left_to_right",
+        ),
+    ),
 )
