@@ -15,13 +15,12 @@ from safetensors.torch import save_file
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.encoder.padding import pad_batch
 from worker.tasks.extract.extract import Prompts
 from worker.tasks.extract.extraction import Extraction
 from worker.tasks.extract.model.config import read_config
-from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_places, find_wanted, gather_cells
+from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_cells, pad_inputs
 from worker.tasks.extract.model.network import RexNetwork, load_network
-from worker.tasks.extract.prompts import IS_BLANK, PromptTokenizer
+from worker.tasks.extract.prompts import PromptTokenizer
 
 GOLDEN: Final = Path(__file__).parent / "data" / "rexuninlu"
 CPU: Final = torch.device("cpu")
@@ -117,18 +116,7 @@ class FromCase:
 
 def read_head(batch: Batch, logits: NDArray[np.float32], max_cells: int = MAX_CELLS) -> Ragged:
     """Return the cells that the head selects from these logits [n, length, length]."""
-    padded = pad_batch(batch, 0)
-    is_token = torch.from_numpy(padded.attention_mask).bool()
-    is_blank = torch.zeros(len(batch), dtype=torch.bool)
-    if IS_BLANK in batch.inputs:
-        is_blank = torch.from_numpy(batch.inputs[IS_BLANK].covered).bool()
-    is_text, is_type = find_places(
-        torch.from_numpy(padded.tokens["token_type_ids"]),
-        torch.from_numpy(padded.tokens["type_segments"]),
-        is_token,
-    )
-    tensor = torch.from_numpy(logits.copy())
-    return gather_cells(tensor, find_wanted(tensor, is_text, is_type, is_blank), is_token, max_cells)
+    return find_cells(torch.from_numpy(logits.copy()), pad_inputs(batch, CPU), max_cells)
 
 
 def write_wide(directory: Path) -> Path:

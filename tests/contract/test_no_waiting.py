@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from tests import gliner_models
 from tests.contract.packed_models import MODELS, PADDED_MODELS, TOKENIZER, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
 from tests.models import packaged_model, read_card
@@ -25,21 +26,26 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry
-from worker.batching.batch import OUTPUTS, TYPE_SEGMENTS, Batch
+from worker.batching.batch import OUTPUTS, Batch
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder import outputs
+from worker.encoder.backends import load_encoder
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
 from worker.model import cuda_pass
+from worker.model.cuda_pass import copy_inputs
 from worker.model.forms import PackedForm
 from worker.model.masks import find_attention_mask, make_log_bucket_position, tell_masks
 from worker.model.network import EncoderNetwork, list_token_inputs
 from worker.model.packed import PackedNetwork, make_attention
 from worker.model.torch_encoder import TorchEncoder
-from worker.tasks.extract.model.head import find_cells, find_places, find_wanted, pad_inputs
-from worker.tasks.extract.model.network import load_network
-from worker.tokens.tokenized import TOKEN_TYPE_IDS
+from worker.tasks.extract.extract import name_inputs
+from worker.tasks.extract.gliner import Gliner
+from worker.tasks.extract.model import encoder as extraction
+from worker.tasks.extract.model.encoder import ExtractionEncoder
+from worker.tasks.extract.model.head import find_cells, pad_inputs
+from worker.tasks.extract.model.network import RexNetwork
 
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 STUB = "vectormill_stub"
@@ -157,25 +163,79 @@ def test_no_head_waits_for_the_device_or_reads_what_is_there(
             assert len(encoder._compute(part, wanted, *arrays))
 
 
-def make_extraction_batch() -> Batch:
-    prompts = extract_of(find_case("ee_biz")).start()
+EXTRACTORS = {
+    "rexuninlu": GOLDEN / "model",
+    "gliner, deberta": gliner_models.GOLDEN / "deberta",
+    "gliner, bert": gliner_models.GOLDEN / "bert",
+}
+
+
+def make_extraction_batch(name: str = "rexuninlu") -> Batch:
+    if name.startswith("gliner"):
+        known = gliner_models.KNOWN
+        gliner, schema = Gliner(read_card(EXTRACTORS[name])), dict.fromkeys(known["labels"])
+        prompts = gliner.begin(schema, known["texts"], with_confidences=False).start()
+    else:
+        prompts = extract_of(find_case("ee_biz")).start()
     assert prompts is not None
-    return Batch(prompts.inputs)
+    return Batch(name_inputs(prompts).inputs)
 
 
-def test_an_extraction_waits_for_no_copy_to_the_device_and_not_before_its_cells_are_known() -> None:
+def load_extractor(name: str, tmp_path: Path) -> ExtractionEncoder:
+    encoder = load_encoder(EncoderOrder(read_card(EXTRACTORS[name]), DEVICE, "torch", "fp32", 1, tmp_path))
+    assert isinstance(encoder, ExtractionEncoder)
+    return encoder
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_no_extraction_waits_for_the_device_or_reads_what_is_there(name: str, tmp_path: Path) -> None:
     there = torch.device("meta")
-    network = load_network(GOLDEN / "model", torch.float32, torch.device(CPU))
-    network.prepare(there, lambda part: part.to(there))
+    encoder, batch = load_extractor(name, tmp_path), make_extraction_batch(name)
+    network = encoder._network
+    if isinstance(network, RexNetwork):
+        network.prepare(there, lambda part: part.to(there))
     network.to(there)
-    with torch.inference_mode(), RefusesWaiting():
-        inputs = pad_inputs(make_extraction_batch(), there)
-        logits = network(**inputs.tokens, is_token=inputs.is_token)
-        is_text, is_type = find_places(
-            inputs.tokens[TOKEN_TYPE_IDS], inputs.tokens[TYPE_SEGMENTS], inputs.is_token
-        )
-        wanted = find_wanted(logits, is_text, is_type, inputs.is_blank)
-    assert wanted.shape == logits.shape
+    arrays = encoder.lay_out(network, batch)
+    with torch.inference_mode(), RefusesWaiting(there.type):
+        tensors = dict(zip(arrays, copy_inputs(list(arrays.values()), there), strict=True))
+        numbers = encoder.compute(network, tensors, batch, 100)
+    assert numbers.shape == (2 * len(batch) + 4 * 100,)
+    assert not encoder.describe().is_queued, "on a CPU nothing is"
+    assert encoder.never_waits
+
+
+@pytest.mark.parametrize(("cells_a_token", "num_passes"), [(100, 1), (0, 2)])
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_a_queued_extraction_has_the_cells_of_one_that_is_waited_for_however_many_they_are(
+    name: str, cells_a_token: int, num_passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+
+    class PassHere:
+        """Stands for CudaPass, which computes nothing without CUDA."""
+
+        def __init__(self, inputs: Any, compute: Any, device: Any, stream: Any, lay_out: Any) -> None:
+            self._inputs, self._compute, self._lay_out = inputs, compute, lay_out
+
+        def start(self) -> None:
+            passes.append(self)
+            with torch.inference_mode():
+                self._numbers = self._compute(*[torch.from_numpy(array) for array in self._inputs]).numpy()
+
+        def results(self) -> Ragged:
+            rows: Ragged = self._lay_out(self._numbers)
+            return rows
+
+    encoder, batch = load_extractor(name, tmp_path), make_extraction_batch(name)
+    expected = encoder.encode(batch)
+    assert expected.lengths.max() > 1
+    monkeypatch.setattr(extraction, "CudaPass", PassHere)
+    monkeypatch.setattr(extraction, "CELLS_A_TOKEN", cells_a_token)
+    monkeypatch.setattr(encoder, "_stream", object())
+    found = encoder.encode(batch)
+    assert len(passes) == num_passes
+    assert found.offsets.tolist() == expected.offsets.tolist()
+    assert found.covered.tobytes() == expected.covered.tobytes()
 
 
 def test_the_host_asks_twice_for_an_extraction_s_cells_how_many_and_which(

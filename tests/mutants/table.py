@@ -33,6 +33,7 @@ REPRESENTATIONS: Final = "tests/contract/test_representations_agree.py"
 ENGINE_OUTPUTS: Final = "tests/integration/engine/test_engine_outputs.py"
 STATIC: Final = "tests/contract/test_static_agrees.py"
 GLINER: Final = "tests/contract/test_gliner_agrees.py"
+EXTRACT_MODEL: Final = "tests/unit/tasks/test_extract_model.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 FILLS: Final = "tests/integration/rows/test_fills.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
@@ -414,7 +415,7 @@ MUTANTS: Final = (
         "return split_inputs(host.to(device, non_blocking=True), [array.shape for array in inputs])",
         "return split_inputs(host.to(device), [array.shape for array in inputs])",
         (
-            f"{WAITING}::test_an_extraction_waits_for_no_copy_to_the_device_and_not_before_its_cells_are_known",
+            f"{WAITING}::test_no_extraction_waits_for_the_device_or_reads_what_is_there",
             f"{WAITING}::test_inputs_go_to_a_gpu_in_one_pinned_copy_that_nobody_waits_for",
         ),
     ),
@@ -1653,11 +1654,27 @@ MUTANTS: Final = (
         (f"{GLINER}::test_a_long_text_is_read_in_windows_that_share_more_words_than_a_span_has",),
     ),
     Mutant(
-        "an LSTM reads the padding behind a shorter text",
+        "an LSTM reads the words of several texts as one",
         "worker/tasks/extract/model/gliner.py",
-        "pack_padded_sequence(padded, torch.tensor(counts),",
-        "pack_padded_sequence(padded, torch.tensor([max(counts)] * len(counts)),",
+        'longest_first = np.argsort(-num_words, kind="stable")',
+        "longest_first = np.arange(len(num_words))",
         (f"{GLINER}::test_the_logits_are_those_of_the_package",),
+    ),
+    Mutant(
+        "cells for which a queued extraction has no room are lost",
+        "worker/tasks/extract/model/encoder.py",
+        "if 2 * len(batch) + CELL_WIDTH * num_cells <= len(numbers):",
+        "if num_cells:",
+        (
+            f"{WAITING}::test_a_queued_extraction_has_the_cells_of_one_that_is_waited_for_however_many_they_are",
+        ),
+    ),
+    Mutant(
+        "the head of an extraction has the bits of its encoder",
+        "worker/tasks/extract/model/network.py",
+        "    for part in (network.ffnq, network.ffnk, network.rotary_emb):",
+        "    for part in (network.rotary_emb,):",
+        (f"{EXTRACT_MODEL}::test_sixteen_bits_in_the_encoder_and_a_head_in_fp32_stay_near",),
     ),
     Mutant(
         "the prompt of a CrossEncoder is left out",

@@ -53,8 +53,12 @@ EXTRACTION_PRECISIONS: Final = (FP32, BF16)
 
 
 def choose_extraction_precision(wanted: str, device: Device) -> Choice:
-    """Choose fp32 for an extractor, or bf16 if requested. Raises ModelError for others."""
+    """Choose the precision of an extractor's encoder, whose head is always fp32. Raises ModelError for others."""
     if wanted == AUTO:
+        if device.kind == CUDA and device.has_bf16:
+            return Choice(
+                BF16, "the device computes bf16 natively, and the head, whose signs decide, is fp32"
+            )
         return Choice(FP32, "the sign of a number decides whether a span is found")
     chosen = choose_precision(wanted, device)
     if chosen.value not in EXTRACTION_PRECISIONS:

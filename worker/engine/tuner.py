@@ -17,7 +17,7 @@ from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
 from worker.batching.cost import BatchCost, LengthBuckets, find_quadratic_length
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderReport, find_changes
-from worker.placement.footprint import VALUE_BYTES, Footprint, make_footprint
+from worker.placement.footprint import VALUE_BYTES, Footprint, find_bias_bytes, make_footprint
 from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import Replica
 from worker.placement.strategies import FULLY_SHARDED
@@ -87,7 +87,7 @@ class Tuner:
     def _bound(self, report: EncoderReport) -> None:
         """Limit batches to the memory below the high watermark that is free once the weights are loaded."""
         self._budget.forget_bound()
-        footprint = foresee_footprint(self._card, report)
+        footprint = foresee_footprint(self._card, report, self._device)
         if footprint is None or self._memory is None:
             return
         high_watermark = self._budget.rules.high_watermark
@@ -231,14 +231,15 @@ def choose_tokens_in_flight(batch_tokens: int, num_started: int, *, pads: bool) 
     return min(wanted, _MOST_TOKENS_IN_FLIGHT)
 
 
-def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | None:
+def foresee_footprint(card: ModelCard, report: EncoderReport, device: Device) -> Footprint | None:
     """Return the memory that batches will need; None if the model's files do not state its sizes.
 
     Without it, only out-of-memory errors and the watermarks limit batches.
     """
     precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
     try:
-        return make_footprint(read_model_shape(card), precision, report.attention)
+        bias_bytes = find_bias_bytes(device.kind, device.memory_bytes)
+        return make_footprint(read_model_shape(card), precision, report.attention, bias_bytes=bias_bytes)
     except ModelError as error:
         logger.warning(
             "The memory that batches need is unknown, so their size is found by trial and error: %s", error

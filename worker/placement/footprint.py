@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size
+from worker.devices.device import CUDA
 from worker.placement.model_shape import ModelShape, TensorSize
 
 VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
@@ -35,11 +36,12 @@ RELATIVE_MASK_BYTES: Final = 8 + 8 + 1
 RELATIVE_PROJECTIONS: Final = 2
 
 # An extractor projects them once, when it is loaded, and computes as many heads at a time as fit into this
-# many bytes, at least one. Matrices per head: the bias, what is added to it, and what both are gathered from,
-# twice as wide (worker.tasks.extract.model.network).
+# many bytes, or on a GPU into this share of its memory, at least one. Matrices per head: the bias, what is added to
+# it, and what both are gathered from, twice as wide (worker.tasks.extract.model.network).
 BIAS_BYTES: Final = 64 << 20
+BIAS_SHARE: Final = 1 / 64
 BIAS_MATRICES: Final = 4
-# For all heads together: the number of a relative position as int64, and whether the pair is hidden.
+# For all heads together: the number of a relative position, as int64 on a CPU, and whether the pair is hidden.
 EXTRACTOR_MASK_BYTES: Final = 8 + 1
 
 
@@ -88,13 +90,24 @@ class Footprint:
         return max(0, free_bytes - SCRATCH_BYTES - self.bias_bytes) // per_sequence * length
 
 
+def find_bias_bytes(kind: str, memory_bytes: int) -> int:
+    """Return the bytes of the bias that an extractor computes at a time on a device with so much memory."""
+    return max(BIAS_BYTES, int(memory_bytes * BIAS_SHARE)) if kind == CUDA else BIAS_BYTES
+
+
 def make_footprint(
-    shape: ModelShape, precision: str, attention: str, *, arithmetic: str | None = None
+    shape: ModelShape,
+    precision: str,
+    attention: str,
+    *,
+    arithmetic: str | None = None,
+    bias_bytes: int = BIAS_BYTES,
 ) -> Footprint:
     """Return the memory needs of a model with weights in `precision` and this attention kernel.
 
     `attention` is named as in an EncoderReport. `arithmetic` is the precision of activations and of
-    uncompressed tensors; None means that of the weights, or fp32 if these are compressed.
+    uncompressed tensors; None means that of the weights, or fp32 if these are compressed. `bias_bytes` is that of
+    `find_bias_bytes`.
     """
     if not shape.num_layers:  # a table of static embeddings: a token is its id, and a text its vector
         num_bytes = int(VALUE_BYTES["fp32"]) * shape.tensors[0].num_values
@@ -123,7 +136,7 @@ def make_footprint(
         attention_bytes_per_token_squared=_attention_bytes(shape, attention, value_bytes),
         bytes_per_sequence=0 if shape.is_extractor else positions,
         made_bytes=made_bytes,
-        **(_count_bias(shape, value_bytes) if shape.is_extractor else {}),
+        **(_count_bias(shape, value_bytes, bias_bytes) if shape.is_extractor else {}),
     )
 
 
@@ -149,11 +162,11 @@ def count_activations(shape: ModelShape) -> int:
     return 2 * shape.hidden_size + max(wide, attention)
 
 
-def _count_bias(shape: ModelShape, value_bytes: int) -> dict[str, int]:
+def _count_bias(shape: ModelShape, value_bytes: int, bias_bytes: int) -> dict[str, int]:
     """Return the bytes of an extractor's attention bias. No intermediate values are alive at that moment."""
     spare = count_activations(shape) - 3 * shape.hidden_size - 3 * shape.num_heads * shape.head_size
     return {
-        "bias_bytes": BIAS_BYTES,
+        "bias_bytes": bias_bytes,
         "bias_bytes_per_token_squared": BIAS_MATRICES * shape.num_heads * value_bytes,
         "spare_bytes_per_token": spare * value_bytes,
     }

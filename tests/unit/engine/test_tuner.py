@@ -184,7 +184,7 @@ def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() 
     card, loaded = read_card(GOLDEN / "model"), report(attention="padded (disentangled, by sequence)")
     cost = find_batch_cost(card, loaded)
     assert cost.holds_squares
-    footprint = foresee_footprint(card, loaded)
+    footprint = foresee_footprint(card, loaded, Device("cpu:0", CPU, 0, (), 1, 1 << 30))
     assert footprint is not None
     free_bytes = 1 << 30
     pool = SequencePool(BatchLimits(1024), cost)

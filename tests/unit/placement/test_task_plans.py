@@ -56,7 +56,7 @@ def test_a_head_is_outlined_where_there_are_no_weights_yet(tmp_path: Path) -> No
 @pytest.mark.parametrize("strategy", [REPLICATE, PIPELINE, FULLY_SHARDED])
 def test_an_extraction_is_planned_in_the_precision_that_it_is_computed_in(strategy: str) -> None:
     placement = plan(REX, strategy=strategy)
-    assert (placement.strategy, placement.precision) == (strategy, "fp32")
+    assert (placement.strategy, placement.precision) == (strategy, "bf16")
     shards = [shard for each in placement.replicas for stage in each.stages for shard in stage.shards]
     assert all(shard.activation_bytes > BIAS_BYTES for shard in shards)
     assert not any("int8" in proposal for proposal in placement.proposals)

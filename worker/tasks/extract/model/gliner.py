@@ -7,28 +7,38 @@ LSTM over the words, and a logit for each span of words and each label. Modules 
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, relu
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family
 from vectormill.models.gliner import ENCODER_PREFIX, GlinerConfig, read_gliner_config
 from vectormill.models.model_card import ModelCard
 from vectormill.models.weights import find_weights
-from vectormill.ragged import Ragged
 from worker.batching.batch import WORD_MARKS, Batch
+from worker.encoder.encoder import EncoderOrder
+from worker.encoder.padding import pad_batch
+from worker.model.forms import ATTENTION_MASK
 from worker.model.network import UNUSED_WEIGHTS, find_pad_token_id, prepare_transformer
 from worker.model.runtime import transformers
 from worker.model.weights import open_weights
 from worker.tasks.extract.gliner import FIRST_OF_WORD, STANDS_FOR_LABEL
 from worker.tasks.extract.model.encoder import ExtractionEncoder
-from worker.tasks.extract.model.head import MAX_CELLS, lay_rows, pad_inputs
-from worker.tasks.extract.records import NON_FINITE_ROW
+from worker.tasks.extract.model.head import MAX_CELLS, join_cells, pad_arrays
+from worker.tasks.extract.prompts import IS_BLANK
 from worker.tokens.tokenized import INPUT_IDS
 
 NEVER: Final = -1.0  # the logit of a span that would end behind the text
+WORDS: Final = "words"
+LABELS: Final = "labels"
+NUM_WORDS: Final = "num_words"
+NUM_LABELS: Final = "num_labels"
+TURNS: Final = "turns"
+TURN_OF_WORD: Final = "turn_of_word"
 
 
 class GlinerHead(nn.Module):
@@ -47,42 +57,78 @@ class GlinerHead(nn.Module):
         self.prompt_rep_layer = _project(size, size)
         self.max_width = config.max_width
 
-    def forward(self, states: Tensor, marks: Tensor) -> list[Tensor]:
-        """Return the logits [words, widths, labels] of each sequence; states are [n, length, hidden]."""
-        is_word, is_label = marks == FIRST_OF_WORD, marks == STANDS_FOR_LABEL
-        word_counts, label_counts = is_word.sum(dim=1).tolist(), is_label.sum(dim=1).tolist()
-        words, labels = states[is_word], states[is_label]  # [all words, hidden], [all labels, hidden]
+    def forward(self, states: Tensor, places: Mapping[str, Tensor], num_by_turn: Tensor) -> Tensor:
+        """Return the logits [n, words, widths, labels] of hidden states [n, length, hidden].
+
+        `places` are those of `find_places` on the device, and `num_by_turn` stays on the host. Logits of padding and of
+        spans that end behind their text are NEVER.
+        """
+        flat = states.flatten(0, 1)
+        words, labels = flat[places[WORDS]], flat[places[LABELS]]  # [n, words, hidden], [n, labels, hidden]
         if self.token_rep_layer:
             words, labels = (self.token_rep_layer["projection"](each) for each in (words, labels))
         if self.rnn:
-            words = self._run_rnn(words, word_counts)
+            in_turns = PackedSequence(words.flatten(0, 1)[places[TURNS]], num_by_turn)
+            words = self.rnn["lstm"](in_turns)[0].data[places[TURN_OF_WORD]]
         spans = self.span_rep_layer["span_rep_layer"]
         # `out_project` of a start beside an end, whose second layer is then multiplied with each label: its first
         # layer is applied to starts and ends before they are paired, its second layer to the few labels.
         wide, _, _, narrow = spans["out_project"]
         of_start, of_end = wide.weight.chunk(2, dim=1)
-        starts = linear(relu(spans["project_start"](words)), of_start).split(word_counts)
-        ends = linear(relu(spans["project_end"](words)), of_end, wide.bias).split(word_counts)
+        starts = linear(relu(spans["project_start"](words)), of_start)
+        ends = linear(relu(spans["project_end"](words)), of_end, wide.bias)
         labels = self.prompt_rep_layer(labels)
-        weights, biases = (
-            (labels @ narrow.weight).split(label_counts),
-            (labels @ narrow.bias).split(label_counts),
-        )
-        return [self._score(*each) for each in zip(starts, ends, weights, biases, strict=True)]
-
-    def _run_rnn(self, words: Tensor, counts: list[int]) -> Tensor:
-        padded = pad_sequence(list(words.split(counts)), batch_first=True)
-        packed = pack_padded_sequence(padded, torch.tensor(counts), batch_first=True, enforce_sorted=False)
-        found, _ = pad_packed_sequence(self.rnn["lstm"](packed)[0], batch_first=True)
-        return torch.cat([row[:count] for row, count in zip(found, counts, strict=True)])
-
-    def _score(self, starts: Tensor, ends: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-        num_words = len(starts)
-        logits = starts.new_full((num_words, self.max_width, len(biases)), NEVER)
+        weights, biases = (labels @ narrow.weight).transpose(1, 2), (labels @ narrow.bias).unsqueeze(1)
+        num_words, num_labels = places[WORDS].shape[1], places[LABELS].shape[1]
+        logits = starts.new_empty((len(starts), num_words, self.max_width, num_labels))
         for width in range(min(self.max_width, num_words)):
-            pairs = relu(starts[: num_words - width] + ends[width:])
-            logits[: num_words - width, width] = linear(pairs, weights, biases)
-        return logits
+            pairs = relu(starts[:, : num_words - width] + ends[:, width:])
+            logits[:, : num_words - width, width] = torch.baddbmm(biases, pairs, weights)
+        return torch.where(find_spans(places, self.max_width), logits, NEVER)
+
+
+def find_spans(places: Mapping[str, Tensor], max_width: int) -> Tensor:
+    """Return which logits are those of a span within the text and of a label: bool [n, words, widths, labels]."""
+    words, labels = (
+        torch.arange(places[name].shape[1], device=places[name].device) for name in (WORDS, LABELS)
+    )
+    ends = words[:, None] + torch.arange(max_width, device=words.device)
+    is_inside = ends < places[NUM_WORDS][:, None, None]
+    is_label = labels < places[NUM_LABELS][:, None]
+    return is_inside[..., None] & is_label[:, None, None]
+
+
+def find_places(batch: Batch) -> dict[str, NDArray[np.int64]]:
+    """Return where a padded batch has its words and labels, for the head, which asks the device nothing.
+
+    `words` [n, words] and `labels` [n, labels] are indices of hidden states in one row, followed by zeros. An LSTM
+    reads the first words of all texts, then the second ones: `turns` [all words] are indices of `words` in one row in
+    that order, and `turn_of_word` [n, words] is where each of them went.
+    """
+    marks = pad_batch(batch, 0).tokens[WORD_MARKS]
+    num_words, words = _place(marks == FIRST_OF_WORD)
+    num_labels, labels = _place(marks == STANDS_FOR_LABEL)
+    longest_first = np.argsort(-num_words, kind="stable")
+    turns = np.arange(words.size).reshape(words.shape)[longest_first].T
+    turns = turns[np.arange(words.shape[1])[:, None] < num_words[longest_first]]
+    turn_of_word = np.zeros(words.size, dtype=np.int64)
+    turn_of_word[turns] = np.arange(len(turns))
+    return {
+        WORDS: words,
+        LABELS: labels,
+        NUM_WORDS: num_words,
+        NUM_LABELS: num_labels,
+        TURNS: turns,
+        TURN_OF_WORD: turn_of_word.reshape(words.shape),
+    }
+
+
+def _place(is_one: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the number [n] of each row's True values, and their indices in one row [n, largest number], then zeros."""
+    counts = is_one.sum(axis=1)
+    places = np.zeros((len(is_one), int(counts.max())), dtype=np.int64)
+    places[np.arange(places.shape[1]) < counts[:, None]] = np.flatnonzero(is_one)
+    return counts, places
 
 
 def _project(width: int, size: int) -> nn.Sequential:
@@ -111,9 +157,10 @@ class GlinerNetwork(nn.Module):
         self.pad_token_id = find_pad_token_id(dict(config.encoder))
         self.requires_grad_(False).eval()
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, word_marks: Tensor) -> list[Tensor]:
-        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
-        logits: list[Tensor] = self.head(states.float(), word_marks)
+    def forward(self, tensors: Mapping[str, Tensor], num_by_turn: Tensor) -> Tensor:
+        """Return the logits of the head for padded inputs and places."""
+        states = self.encoder(input_ids=tensors[INPUT_IDS], attention_mask=tensors[ATTENTION_MASK])[0]
+        logits: Tensor = self.head(states.float(), tensors, num_by_turn)
         return logits
 
 
@@ -153,37 +200,43 @@ class GlinerEncoder(ExtractionEncoder):
     attention = "padded"
     obstacle = "a GLiNER reads words and labels out of padded batches"
 
-    def load(self, card: ModelCard, dtype: torch.dtype) -> nn.Module:
-        network = GlinerNetwork(card, dtype).to(self.device)
+    def load(self, order: EncoderOrder, dtype: torch.dtype) -> nn.Module:
+        network = GlinerNetwork(order.card, dtype).to(self.device)
         self.attention = f"padded ({network.encoder.config._attn_implementation})"
+        self.never_waits = find_family(network.encoder.config.model_type).never_waits
         return network
 
-    def compute(self, network: nn.Module, batch: Batch) -> Ragged:
-        inputs = pad_inputs(batch, self.device, network.pad_token_id)
-        with torch.inference_mode():
-            answers = network(inputs.tokens[INPUT_IDS], inputs.is_token.long(), inputs.tokens[WORD_MARKS])
-            return find_spans(answers, inputs.is_blank)
+    def lay_out(self, network: nn.Module, batch: Batch) -> Mapping[str, NDArray[np.int64]]:
+        return pad_arrays(batch, network.pad_token_id) | find_places(batch)
+
+    def compute(
+        self, network: nn.Module, tensors: Mapping[str, Tensor], batch: Batch, room: int | None
+    ) -> Tensor:
+        logits = network(tensors, count_turns(batch))
+        return gather_spans(logits, tensors, room)
 
 
-def find_spans(answers: list[Tensor], is_blank: Tensor, max_cells: int = MAX_CELLS) -> Ragged:
-    """Return a row of cells for each sequence: first word, last word, label and logit of each span above 0.
+def count_turns(batch: Batch) -> Tensor:
+    """Return how many texts have a first word, a second word, and so on: int64 on the host."""
+    rows = batch.inputs[WORD_MARKS]
+    counts = np.add.reduceat(
+        rows.covered == FIRST_OF_WORD, rows.offsets[:-1] - rows.offsets[0], dtype=np.int64
+    )
+    return torch.from_numpy((counts > np.arange(counts.max())[:, None]).sum(axis=1))
+
+
+def gather_spans(
+    logits: Tensor, tensors: Mapping[str, Tensor], room: int | None = None, *, max_cells: int = MAX_CELLS
+) -> Tensor:
+    """Return the numbers of all cells, as `join_cells` does: first word, last word, label and logit above 0.
 
     Of a blank sequence, these are the first word with each label, whatever the sign.
     """
-    cells = []
-    for logits, blank in zip(answers, is_blank.tolist(), strict=True):
-        wanted = logits > 0
-        if blank:
-            wanted = torch.zeros_like(wanted)
-            wanted[0, 0] = True
-        starts, widths, labels = wanted.nonzero(as_tuple=True)
-        cells.append(torch.stack([starts, starts + widths, labels, logits[wanted]], dim=1).float())
-    counts = torch.tensor([len(each) for each in cells])
-    is_finite = torch.stack([each.isfinite().all() for each in answers]).cpu()
-    is_sent = is_finite & (counts <= max_cells)
-    sent = [each for each, is_one in zip(cells, is_sent.tolist(), strict=True) if is_one]
-    return lay_rows(
-        torch.where(is_finite, counts.float(), NON_FINITE_ROW).numpy(),
-        torch.where(is_sent, counts, 0).numpy(),
-        torch.cat([*sent, torch.zeros(0, 4)]).flatten().cpu().numpy(),
-    )
+    is_first = find_spans(tensors, logits.shape[2])
+    is_first[:, 1:] = is_first[:, :, 1:] = False
+    wanted = torch.where(tensors[IS_BLANK].bool().view(-1, 1, 1, 1), is_first, logits > 0)
+
+    def read(sequences: Tensor, starts: Tensor, widths: Tensor, labels: Tensor) -> list[Tensor]:
+        return [starts, starts + widths, labels, logits[sequences, starts, widths, labels]]
+
+    return join_cells(wanted, logits.isfinite().flatten(1).all(dim=1), read, room, max_cells)

@@ -3,10 +3,12 @@
 The published model changes DeBERTa's positions: position ids are an input and restart in every path and every
 type of a hint, so relative positions differ from sequence to sequence. Modules are named as the weights are.
 
-For each attention head that is computed at a time, a token of a text of L tokens takes 4 L bytes for each
-matrix of bias or scores; as many heads are computed at a time as `BIAS_BYTES` allows, and at least one. For
+The encoder may compute in 16 bits; the head computes in fp32.
+
+For each attention head that is computed at a time, a token of a text of L tokens takes L values for each
+matrix of bias or scores; as many heads are computed at a time as `bias_bytes` allows, and at least one. For
 all heads and layers together a token takes 9 L bytes: for each token of its sequence the number of a relative
-embedding (int64) and a bool.
+embedding (int64) and a bool. On a GPU it takes 5 L, because torch reads int32 there; on a CPU it would copy them.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,6 +78,7 @@ class SelfAttention(nn.Module):
         self.num_heads, self.scale = config.num_attention_heads, config.score_scale
         self.query_proj, self.key_proj, self.value_proj = (nn.Linear(size, size) for _ in range(3))
         self.shares_projections, self.terms = config.share_att_key, config.position_terms
+        self.bias_bytes = BIAS_BYTES
         if not self.shares_projections:
             if "c2p" in self.terms:
                 self.pos_key_proj = nn.Linear(size, size)
@@ -113,7 +116,7 @@ class SelfAttention(nn.Module):
         # Three matrices per head are alive: the bias, what is added to it, and the matrix of twice the width
         # that both are gathered from.
         bytes_a_head = BIAS_MATRICES * num_sequences * length * length * states.element_size()
-        at_once = max(1, min(self.num_heads, BIAS_BYTES // bytes_a_head))
+        at_once = max(1, min(self.num_heads, self.bias_bytes // bytes_a_head))
         parts = []
         for first in range(0, self.num_heads, at_once):
             heads = slice(first, first + at_once)
@@ -281,14 +284,22 @@ class RexNetwork(nn.Module):
         self._table: Tensor | None = None  # the same table, on the device
         self.eval()
 
-    def prepare(self, device: torch.device, whole: Callable[[Tensor], Tensor] = lambda part: part) -> None:
+    def prepare(
+        self,
+        device: torch.device,
+        whole: Callable[[Tensor], Tensor] = lambda part: part,
+        bias_bytes: int = BIAS_BYTES,
+    ) -> None:
         """Compute what all batches share. Call once, after the weights are on their device.
 
         `whole` returns the full parameter where several devices share the parameters.
         """
         with torch.no_grad():
             self.plm["encoder"].project_positions(whole)
-        self._table = torch.from_numpy(self._numbers).to(device)
+        for layer in self.plm["encoder"].layer:
+            layer.attention["self"].bias_bytes = bias_bytes
+        index_type = torch.int64 if device.type == "cpu" else torch.int32
+        self._table = torch.from_numpy(self._numbers).to(device, index_type)
 
     def forward(
         self,
@@ -310,7 +321,9 @@ class RexNetwork(nn.Module):
         )
         if not isinstance(self.ffnq, nn.Linear):
             return hidden_states
-        query, key = (self._rotate(ffn(hidden_states), position_ids) for ffn in (self.ffnq, self.ffnk))
+        query, key = (
+            self._rotate(ffn(hidden_states.float()), position_ids) for ffn in (self.ffnq, self.ffnk)
+        )
         return query @ key.transpose(-1, -2)
 
     def encode(
@@ -349,11 +362,13 @@ class RexNetwork(nn.Module):
         """Rotate each pair of neighbouring values of [n, length, hidden] by its position's angle, in fp32."""
         angles = position_ids[:, :, None].float() * self.rotary_emb.freqs.float()
         cosines, sines = angles.cos(), angles.sin()
-        even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
+        even, odd = states.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((even * cosines - odd * sines, odd * cosines + even * sines), dim=-1).flatten(2)
 
 
-def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> RexNetwork:
+def load_network(
+    directory: Path, dtype: torch.dtype, device: torch.device, bias_bytes: int = BIAS_BYTES
+) -> RexNetwork:
     """Load the network from a safetensors file, or else from the tensors in `pytorch_model.bin`.
 
     Raises ModelError if the configuration has an unknown setting, or if tensors are missing, left over or of
@@ -369,7 +384,7 @@ def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> R
             assign=True,
         )
     network.requires_grad_(False)
-    network.prepare(device)
+    network.prepare(device, bias_bytes=bias_bytes)
     return network
 
 
@@ -381,7 +396,8 @@ def outline_network(directory: Path, config: DebertaConfig, dtype: torch.dtype) 
     with torch.device("meta"):
         network = RexNetwork(config)
     network.to(dtype)
-    network.rotary_emb.float()
+    for part in (network.ffnq, network.ffnk, network.rotary_emb):
+        part.float()
     wanted = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
     found = {key: header.shape for key, header in read_header(_find_file(directory)).items()}
     _check_keys(wanted, found, directory)
