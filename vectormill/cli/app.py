@@ -19,6 +19,7 @@ from vectormill.cli import (
     demo,
     doctor,
     encode,
+    estimate,
     exits,
     items,
     jobs,
@@ -88,7 +89,7 @@ def vectormill(
         context.obj.command = context.invoked_subcommand
 
 
-for group in (demo, encode, jobs, searches, service, processes, backup, plan, certify, doctor):
+for group in (demo, encode, jobs, searches, service, processes, backup, plan, estimate, certify, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")
