@@ -15,7 +15,14 @@ import psycopg
 from psycopg import sql
 
 from indexer.context import RunContext
-from vectormill.collections.collection import AUTO, LIVE, VECTORS, Generation
+from vectormill.collections.codebooks import (
+    LEAST_ROWS,
+    code_rows,
+    find_codebook,
+    keep_codebook,
+    sample_tokens,
+)
+from vectormill.collections.collection import AUTO, LIVE, MULTI_VECTOR_CODES, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import attributes_name
 from vectormill.collections.generations import find_generation_by_id
@@ -36,7 +43,7 @@ from vectormill.collections.indexes import (
     record_index,
     run_build,
 )
-from vectormill.domain.task import DENSE
+from vectormill.domain.task import DENSE, MULTI_VECTOR
 from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.filters import (
     define_filter_index,
@@ -44,6 +51,7 @@ from vectormill.search.filters import (
     name_filter_index,
     name_text_index,
 )
+from vectormill.vectors.residual_codes import measure_codebook
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +82,12 @@ class PhaseProgress:
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         self.tell(**{name: [*self.found.get(name, []), dict(entry)]})
 
+    def is_due(self) -> bool:
+        return time.monotonic() - self._told_at >= REPORT_SECONDS
+
     def tell_build(self, name: str, started_at: float, progress: BuildProgress | None) -> None:
         self.context.check()
-        if progress is not None and time.monotonic() - self._told_at >= REPORT_SECONDS:
+        if progress is not None and self.is_due():
             self.tell(
                 progress={
                     "index": name,
@@ -96,13 +107,16 @@ def build_indexes(context: RunContext, generation: Generation) -> None:
     """Build indexes that are wanted and missing, and drop those that exist and are not wanted.
 
     The options of a run of kind `index` may ask for more: `rebuild`, `drop`, m, ef_construction, workers,
-    memory_bytes. Raise RunCancelled or LeaseLost, as `context.check` does, or psycopg.Error.
+    memory_bytes; or for less: `only_codes`. Raise RunCancelled or LeaseLost, as `context.check` does, or psycopg.Error.
     """
     progress = PhaseProgress(context)
     options = context.run.options if context.run.kind == INDEX else {}
     remove_leftovers(context, generation)
     if options.get("drop"):
         drop_vector_indexes(progress, generation, str(options.get("because") or "as requested"))
+        return
+    code_multi_vectors(progress, generation)
+    if options.get("only_codes"):
         return
     build_vector_index(progress, generation, options)
     build_attribute_indexes(progress, generation)
@@ -118,6 +132,41 @@ def remove_leftovers(context: RunContext, generation: Generation) -> None:
         if index.is_ours and not index.is_valid:
             logger.warning("Dropping %s, left unfinished by a build that was ended.", index.name)
             drop(context, generation, index.name)
+
+
+def code_multi_vectors(progress: PhaseProgress, generation: Generation) -> None:
+    """Turn multi-vectors into residual codes if the collection wants that, by a codebook that is measured if need be.
+
+    This comes before the vector index, into which each row that changes is inserted again.
+    """
+    context = progress.context
+    with context.engine.begin() as connection:
+        wanted = find_wishes(connection, generation.id).options.get(MULTI_VECTOR_CODES)
+        if not wanted or not generation.spec.has_output(MULTI_VECTOR):
+            return
+        codebook = find_codebook(connection, generation.spec)
+        num_rows = count_rows(connection, generation.table_name)
+        is_measured = codebook is None and num_rows >= LEAST_ROWS
+        sample = sample_tokens(connection, generation, num_rows) if is_measured else None
+    if codebook is None:
+        if sample is None or not len(sample):
+            because = (
+                f"{num_rows:,} rows have too few tokens to measure a codebook; {LEAST_ROWS:,} rows suffice."
+            )
+            progress.tell(codes={"num_rows": 0, "because": because})
+            return
+        measured = measure_codebook(sample)
+        with context.engine.begin() as connection:
+            keep_codebook(connection, generation.spec, measured)
+            codebook = find_codebook(connection, generation.spec)
+        assert codebook is not None
+    num_coded = 0
+    for num_rows in code_rows(context.engine, generation, codebook):
+        context.check()
+        num_coded += num_rows
+        if progress.is_due():
+            progress.tell(codes={"num_rows": num_coded})
+    progress.tell(codes={"num_rows": num_coded, "codebook": codebook.digest.hex()})
 
 
 def build_vector_index(progress: PhaseProgress, generation: Generation, options: Mapping[str, Any]) -> None:

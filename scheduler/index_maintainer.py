@@ -56,7 +56,9 @@ class IndexMaintainer:
 
 def find_need(tended: MaintainedCollection, settings: Settings) -> dict[str, Any] | None:
     """Return the options of the run that the collection needs now; None if it needs none."""
-    if not tended.spec.has_output(DENSE):
+    if tended.needs_codebook:
+        return {"only_codes": True, "because": "Multi-vectors are to become codes, and have no codebook yet."}
+    if not tended.spec.has_output(DENSE) or not tended.wants_index:
         return None
     vector_type = choose_vector_type(tended.spec, in_collection=True).name
     if find_operator_class(vector_type, tended.spec.dimensions)[0] is None:

@@ -42,6 +42,7 @@ from vectormill.collections.bodies import (
     StalenessBody,
     tell_generation,
 )
+from vectormill.collections.codebooks import check_codes
 from vectormill.collections.collection import (
     HNSW,
     CollectionOptions,
@@ -289,6 +290,7 @@ def put_index(resources: ResourcesDependency, name: CollectionName, body: IndexR
             require_vectors(name, generation.kind, "An HNSW index needs")
         kept = find_wishes(connection, generation.id)
         options = {**kept.options, **body.shape()}
+        check_codes(name, generation.spec, body.shape())
         IndexSettings.from_options(policy or kept.policy, options)
         set_wishes(connection, name, policy=policy, options=options, filters=fields)
         run = create_run(connection, name, INDEX, options={"rebuild": True} if body.rebuild else {})

@@ -22,6 +22,7 @@ REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
 ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 MENDING: Final = "tests/integration/jobs/test_mending.py"
 PROOFS: Final = "tests/integration/engine/test_proofs.py"
+CODES: Final = "tests/integration/collections/test_codes.py"
 SEARCH_OUTPUTS: Final = "tests/integration/search/test_search_outputs.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
@@ -1189,6 +1190,37 @@ MUTANTS: Final = (
         "axis=0).sum(axis=1)",
         "axis=0).max(axis=1)",
         (f"{SEARCH_OUTPUTS}::test_multi_vectors_alone_compare_every_row[100]",),
+    ),
+    Mutant(
+        "a later codebook takes the place of that by which rows were written",
+        "vectormill/collections/codebooks.py",
+        "    ON CONFLICT (fingerprint) DO NOTHING",
+        "    ON CONFLICT (fingerprint) DO UPDATE SET digest = excluded.digest, content = excluded.content",
+        (f"{CODES}::test_a_codebook_is_measured_once_for_a_space",),
+    ),
+    Mutant(
+        "codes of an earlier text count although a process without codes wrote halves",
+        "vectormill/collections/row_kinds.py",
+        "        if halves is not None:",
+        "        if codes is None and halves is not None:",
+        (f"{CODES}::test_halves_of_a_process_without_codes_count_and_it_cannot_lose_codes",),
+    ),
+    Mutant(
+        "a run waits for rows that a commit is writing",
+        "vectormill/collections/codebooks.py",
+        "FOR UPDATE SKIP LOCKED",
+        "FOR UPDATE",
+        (f"{CODES}::test_a_row_that_somebody_writes_is_not_waited_for",),
+    ),
+    Mutant(
+        "codes are restored by whatever codebook there is",
+        "vectormill/vectors/residual_codes.py",
+        "if codebook is None or codes[:DIGEST_BYTES] != codebook.digest:",
+        "if codebook is None:",
+        (
+            "tests/unit/vectors/test_residual_codes.py::test_codes_of_another_codebook_are_refused",
+            f"{CODES}::test_codes_without_their_codebook_are_an_error_that_says_so[another]",
+        ),
     ),
     Mutant(
         "a tile has as many rows as a batch has texts of its length",

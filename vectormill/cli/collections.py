@@ -85,6 +85,7 @@ def create(
     model: str | None = None,
     options: EncodingOptions,
     index: Policy | None = None,
+    multi_vector_codes: int | None = None,
 ) -> Collection:
     """Create a collection before its first job, with all options that decide its results.
 
@@ -92,6 +93,7 @@ def create(
         keep_text: Keep texts alongside their results, for full-text search and answers that show them.
         language (NAME): The language of full-text search, such as german; simple by default.
         index: Policy for building an HNSW index.  [default: auto]
+        multi_vector_codes (BITS, 0 or 2): Keep multi-vectors as residual codes of 2 bits a dimension.
     """
     given = {name: value for name, value in asdict(options).items() if value is not None}
     return client.create_collection(
@@ -101,6 +103,7 @@ def create(
         keep_text=keep_text,
         language=language,
         index_policy=index,
+        index_options=None if multi_vector_codes is None else {"multi_vector_codes": multi_vector_codes},
     )
 
 
@@ -301,6 +304,7 @@ def index(
     workers: int | None = None,
     memory_mib: int | None = None,
     on: list[str] | None = None,
+    multi_vector_codes: int | None = None,
     rebuild: bool = False,
     drop: bool = False,
     wait: bool = False,
@@ -316,11 +320,13 @@ def index(
         memory_mib (MIB, from 1): Memory for a build (Postgres's maintenance_work_mem).
         on (FIELD): Index a metadata field for filters, such as author or author.name; * indexes all fields. May be
             repeated. Replaces the fields that were set before.
+        multi_vector_codes (BITS, 0 or 2): Turn multi-vectors into residual codes of 2 bits a dimension; 0 keeps those
+            of new rows as halves.
         rebuild: Rebuild the vector index even if it is usable.
         drop: Drop the vector index and set the policy to none.
         wait: Follow the run until it ends.
     """
-    wishes = (policy, m, ef_construction, workers, memory_mib, on)
+    wishes = (policy, m, ef_construction, workers, memory_mib, on, multi_vector_codes)
     if all(wish is None for wish in wishes) and not (rebuild or drop or wait):
         (print_json if json else show_indexes)(client.index(collection))
         return
@@ -332,6 +338,7 @@ def index(
         workers=workers,
         memory_bytes=None if memory_mib is None else memory_mib << 20,
         filters=on,
+        multi_vector_codes=multi_vector_codes,
         rebuild=rebuild,
         drop=drop,
     )

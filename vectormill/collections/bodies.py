@@ -12,6 +12,7 @@ from vectormill.collections.collection import (
     HNSW,
     INDEX_POLICIES,
     KINDS,
+    MULTI_VECTOR_CODES,
     NO_INDEX,
     Generation,
 )
@@ -39,6 +40,12 @@ Policy = Annotated[Literal["auto", "hnsw", "none"], one_of(INDEX_POLICIES)]
 M = Annotated[int, Meta(ge=LEAST_M, le=MOST_M)]
 EfConstruction = Annotated[int, Meta(ge=LEAST_EF_CONSTRUCTION, le=MOST_EF_CONSTRUCTION)]
 Workers = Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
+MultiVectorCodes = Annotated[
+    Literal[0, 2],
+    Meta(
+        description="Keep multi-vectors as residual codes of 2 bits a dimension, from 1,000 rows on; 0 keeps halves."
+    ),
+]
 MemoryBytes = Annotated[int, Meta(ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)]
 Options = dict[str, Any]
 
@@ -55,12 +62,13 @@ LANGUAGE_DESCRIPTION: Final = (
 
 
 class IndexOptionsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The shape of the HNSW index; omitted values are chosen by rows and memory."""
+    """The shape of the HNSW index, chosen by rows and memory where omitted, and the form of multi-vectors."""
 
     m: M | None = None
     ef_construction: EfConstruction | None = None
     workers: Workers | None = None
     memory_bytes: MemoryBytes | None = None
+    multi_vector_codes: MultiVectorCodes | None = None
 
 
 class CollectionRequest(Struct, forbid_unknown_fields=True):
@@ -465,6 +473,7 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
             "into an object, and * is one index over all metadata."
         ),
     ] = None
+    multi_vector_codes: MultiVectorCodes | None = None
     rebuild: Annotated[bool, Meta(description="Rebuild the vector index even if it is usable.")] = False
     drop: Annotated[bool, Meta(description="Drop the vector index; the policy becomes none.")] = False
 
@@ -480,7 +489,7 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     def shape(self) -> dict[str, int]:
         """Return the shape options that are set, as they are stored with the collection."""
-        names = ("m", "ef_construction", "workers", "memory_bytes")
+        names = ("m", "ef_construction", "workers", "memory_bytes", MULTI_VECTOR_CODES)
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def fields(self) -> list[str] | None:

@@ -40,6 +40,9 @@ NO_INDEX: Final = "none"
 
 INDEX_POLICIES: Final = (AUTO, HNSW, NO_INDEX)
 
+# The index option of residual codes: 2 for codes of 2 bits a dimension, 0 for halves.
+MULTI_VECTOR_CODES: Final = "multi_vector_codes"
+
 # A name is a lower-case SQL identifier, so that `SELECT … FROM docs` needs no quotes; Postgres keeps 63 bytes of it.
 COLLECTION_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 

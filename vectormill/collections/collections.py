@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.collections.codebooks import check_codes
 from vectormill.collections.collection import (
     HNSW,
     LIVE,
@@ -179,6 +180,7 @@ def create_collection(
     """
     if wishes.index_policy == HNSW or wishes.index_options:
         require_vectors(name, find_kind(spec), "An HNSW index needs")
+        check_codes(name, spec, wishes.index_options)
     lock_collection(connection, name)
     if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
         raise Conflict(f"Collection {name!r} already exists; see `vectormill collections show {name}`.")

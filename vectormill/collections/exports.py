@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, Engine
 
+from vectormill.collections.codebooks import find_driver, open_kind
 from vectormill.collections.collection import PRUNED, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import attributes_name
@@ -123,7 +124,7 @@ def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Compo
     sizes: list[sql.Composable] = [sql.SQL("coalesce(pg_column_size(attributes.metadata), 0)")]
     sizes += [sql.SQL("coalesce(octet_length(attributes.{}), 0)").format(name) for name in texts]
     if kind.row_bytes(spec) is None:
-        sizes += [sql.SQL("pg_column_size(page.{})").format(name) for name in columns]
+        sizes += [sql.SQL("coalesce(pg_column_size(page.{}), 0)").format(name) for name in columns]
     return sql.SQL(READ_PAGE).format(
         results=sql.SQL(kind.gathered(kind.sent(spec, "entry"))) if inclusion.result else nothing,
         metadata=sql.SQL("array_agg(metadata::text)") if inclusion.metadata else nothing,
@@ -157,10 +158,9 @@ def read_page(
     is removed.
     """
     values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
-    kind = choose_kind(spec)
     with engine.connect() as connection:
-        driver = connection.connection.driver_connection
-        assert driver is not None
+        driver = find_driver(connection)
+        kind = open_kind(driver, spec)
         try:
             with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector takes two digits
                 ((keys, wire, metadata, places, *texts),) = cursor.execute(statement, values).fetchall()

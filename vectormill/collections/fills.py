@@ -25,6 +25,7 @@ from uuid import UUID
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
+from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.deletions import hold_deletions, lock_deletions
 from vectormill.collections.generation_tables import (
@@ -222,7 +223,7 @@ def copy_rows(
 
     The caller has called `hold_fill`.
     """
-    kind = choose_kind(spec)
+    kind = open_kind(cursor.connection, spec, generation_id)
     hashes = items.content_hashes()
     part_rows = max(1, PART_BYTES // measure_rows(results, spec))
     for start in range(0, len(items), part_rows):

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import psycopg
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
+from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.deletions import hold_deletions
 from vectormill.collections.row_kinds import Results, choose_kind
@@ -324,9 +326,9 @@ def upsert_rows(
     columns = Items.of(items)
     if not columns:
         return
-    kind = choose_kind(spec)
     driver = connection.connection.driver_connection
-    assert driver is not None
+    assert isinstance(driver, psycopg.Connection)
+    kind = open_kind(driver, spec, generation_id)
     with driver.cursor() as cursor:
         accept_arrays(cursor)
         hold = hold_deletions(cursor, generation_id)

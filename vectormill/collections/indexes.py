@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.collections.codebooks import LEAST_ROWS, find_codebook
 from vectormill.collections.collection import LIVE, VECTORS, Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.index_plan import IndexPlan, IndexSettings, ServerCapacity, plan_index
@@ -529,6 +530,9 @@ def count_cores(stat: str, quota: str) -> int | None:
 class MaintainedCollection:
     """A live generation whose index the index maintainer looks after: no run is open, and no build failed recently.
 
+    `wants_index` is false if only its multi-vectors are looked after, and `needs_codebook` is true if these are to
+    become codes and have no codebook yet.
+
     `num_waiting` counts items of open jobs that will be written to it. `num_removed` counts rows that were deleted or
     replaced, `record` says from what the index was built, and `is_in_use` tells if a search used it recently.
     """
@@ -544,6 +548,8 @@ class MaintainedCollection:
     has_index: bool
     has_own_index: bool
     is_in_use: bool
+    wants_index: bool = True
+    needs_codebook: bool = False
 
 
 # The index maintainer waits this long after a build that failed or was cancelled before it requests another.
@@ -562,7 +568,7 @@ LIST_TENDED: Final = text(f"""
            pg_stat_get_tuples_deleted(class.oid) + pg_stat_get_tuples_updated(class.oid) AS num_removed,
            CAST(coalesce(loads.num_waiting, 0) AS bigint) AS num_waiting,
            coalesce(present.has_index, false) AS has_index, coalesce(present.has_own_index, false) AS has_own_index,
-           coalesce(present.is_in_use, false) AS is_in_use
+           coalesce(present.is_in_use, false) AS is_in_use, wished.wants_index, wished.needs_codebook
       FROM vectormill.generations
       JOIN vectormill.collections ON collections.id = generations.collection_id
       JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || generations.id)
@@ -581,8 +587,14 @@ LIST_TENDED: Final = text(f"""
           JOIN pg_am AS method ON method.oid = home.relam AND method.amname = 'hnsw'
          WHERE entry.indrelid = class.oid AND entry.indisvalid
      ) AS present ON true
-     WHERE generations.state = 'live' AND collections.index_policy <> 'none'
-       AND counted.num_rows >= CASE collections.index_policy WHEN 'auto' THEN CAST(:least_rows AS bigint) ELSE 1 END
+     CROSS JOIN LATERAL (
+        SELECT collections.index_policy <> 'none' AND counted.num_rows
+                   >= CASE collections.index_policy WHEN 'auto' THEN CAST(:least_rows AS bigint) ELSE 1 END
+                   AS wants_index,
+               coalesce(collections.index_options ->> 'multi_vector_codes' = '2', false)
+                   AND counted.num_rows >= {LEAST_ROWS} AS needs_codebook
+     ) AS wished
+     WHERE generations.state = 'live' AND (wished.wants_index OR wished.needs_codebook)
        AND NOT EXISTS (
             SELECT 1 FROM vectormill.runs
              WHERE runs.collection_id = collections.id AND runs.state IN {OPEN_RUN_STATES})
@@ -597,7 +609,8 @@ LIST_TENDED: Final = text(f"""
 def list_tended(
     connection: Connection, *, least_rows: int, in_use_seconds: float
 ) -> list[MaintainedCollection]:
-    """Return the collections of vectors that should have an HNSW index: policy `hnsw`, or `auto` with `least_rows`.
+    """Return the collections of vectors that should have an HNSW index, policy `hnsw`, or `auto` with `least_rows`; and
+    those whose multi-vectors should become codes.
 
     Collections with an open run, or with a failed build in the last hour, are left out. An index counts as in use if a
     search has used it in the last `in_use_seconds`.
@@ -609,4 +622,8 @@ def list_tended(
     }
     rows = connection.execute(LIST_TENDED, values).mappings()
     found = [MaintainedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
-    return [each for each in found if each.spec.has_output(DENSE)]
+    found = [
+        replace(each, needs_codebook=each.needs_codebook and find_codebook(connection, each.spec) is None)
+        for each in found
+    ]
+    return [each for each in found if each.spec.has_output(DENSE) or each.needs_codebook]

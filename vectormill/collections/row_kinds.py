@@ -42,6 +42,7 @@ from vectormill.vectors.representations import (
     send_vectors,
     unpack,
 )
+from vectormill.vectors.residual_codes import Codebook, restore
 from vectormill.vectors.scores import choose_scores, names_labels
 from vectormill.vectors.vector_types import (
     VectorType,
@@ -62,7 +63,8 @@ class Column:
     """A column of results in a generation's table. `element` is its SQL type without the `modifier`, its length.
 
     A column may be an array of that type. An array of arrays cannot be sent, so each value is then wrapped in a row of
-    the type `wrapper`, whose only field unnest returns.
+    the type `wrapper`, whose only field unnest returns. `constraint` ends its definition. A column that is not
+    `is_shown` is left out of the view.
     """
 
     name: str
@@ -70,12 +72,14 @@ class Column:
     modifier: int | None = None
     is_nullable: bool = False
     wrapper: str = ""
+    constraint: str = ""
+    is_shown: bool = True
 
     @property
     def definition(self) -> str:
         modifier = "" if self.modifier is None else f"({self.modifier:d})"
         array = "[]" if self.wrapper else ""
-        return f"{self.name} {self.element}{modifier}{array}{'' if self.is_nullable else ' NOT NULL'}"
+        return f"{self.name} {self.element}{modifier}{array}{'' if self.is_nullable else ' NOT NULL'}{self.constraint}"
 
     @property
     def sent(self) -> sql.Composable:
@@ -329,17 +333,32 @@ OUTPUT_COLUMNS: Final[Mapping[str, str]] = {
 }
 HALVES: Final = "halfvec"
 WRAPPER: Final = "vectormill.multi_vector"
+CODES: Final = "multi_vector_codes"
+# An indexer that knows no codes copies rows without them; this makes it fail.
+NOT_BOTH_NULL: Final = " CHECK (num_nonnulls(multi_vector, multi_vector_codes) > 0)"
 
 
+@dataclass(frozen=True, slots=True)
 class ManyRepresentations:
     """The RowKind of representations. Results are objects [n], each the packed form of an item's outputs.
 
-    Dense vectors have the column type of the kind Vectors, sparse ones are a sparsevec, and multi-vectors an array of
-    halfvec. Rows are read as the binary form of a SQL row of these columns.
+    Dense vectors have the column type of the kind Vectors, sparse ones are a sparsevec. Multi-vectors are an array of
+    halfvec, or if that is NULL, residual codes. Codes beside halves are those of an earlier text and mean nothing:
+    a process that knows no codes leaves them. Rows are read as the binary form of a SQL row of these columns.
+
+    Codes are read with `codebook`, that of the vector space, and written if `writes_codes`.
     """
 
-    result = REPRESENTATIONS
-    text_columns = KEPT_TEXT
+    codebook: Codebook | None = None
+    writes_codes: bool = False
+
+    @property
+    def result(self) -> str:
+        return REPRESENTATIONS
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        return KEPT_TEXT
 
     def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
         types = {
@@ -347,14 +366,14 @@ class ManyRepresentations:
             SPARSE: ("sparsevec", spec.sparse_dimensions),
             MULTI_VECTOR: (HALVES, spec.token_dimensions),
         }
-        return tuple(
-            Column(OUTPUT_COLUMNS[name], *types[name], wrapper=WRAPPER if name == MULTI_VECTOR else "")
-            for name in OUTPUTS
-            if spec.has_output(name)
-        )
+        columns = [Column(OUTPUT_COLUMNS[name], *types[name]) for name in OUTPUTS if spec.has_output(name)]
+        if spec.has_output(MULTI_VECTOR):
+            columns[-1] = replace(columns[-1], is_nullable=True, wrapper=WRAPPER)
+            columns.append(Column(CODES, "bytea", is_nullable=True, constraint=NOT_BOTH_NULL, is_shown=False))
+        return tuple(columns)
 
     def shown(self, spec: EncodingSpec) -> Sequence[sql.Composable]:
-        return tuple(sql.Identifier("live", column.name) for column in self.columns(spec))
+        return tuple(sql.Identifier("live", column.name) for column in self.columns(spec) if column.is_shown)
 
     def sent(self, spec: EncodingSpec, table: str) -> str:
         return f"record_send(ROW({', '.join(f'{table}.{column.name}' for column in self.columns(spec))}))"
@@ -367,7 +386,9 @@ class ManyRepresentations:
         return take_objects([self._read_row(bytes(row), spec).pack() for row in rows])
 
     def _read_row(self, row: bytes, spec: EncodingSpec) -> Representations:
-        fields = dict(zip((column.name for column in self.columns(spec)), split_row(row), strict=True))
+        fields: dict[str, Any] = dict(
+            zip((column.name for column in self.columns(spec)), split_row(row), strict=True)
+        )
         read = Representations()
         if spec.has_output(DENSE):
             (dense,) = read_columns(fields["embedding"], kept_type(spec), spec.dimensions).astype(np.float32)
@@ -376,8 +397,18 @@ class ManyRepresentations:
             indices, weights = read_sparse(fields["sparse"])
             read = replace(read, indices=indices, weights=weights)
         if spec.has_output(MULTI_VECTOR):
-            read = replace(read, vectors=read_vectors(fields["multi_vector"], spec.token_dimensions))
+            vectors = self.read_tokens(fields["multi_vector"], fields[CODES], spec).astype(np.float16)
+            read = replace(read, vectors=vectors)
         return read
+
+    def read_tokens(
+        self, halves: bytes | None, codes: bytes | None, spec: EncodingSpec
+    ) -> npt.NDArray[np.floating[Any]]:
+        """Return the token vectors [t, width] of a row's two columns. Raise CodebookMissing."""
+        if halves is not None:
+            return read_vectors(halves, spec.token_dimensions)
+        assert codes is not None, "a row has halves or codes"
+        return restore(codes, self.codebook)
 
     def missing(self, num_rows: int, spec: EncodingSpec) -> Results:
         return take_objects([None] * num_rows)
@@ -394,17 +425,19 @@ class ManyRepresentations:
             values = fields[column.name]
             if column.wrapper:
                 oid = find_type(cursor, f"{column.element}[]")
-                values = [make_row([(oid, value)]) for value in values]
+                values = [None if value is None else make_row([(oid, value)]) for value in values]
             arrays[column.name] = make_bytes_array(
-                find_type(cursor, column.wrapper or column.element), values
+                find_type(cursor, column.wrapper or column.element),
+                [value or b"" for value in values],
+                empty_is_null=True,
             )
         return arrays
 
     def make_fields(
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
-    ) -> Mapping[str, Sequence[bytes]]:
+    ) -> Mapping[str, Sequence[Field]]:
         rows = [unpack(packed) for packed in results]
-        fields: dict[str, list[bytes]] = {}
+        fields: dict[str, Sequence[Field]] = {}
         if spec.has_output(DENSE):
             dense = np.array([row.dense for row in rows], np.float32).reshape(len(rows), spec.dimensions)
             fields["embedding"] = send_rows(dense, kept_type(spec), spec.dimensions)
@@ -412,7 +445,12 @@ class ManyRepresentations:
             fields["sparse"] = [send_sparse(row.indices, row.weights, spec.sparse_dimensions) for row in rows]
         if spec.has_output(MULTI_VECTOR):
             oid = find_type(cursor, HALVES)
-            fields["multi_vector"] = [send_vectors(row.vectors, oid) for row in rows]
+            if self.codebook is not None and self.writes_codes:
+                fields["multi_vector"] = [None] * len(rows)
+                fields[CODES] = self.codebook.encode([row.vectors for row in rows])
+            else:
+                fields["multi_vector"] = [send_vectors(row.vectors, oid) for row in rows]
+                fields[CODES] = [None] * len(rows)
         return fields
 
 

@@ -1,4 +1,4 @@
-"""Tables of collections, generations, int8 ranges of vector spaces, and tombstones.
+"""Tables of collections, generations, int8 ranges and codebooks of vector spaces, and tombstones.
 
 The tables of results are made at run time: see generation_tables.py.
 """
@@ -73,6 +73,18 @@ calibrations = Table(
     Column("fingerprint", Text, primary_key=True),
     # float32, little-endian, [2, dimensions]: the smallest and the largest value of each dimension.
     Column("ranges", LargeBinary, nullable=False),
+    moment("created_at", is_now=True),
+)
+
+# A codebook is written once for a vector space, and never changed: rows have codes that mean nothing without it.
+codebooks = Table(
+    "codebooks",
+    metadata,
+    # The fingerprint of the EncodingSpec that gives multi-vectors alone.
+    Column("fingerprint", Text, primary_key=True),
+    # A hash of the content, with which the codes of each row begin.
+    Column("digest", LargeBinary, nullable=False),
+    Column("content", LargeBinary, nullable=False),
     moment("created_at", is_now=True),
 )
 

@@ -71,7 +71,9 @@ def replace_view(connection: Connection, generation: Generation) -> None:
     driver = connection.connection.driver_connection
     assert driver is not None
     collection = generation.collection
-    kept = [column.name for column in choose_kind(generation.spec).columns(generation.spec)]
+    kept = [
+        column.name for column in choose_kind(generation.spec).columns(generation.spec) if column.is_shown
+    ]
     is_shown = generation.kind == VECTORS  # the view of scores computes its other columns
     values = {
         "name": collection,

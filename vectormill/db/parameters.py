@@ -98,13 +98,15 @@ def make_row(fields: Sequence[tuple[int, bytes]]) -> bytes:
     return b"".join(parts)
 
 
-def split_row(row: bytes) -> list[bytes]:
-    """Return the fields of a SQL row in binary form, none of which is NULL."""
-    fields, place = [], 4
+def split_row(row: bytes) -> list[bytes | None]:
+    """Return the fields of a SQL row in binary form; None for NULL."""
+    fields: list[bytes | None] = []
+    place = 4
     for _ in range(int.from_bytes(row[:4])):
         start = place + 2 * _LENGTH_BYTES
-        place = start + int.from_bytes(row[start - _LENGTH_BYTES : start])
-        fields.append(row[start:place])
+        length = int.from_bytes(row[start - _LENGTH_BYTES : start], signed=True)
+        place = start + max(length, 0)
+        fields.append(None if length == _NULL else row[start:place])
     return fields
 
 

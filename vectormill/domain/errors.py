@@ -33,6 +33,7 @@ VectormillError
 │   ├── SwapRefused           the view cannot be pointed at another generation
 │   ├── RowsMissing           a rollback would leave out rows whose texts are not kept
 │   ├── TextsNotKept          a text search of a collection without texts
+│   ├── CodebookMissing       residual codes of multi-vectors whose codebook the database does not have
 │   ├── CollectionInUse       other work uses it, or objects depend on its view
 │   ├── TooManyCollections
 │   ├── TooManyWebhooks
@@ -207,6 +208,10 @@ class RowsMissing(Conflict):
 
 class TextsNotKept(Conflict):
     """The collection does not store texts, so it cannot be searched by words."""
+
+
+class CodebookMissing(Conflict):
+    """The multi-vectors of a row are residual codes, and the database does not have their codebook."""
 
 
 class CollectionInUse(Conflict):

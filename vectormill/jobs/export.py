@@ -11,10 +11,11 @@ import numpy.typing as npt
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.collections.codebooks import find_driver, open_kind
 from vectormill.collections.collection import PRUNED
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.row_kinds import Results, choose_kind, take_objects
+from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
@@ -316,7 +317,7 @@ READ_COLLECTION = """
 def _read_collection(
     connection: Connection, generation_id: int, items: Sequence[Item], spec: EncodingSpec
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    kind = choose_kind(spec)
+    kind = open_kind(find_driver(connection), spec)
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
     results = kind.gathered(kind.sent(spec, "live"))
     statement = READ_COLLECTION.format(table=table_name(generation_id), results=results)

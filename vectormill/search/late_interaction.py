@@ -5,33 +5,33 @@ query's tokens. Source: Khattab and Zaharia, ColBERT, SIGIR 2020, section 3.2.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
+from vectormill.collections.codebooks import find_driver, open_kind
 from vectormill.collections.collection import Generation
+from vectormill.collections.row_kinds import ManyRepresentations
 from vectormill.search.filters import compile_filter
 from vectormill.search.rankings import Statement, leave_out_own, name_tables
 from vectormill.search.search import Search
-from vectormill.vectors.representations import read_vectors
-
-# The rows whose token vectors are compared at once: 100 of 300 tokens and 128 dimensions are 15 MB as float32.
-ROWS_AT_ONCE: Final = 100
+from vectormill.vectors.representations import limit_rows
 
 # A page by document is made of this many times as many of the best rows, since a document may have several among them.
 PASSAGES_PER_DOCUMENT: Final = 32
 
 READ_CANDIDATES: Final = """
-    SELECT vectors.key, array_send(vectors.multi_vector) AS vectors
+    SELECT vectors.key, array_send(vectors.multi_vector) AS halves, vectors.multi_vector_codes AS codes
       FROM vectormill.{table} AS vectors
      WHERE vectors.key = ANY(CAST(:keys AS text[]))
 """
 READ_ALL: Final = """
-    SELECT vectors.key, array_send(vectors.multi_vector) AS vectors
+    SELECT vectors.key, array_send(vectors.multi_vector) AS halves, vectors.multi_vector_codes AS codes
       FROM vectormill.{table} AS vectors
       LEFT JOIN vectormill.{attributes} AS attributes USING (key)
      WHERE {condition}
@@ -51,27 +51,29 @@ def score_rows(
     `candidates` is the statement of their keys; None means every row that passes the filter, of which only the best
     are returned. The row that the search is like is left out, by document with its whole document.
     """
-    own = query.astype(np.float32)
+    kind = open_kind(find_driver(connection), generation.spec)
+    assert isinstance(kind, ManyRepresentations)
     if candidates is not None:
         keys = list(connection.execute(text(candidates.sql), candidates.values).scalars())
-        return dict(_score(_read_candidates(connection, generation, keys), own, generation))
-    scored = _score(_read_all(connection, generation, search, document), own, generation)
+        return dict(_score(_read_candidates(connection, generation, keys), query, generation, kind))
     num_kept = search.num_wanted * (PASSAGES_PER_DOCUMENT if search.by_document else 1)
-    return dict(heapq.nsmallest(num_kept, scored, key=lambda row: (-row[1], row[0])))
+    with closing(_read_all(connection, generation, search, document)) as rows:
+        scored = _score(rows, query, generation, kind)
+        return dict(heapq.nsmallest(num_kept, scored, key=lambda row: (-row[1], row[0])))
 
 
 def _read_candidates(
     connection: Connection, generation: Generation, keys: Sequence[str]
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[Row[Any]]:
     statement = text(READ_CANDIDATES.format(table=generation.table_name))
-    for start in range(0, len(keys), ROWS_AT_ONCE):
-        for row in connection.execute(statement, {"keys": list(keys[start : start + ROWS_AT_ONCE])}):
-            yield row.key, bytes(row.vectors)
+    num_rows = limit_rows(generation.spec.token_dimensions)
+    for start in range(0, len(keys), num_rows):
+        yield from connection.execute(statement, {"keys": list(keys[start : start + num_rows])})
 
 
 def _read_all(
     connection: Connection, generation: Generation, search: Search, document: str | None
-) -> Iterator[tuple[str, bytes]]:
+) -> Generator[Row[Any]]:
     """Yield every row that passes the filter, from a cursor on the server."""
     conditions, values = leave_out_own(search, document)
     if search.condition is not None:
@@ -79,22 +81,26 @@ def _read_all(
         conditions.append(condition.sql)
         values |= condition.values
     statement = READ_ALL.format(condition=" AND ".join(["true", *conditions]), **name_tables(generation))
-    rows = connection.execute(text(statement), values, execution_options={"yield_per": ROWS_AT_ONCE})
-    for row in rows:
-        yield row.key, bytes(row.vectors)
+    options = {"yield_per": limit_rows(generation.spec.token_dimensions)}
+    with connection.execute(text(statement), values, execution_options=options) as rows:
+        yield from rows
 
 
 def _score(
-    rows: Iterator[tuple[str, bytes]], query: npt.NDArray[np.float32], generation: Generation
+    rows: Iterator[Row[Any]],
+    query: npt.NDArray[np.float16],
+    generation: Generation,
+    kind: ManyRepresentations,
 ) -> Iterator[tuple[str, float]]:
-    while batch := list(islice(rows, ROWS_AT_ONCE)):
-        vectors = [read_vectors(wire, generation.spec.token_dimensions) for _, wire in batch]
-        scores = measure_maxsim(query, vectors)
-        yield from zip((key for key, _ in batch), scores.tolist(), strict=True)
+    own = query.astype(np.float32)
+    while batch := list(islice(rows, limit_rows(generation.spec.token_dimensions))):
+        vectors = [kind.read_tokens(row.halves, row.codes, generation.spec) for row in batch]
+        scores = measure_maxsim(own, vectors)
+        yield from zip((row.key for row in batch), scores.tolist(), strict=True)
 
 
 def measure_maxsim(
-    query: npt.NDArray[np.float32], rows: Sequence[npt.NDArray[np.float16]]
+    query: npt.NDArray[np.float32], rows: Sequence[npt.NDArray[np.floating[Any]]]
 ) -> npt.NDArray[np.float32]:
     """Return the MaxSim [n] of `query` [tokens, width] with each of n rows [t, width]; 0 for a row without tokens."""
     scores = np.zeros(len(rows), np.float32)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
+from vectormill.collections.codebooks import find_driver, open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges
-from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
@@ -130,7 +130,7 @@ def find_representations(
     connection: Connection, generation: Generation, key: str
 ) -> tuple[Representations, str | None]:
     """Return the outputs of the row `key`, and its document or None. Raise ItemNotFound."""
-    kind = choose_kind(generation.spec)
+    kind = open_kind(find_driver(connection), generation.spec)
     statement = FIND_OUTPUTS.format(
         outputs=kind.sent(generation.spec, "vectors"),
         table=generation.table_name,

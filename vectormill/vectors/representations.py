@@ -25,6 +25,16 @@ NO_INDICES: Final = np.zeros(0, np.uint32)
 _NO_VECTORS: Final = np.zeros((0, 0), np.float16)
 
 
+# The dimensions of the rows whose token vectors are in memory at once: 100 rows of 300 tokens and 128 dimensions are
+# 15 MB as float32, and 12 rows of 8,192 tokens and 1,024 dimensions, which bge-m3 may have, are 400 MB.
+_DIMENSIONS_AT_ONCE: Final = 12_800
+
+
+def limit_rows(width: int) -> int:
+    """Return the number of rows whose token vectors, of `width` dimensions, are in memory at once."""
+    return max(1, _DIMENSIONS_AT_ONCE // width)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Representations:
     """The outputs of one text; those that were not asked for are empty.

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
+from vectormill.collections.codebooks import find_codebook
 from vectormill.collections.generation_tables import find_ranges
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import ModelError, WrongJobState
-from vectormill.domain.task import DENSE, RECORD, REPRESENTATIONS, VARYING
+from vectormill.domain.task import DENSE, MULTI_VECTOR, RECORD, REPRESENTATIONS, VARYING
 from vectormill.jobs.certificates import list_precisions
 from vectormill.jobs.export import find_written, read_chunk_at
 from vectormill.models.registry import open_registry
-from vectormill.runs.samples import are_alike, compare_results
+from vectormill.runs.samples import LEAST_AGREEMENT_OF_CODES, are_alike, compare_results
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.records import group_records
@@ -120,6 +121,7 @@ def verify_job(
         engine.stop()
     with database.connect() as connection:
         ranges = find_ranges(connection, spec) if spec.vector_type == INT8 else None
+        has_codes = generation_id is not None and find_codebook(connection, spec) is not None
         known = list_precisions(connection, job_id) or ["bf16"]  # of an unknown worker, the coarsest
     precisions = {report["precision"]["value"], *known}
     is_there = ~np.isin(np.arange(len(keys)), list(found.failures))
@@ -131,7 +133,7 @@ def verify_job(
     pairs = list(compress(zip(rows, now, strict=True), is_there))
     is_good, agreements = is_there.copy(), []
     for result, (measured, least) in measure_pairs(
-        spec, pairs, ranges, precisions, is_grouped=generation_id is not None
+        spec, pairs, ranges, precisions, is_grouped=generation_id is not None, has_codes=has_codes
     ).items():
         agreement = np.zeros(len(keys))
         agreement[is_there] = measured
@@ -155,11 +157,13 @@ def measure_pairs(
     precisions: Iterable[str],
     *,
     is_grouped: bool,
+    has_codes: bool = False,
 ) -> dict[str, tuple[NDArray[np.floating[Any]], float]]:
     """Return by result how well each pair of a stored and a new one agrees, and what the precisions promise.
 
     A record agrees by 1 or not at all: it must be equal, with confidences that differ by no more than scores may. The
-    stored ones are grouped by type if a collection has them.
+    stored ones are grouped by type if a collection has them. With `has_codes` stored multi-vectors may have been
+    residual codes, which keep no promise of a precision.
     """
 
     def promise(own: EncodingSpec) -> float:
@@ -170,7 +174,12 @@ def measure_pairs(
     if spec.result == REPRESENTATIONS:
         measured = [measure_agreement(unpack(kept), unpack(now)) for kept, now in pairs]
         return {
-            name: (np.array([each[name] for each in measured]), promise(spec.narrow((name,))))
+            name: (
+                np.array([each[name] for each in measured]),
+                LEAST_AGREEMENT_OF_CODES
+                if has_codes and name == MULTI_VECTOR
+                else promise(spec.narrow((name,))),
+            )
             for name in spec.outputs.split(",")
         }
     if spec.result == RECORD:

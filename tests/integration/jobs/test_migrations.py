@@ -8,6 +8,7 @@ import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
 
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.services import connected_engine
@@ -184,6 +185,28 @@ def test_jobs_and_vectors_survive_the_way_to_an_older_schema_and_back(
         with engine.connect() as connection:
             assert connection.execute(text("SELECT * FROM docs ORDER BY key")).all() == before
             assert find_job(connection, job.id).num_done == done == len(before) == 6
+
+
+def test_tables_of_multi_vectors_can_have_codes_afterwards_and_keep_their_rows(
+    database_url: str, engine: Engine
+) -> None:
+    downgrade(database_url, "0035")
+    with engine.begin() as connection:
+        for name in ("generation_7", "generation_7_fill"):
+            connection.execute(
+                text(f"CREATE TABLE vectormill.{name} (key text, multi_vector halfvec(2)[] NOT NULL)")
+            )
+            connection.execute(text(f"INSERT INTO vectormill.{name} VALUES ('a', ARRAY['[1,2]'::halfvec])"))
+    upgrade(database_url)
+    codes = "UPDATE vectormill.generation_7{} SET multi_vector = NULL, multi_vector_codes = {}"
+    with engine.connect() as connection:
+        connection.execute(text(codes.format("_fill", "'a'")))
+        with pytest.raises(IntegrityError, match="check constraint"):
+            connection.execute(text(codes.format("", "NULL")))
+    downgrade(database_url, "0035")
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT CAST(multi_vector AS text) FROM vectormill.generation_7"))
+        assert kept.scalar_one() == '{"[1,2]"}'
 
 
 def test_after_the_first_migration_is_undone_a_collection_can_be_made_anew(

@@ -150,7 +150,7 @@ def test_multi_vectors_order_rows_that_were_found_by_words(searched: Engine) -> 
 def test_multi_vectors_alone_compare_every_row(
     searched: Engine, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vectormill.search.late_interaction.ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr("vectormill.vectors.representations._DIMENSIONS_AT_ONCE", 4 * rows_at_once)
     assert_found(search(searched, outputs=(MULTI_VECTOR,), limit=10), measure_all(QUERY), 10)
     second = search(searched, outputs=(MULTI_VECTOR,), limit=5, offset=5)
     assert [match.key for match in second] == [

@@ -117,12 +117,14 @@ class CollectionCalls(ExportTransport):
         workers: int | None = None,
         memory_bytes: int | None = None,
         filters: Sequence[str] | None = None,
+        multi_vector_codes: int | None = None,
         rebuild: bool = False,
         drop: bool = False,
     ) -> RunBody:
         """Change the indexes of a collection and return the run that builds and drops them.
 
-        `policy` is auto, hnsw or none. `filters` lists all metadata fields that are to have an index.
+        `policy` is auto, hnsw or none. `filters` lists all metadata fields that are to have an index. With 2
+        `multi_vector_codes` the run turns multi-vectors into residual codes; with 0 new rows keep halves.
         Arguments that are None keep their value. `wait_run` follows the run.
         """
         body = {
@@ -132,6 +134,7 @@ class CollectionCalls(ExportTransport):
             "workers": workers,
             "memory_bytes": memory_bytes,
             "filters": None if filters is None else list(filters),
+            "multi_vector_codes": multi_vector_codes,
             "rebuild": rebuild or None,
             "drop": drop or None,
         }
