@@ -1,10 +1,8 @@
-"""Specs of scores, records and representations for tests, and results that are unique to their text.
-
-tests/protocol.py has the same for vectors.
-"""
+"""Specs of each kind of result for tests, and results that are unique to their text; protocol.py has vectors."""
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,39 +15,29 @@ from vectormill.vectors.representations import Representations
 # The labels contain everything that needs quoting in SQL.
 LABELS: Final = ("it's", "no %(one)s {0}", 'may"be\\')
 
-SCORES: Final = EncodingSpec(
+VECTORS: Final = EncodingSpec(
     model="fake",
     revision="1",
-    pooling="cls",
-    normalize=True,
-    dimensions=len(LABELS),
-    prompt="",
-    max_tokens=64,
-    task=JUDGE,
-    labels=LABELS,
-    activation="softmax",
-)
-RECORDS: Final = EncodingSpec(
-    model="fake",
-    revision="1",
-    pooling="cls",
-    normalize=False,
-    dimensions=0,
-    prompt="",
-    max_tokens=64,
-    task=EXTRACT,
-    extract_schema='{"人物":null,"地点":null}',
-)
-
-
-MANY: Final = EncodingSpec(
-    model="fake",
-    revision="1",
-    pooling="cls",
+    pooling="mean",
     normalize=True,
     dimensions=8,
     prompt="",
     max_tokens=64,
+)
+SCORES: Final = replace(
+    VECTORS, pooling="cls", dimensions=len(LABELS), task=JUDGE, labels=LABELS, activation="softmax"
+)
+RECORDS: Final = replace(
+    VECTORS,
+    pooling="cls",
+    normalize=False,
+    dimensions=0,
+    task=EXTRACT,
+    extract_schema='{"人物":null,"地点":null}',
+)
+MANY: Final = replace(
+    VECTORS,
+    pooling="cls",
     outputs="dense,sparse,multi_vector",
     sparse_dimensions=100,
     token_dimensions=4,

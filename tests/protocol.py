@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from tests.kinds import numbers_of, record_bytes, representations_of
+from tests.kinds import VECTORS, numbers_of, record_bytes, representations_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE
 from vectormill.jobs.chunk import ChunkOutcome, Claim, Dispatch, load_payload
@@ -22,15 +22,7 @@ from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_worker, name_owner
 
-SPEC = EncodingSpec(
-    model="fake",
-    revision="1",
-    pooling="mean",
-    normalize=True,
-    dimensions=8,
-    prompt="",
-    max_tokens=64,
-)
+SPEC = VECTORS
 
 # The process identity of the worker that tests register: repeated heartbeats come from the same process.
 INCARNATION = uuid4()

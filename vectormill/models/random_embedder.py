@@ -4,12 +4,11 @@ Its outputs are meaningless, but their cost, their sizes and the way that they t
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vectormill.models.random_extractor import TOKENIZER_FILES, Shapes, list_layers, write_weights
+from vectormill.models.random_extractor import Shapes, copy_tokenizer, list_layers, write_weights
 from vectormill.models.weights import COLBERT_LINEAR, SPARSE_LINEAR
 
 
@@ -33,11 +32,7 @@ def write_random_embedder(shape: EmbedderShape, tokenizer: Path, target: Path) -
 
     `tokenizer` is the directory of a BERT whose tokenizer files are copied.
     """
-    target.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, target / name)
-    num_ids = len(json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+    num_ids = copy_tokenizer(tokenizer, target)
     config = {
         "model_type": "xlm-roberta",
         "architectures": ["XLMRobertaModel"],

@@ -51,15 +51,20 @@ def write_random_extractor(shape: ExtractorShape, tokenizer: Path, target: Path)
 
     `tokenizer` is the directory of a model whose tokenizer files are copied.
     """
-    target.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, target / name)
-    num_ids = len(json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+    num_ids = copy_tokenizer(tokenizer, target)
     config = make_config(shape, num_ids)
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     write_weights(list_shapes(shape, num_ids + NUM_ADDED_TOKENS), shape.offset, target / "model.safetensors")
     return target
+
+
+def copy_tokenizer(tokenizer: Path, target: Path) -> int:
+    """Copy a tokenizer's files from one directory to another, which is made, and return the number of its ids."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, target / name)
+    return len(json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
 
 
 def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
