@@ -180,32 +180,21 @@ def describe_family(family: Family) -> tuple[str, ...]:
         if family.openvino_obstacle
         else quote(BACKENDS),
         "yes" if family.positions else join_reason(family.packing_obstacle),
-        "yes" if family.never_waits else "no",
-        "yes" if family.layout is not None else "no",
+        answer(family.never_waits),
+        answer(family.layout is not None),
         join_promises(PROMISE_FP32, PROMISE, *([PROMISE_FP8] if family.positions else [])),
     )
 
 
 def describe_others() -> Iterator[tuple[str, ...]]:
     """Yield the rows of models that run without a backend of the table."""
-    encoder = find_family(REXUNINLU_TYPE)
-    for name, window, packed, shared in (
-        (REXUNINLU, "its positions", join_reason(encoder.packing_obstacle), "yes"),
-        (GLINER, f"its positions, at most {MOST_TOKENS}", "no", "no"),
+    rex = find_family(REXUNINLU_TYPE)
+    of_rex = join_reason(rex.packing_obstacle), answer(rex.never_waits), answer(rex.layout is not None)
+    for name, window, *batches in (
+        (REXUNINLU, "its positions", *of_rex),
+        (GLINER, f"its positions, at most {MOST_TOKENS}", "no", "as its family", "no"),
     ):
-        yield (
-            name,
-            f"`{EXTRACT}`",
-            "none",
-            "none",
-            window,
-            "both ways",
-            "`torch`",
-            packed,
-            "no",
-            shared,
-            "none",
-        )
+        yield (name, f"`{EXTRACT}`", "none", "none", window, "both ways", "`torch`", *batches, "none")
     task, packed = f"`{EMBED}`; `{JUDGE}` by cosine", join_reason("each text is added up alone")
     for name, window in (
         (MODEL_TYPE, f"`max_length`, else {DEFAULT_MAX_TOKENS}"),
@@ -213,6 +202,10 @@ def describe_others() -> Iterator[tuple[str, ...]]:
     ):
         cells = ("mean", "of its files", window, "no token", f"`{NUMPY}`", packed, "no", "no")
         yield (name, task, *cells, join_promises(PROMISE_FP32))
+
+
+def answer(holds: bool) -> str:
+    return "yes" if holds else "no"
 
 
 def join_reason(why_not: str) -> str:

@@ -464,6 +464,8 @@ def describe_results(collection: Collection) -> str:
         return f"{model}, scores" + (f" of {', '.join(labels)}" if len(labels) > 1 else "")
     if kind == RECORDS:
         return f"{model}, records of {', '.join(json.loads(options['extract_schema']))}"
+    if not collection["dimensions"]:  # of sparse weights or multi-vectors alone
+        return f"{model}, {options['outputs'].replace(',', ', ')}"
     return f"{model}, {collection['dimensions']} dimensions"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from vectormill.cli.collections import describe_results
 from vectormill.cli.jobs import Fact, describe_long_texts, describe_missing_prompt, summarize_job
 from vectormill.cli.printing import print_table
 from vectormill.cli.runs import describe_report, look_at_indexing, look_at_run
@@ -344,3 +345,17 @@ def test_a_folder_that_is_there_needs_no_slash(tmp_path: Path) -> None:
 def test_columns_go_with_what_has_some() -> None:
     found = read_source("SELECT 1", key="id", text="body", metadata=["lang"])
     assert found == ("sql", {"query": "SELECT 1", "key": "id", "text": "body", "metadata": ["lang"]})
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "options", "described"),
+    [
+        (384, {}, "m, 384 dimensions"),
+        (0, {"outputs": "sparse,multi_vector"}, "m, sparse, multi_vector"),
+    ],
+)
+def test_a_collection_without_dense_vectors_is_described_by_its_outputs(
+    dimensions: int, options: dict[str, str], described: str
+) -> None:
+    collection = {"kind": "vectors", "model": "m", "dimensions": dimensions, "options": options}
+    assert describe_results(collection) == described
