@@ -22,6 +22,7 @@ from indexer.reindexing import (
     delete_vanished,
     describe_reading,
     encode,
+    narrow_reading,
     read_source,
 )
 from indexer.swapping import swap
@@ -72,8 +73,9 @@ class Tools:
 def read(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:
     source = tools.open_source(context)
     target, seq = begin_reading(context, progress)
+    mark = narrow_reading(context, source, target)
     read_source(context, progress, source, target, seq)
-    context.report(READING, describe_reading(source))
+    context.report(READING, describe_reading(source, mark))
 
 
 def write(context: RunContext, progress: ClaimProgress, tools: Tools) -> None:

@@ -53,6 +53,8 @@ from vectormill.runs.differences import (
     write_metadata,
     write_moved,
 )
+from vectormill.runs.increments import CHANGED as CHANGES
+from vectormill.runs.increments import begin_mark
 from vectormill.runs.run import (
     COMPARING,
     DEFAULT_MAX_CHANGE_SHARE,
@@ -188,11 +190,24 @@ def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target,
     return target, seq
 
 
-def describe_reading(source: Reader) -> dict[str, Any]:
-    """Return the report of a reading: faults of rows, and whether rows missing from the source are gone."""
+def narrow_reading(context: RunContext, reader: Reader, target: Target) -> dict[str, Any]:
+    """Let the reader skip rows that have not changed, if the source tells which; return the mark of the run."""
+    source = reader.source
+    if source is None or not source.options.get("changed"):
+        return {}
+    with context.engine.connect() as connection:
+        mark = begin_mark(connection, context.run, target.generation.id, source)
+    if mark["since"] is not None:
+        reader.narrow(mark["since"])
+    return mark
+
+
+def describe_reading(source: Reader, mark: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of a reading: faults of rows, whether rows missing from the source are gone, and its mark."""
     complaints = source.complaints.to_json() if source.complaints else {}
     asked = {"must_be_asked": True} if source.must_be_asked else {}
-    return {**complaints, "tells_what_vanished": source.tells_what_vanished, **asked}
+    told = {CHANGES: {**mark, "newest": source.newest}} if mark else {}
+    return {**complaints, "tells_what_vanished": source.tells_what_vanished, **asked, **told}
 
 
 # A place after all others, so that only jobs that have not ended get twins.

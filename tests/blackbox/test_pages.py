@@ -33,15 +33,15 @@ def make_application(folder: Path, num_rows: int) -> str:
     """Make the database of an application, with the tables that the pages name, and return its URL."""
     path = folder / "application.db"
     rows = [
-        (number, f"The invoice {number % 500} was sent {number % 7} times.", "en", 2020 + number % 6)
+        (number, f"The invoice {number % 500} was sent {number % 7} times.", "en", 2020 + number % 6, number)
         for number in range(num_rows)
     ]
     with sqlite3.connect(path) as connection:
         for table in ("articles", "tickets"):
             connection.execute(
-                f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, body TEXT, lang TEXT, year INT)"
+                f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, body TEXT, lang TEXT, year INT, updated_at INT)"
             )
-            connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?)", rows)
+            connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", rows)
     return f"sqlite:///{path}"
 
 

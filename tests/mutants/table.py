@@ -1739,4 +1739,24 @@ MUTANTS: Final = (
             "test_a_decoder_with_code_of_its_own_must_say_whether_it_reads_from_left_to_right",
         ),
     ),
+    Mutant(
+        "a run reads from the mark of the last run, and so misses late commits",
+        "vectormill/runs/increments.py",
+        '"since": before["newest"]',
+        '"since": last["newest"]',
+        (
+            "tests/integration/runs/test_increments.py::"
+            "test_a_transaction_that_was_open_during_a_run_is_found_by_the_next[bigint]",
+        ),
+    ),
+    Mutant(
+        "an incremental run deletes what it did not read",
+        "vectormill/sources/sql.py",
+        "self.tells_what_vanished = False",
+        "self.tells_what_vanished = True",
+        (
+            "tests/integration/runs/test_increments.py::"
+            "test_what_changed_is_read_and_what_vanished_is_found_by_a_full_run[bigint]",
+        ),
+    ),
 )

@@ -57,6 +57,7 @@ def reindex(
     options: EncodingOptions,
     priority: int | None = None,
     confirm: bool = False,
+    full: bool = False,
     max_change_share: float | None = None,
     wait: bool = True,
 ) -> Outcome:
@@ -69,6 +70,7 @@ def reindex(
         collection (COLLECTION): The collection; it needs a source or kept texts.
         priority (N, 0 to 9): The priority of the run's job, 0 to 9.  [default: 5]
         confirm: Allow any share of the collection to change.
+        full: Read all rows of a source that names a column of changes, and find vanished ones.
         max_change_share (SHARE, 0 to 1): Hold the run if it would re-encode or delete more than this share of the
             rows.  [default: 0.3]
         wait: Follow the run until it ends.
@@ -76,6 +78,7 @@ def reindex(
     run = client.reindex(
         collection,
         confirm=confirm,
+        full=full,
         max_change_share=max_change_share,
         priority=priority,
         model=model,

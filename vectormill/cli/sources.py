@@ -94,6 +94,8 @@ def set_source(
     metadata: Texts = None,
     metadata_json: str | None = None,
     pages: bool = False,
+    changed: str | None = None,
+    full_every_hours: int | None = None,
     url_env: str | None = None,
     url_file: str | None = None,
     format: str | None = None,
@@ -118,6 +120,10 @@ def set_source(
         metadata_json (COLUMN): The column with the metadata as JSON objects, instead of --metadata.
         pages: Read the query in the order of its key, a page in each transaction; for large tables of Postgres with
             an index by that column.
+        changed (COLUMN): The column that grows with each change of a row, such as updated_at: read only rows that
+            changed, and now and then all of them.
+        full_every_hours (N, from 1): With --changed, how often all rows are read, which finds vanished ones.
+            [default: 168]
         url_env (VARIABLE): The environment variable with the database's URL, in the processes that read the source.
         url_file (FILE): The file with the database's URL, for the same processes. Without either, the service's own
             database is read.
@@ -140,6 +146,8 @@ def set_source(
             "query": sql,
             **columns,
             "pages": pages or None,
+            "changed": changed,
+            "full_every_hours": full_every_hours,
             "url_env": url_env,
             "url_file": url_file,
         }

@@ -37,6 +37,10 @@ class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # a bas
         ),
     ] = None
     confirm: Annotated[bool, Meta(description="Do not hold the run, whatever the share.")] = False
+    full: Annotated[
+        bool,
+        Meta(description="Read all rows of a source that names a column of changes, and find vanished ones."),
+    ] = False
     sample: Annotated[
         Sample | None,
         Meta(description="For a check: the number of texts to encode again; 200 by default."),
@@ -71,11 +75,12 @@ class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # a bas
     def to_options(self) -> dict[str, Any]:
         """Return the options that are stored with the run; the other fields become its spec."""
         given = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
-        return {"priority": self.priority} | ({"confirm": True} if self.confirm else {}) | given
+        switches = {name: True for name in ("confirm", "full") if getattr(self, name)}
+        return {"priority": self.priority} | switches | given
 
     def of_spec(self) -> dict[str, Any]:
         """Return the encoding options that were given in the request."""
-        own = {*LIMITS, "confirm", "priority"}
+        own = {*LIMITS, "confirm", "full", "priority"}
         said = msgspec.structs.asdict(self)
         return {name: value for name, value in said.items() if name not in own and value is not None}
 

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from vectormill.domain.errors import SourceFailed
+from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import Item, split_pair
 from vectormill.sources.passages import PassageReader
 from vectormill.sources.reader import Reader, SourcePlace
@@ -24,7 +24,15 @@ def open_source(source: Source, place: SourcePlace, *, patience_seconds: float =
     refuse_unfit(source, place.find_spec())
     options, split = parse_options(source), parse_split(source)
     reader = options.open(place, patience_seconds)
-    return PassageReader(reader, split, place) if options.can_be_split and split.by != NONE else reader
+    reader.source = source
+    if not options.can_be_split or split.by == NONE:
+        return reader
+    if source.options.get("changed"):
+        raise InvalidOption(
+            "A source that is split into passages cannot name a column of changes: passages that a shorter document no "
+            "longer has would be found only when all rows are read."
+        )
+    return PassageReader(reader, split, place)
 
 
 SAMPLE_ROWS: Final = 10_000

@@ -20,6 +20,7 @@ from vectormill.domain.errors import SourceFailed, SourceInterrupted
 from vectormill.jobs.item import PAIR_MARK, Item, Items, has_nul, join_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.sources.source import Source
 
 # A batch has at most this many rows, or about this many bytes of text if rows are long. Each batch is held in
 # memory two or three times.
@@ -100,9 +101,17 @@ class Reader:
     tells_what_vanished: bool = True
     # True if a row that was not read may exist nevertheless, so that the source must be asked before it is deleted.
     must_be_asked: bool = False
+    # What is read, if it is the source of a collection.
+    source: Source | None = None
+    # The greatest value that was read of the column that grows with each change; None if the source names none.
+    newest: str | float | None = None
 
     def __init__(self) -> None:
         self.complaints = Complaints()
+
+    def narrow(self, since: str | float) -> None:
+        """Read only rows whose column of changes is at or above this value. Call before `read`."""
+        raise NotImplementedError  # abstract: only readers of sources that name such a column can do it
 
     def read(self) -> Iterator[Sequence[Item]]:
         """Yield the rows in batches of at most MOST_ROWS, in the source's order if it has one.

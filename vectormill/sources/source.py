@@ -30,6 +30,9 @@ OWN_TEXTS: Final = "own_texts"  # texts that the collection itself keeps
 # Protocols of files on the reading machine itself.
 LOCAL: Final = ("file", "local")
 
+# How often a source that names a column of changes is read as a whole, in hours.
+FULL_EVERY_HOURS: Final = 7 * 24
+
 # The default name of the key column.
 KEY_COLUMN: Final = "key"
 
@@ -169,8 +172,17 @@ class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
     query: Annotated[str, Meta(min_length=1, max_length=100_000)]
     # Read in the order of the key, a page in each transaction, instead of all rows in one.
     pages: bool = False
+    # The column that grows with each change of a row. If it is named, a run reads only rows that changed; one run in
+    # `full_every_hours` reads all, since only that finds rows which vanished.
+    changed: Named | None = None
+    full_every_hours: Annotated[int, Meta(ge=1, le=24 * 366)] = FULL_EVERY_HOURS
     url_env: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = None
     url_file: Named | None = None
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """Return `columns`, and behind them the column that tells what changed, if there is one."""
+        return (*self.columns, self.changed) if self.changed else self.columns
 
     def check(self) -> None:
         ColumnOptions.check(self)

@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -60,17 +62,41 @@ class SqlReader(Reader):
         self._lock = threading.Lock()
         self._driver: psycopg.Connection[Any] | None = None
         self._is_cancelled = False
+        self._since: str | float | None = None
+
+    def narrow(self, since: str | float) -> None:
+        self._since = self.newest = since
+        self.tells_what_vanished = False
 
     def read(self) -> Iterator[Sequence[Item]]:
         assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
         size = BatchSize()
         with self._speaking() as connection:
+            if self._since is not None:
+                changed = connection.dialect.identifier_preparer.quote(self._options.changed or "")
+                narrowed = write_since(strip(self._options.query), changed, self._since)
+                self._options = msgspec.structs.replace(self._options, query=narrowed)
             batches = self._read_pages if self._options.pages else self._read_at_once
             for columns, rows in batches(connection, size):
                 values = list(zip(*rows, strict=True))
+                if self._options.changed:
+                    *columns, position = columns
+                    self._learn_newest(values[position])
                 items = assembler.assemble(*self._options.pick(values, columns))
                 size.learn(items)
                 yield items
+
+    def _learn_newest(self, values: Sequence[Any]) -> None:
+        try:
+            newest = max((value for value in values if value is not None), default=None)
+            if newest is not None:
+                told = write_mark(newest)
+                self.newest = told if self.newest is None else max(self.newest, told)
+        except TypeError:
+            raise SourceFailed(
+                f"The column {self._options.changed!r} must have times, numbers or texts of one kind; it does not tell "
+                "what changed."
+            ) from None
 
     def _read_at_once(
         self, connection: Connection, size: BatchSize
@@ -252,17 +278,43 @@ def write_page(options: SqlOptions, first: str | None, limit: int, *, only_null:
     return PAGE.format(key=key, query=strip(options.query), condition=condition, limit=limit)
 
 
+SINCE: Final = """
+SELECT source.* FROM (
+{query}
+) AS source WHERE source.{changed} >= {mark}
+"""
+
+
+def write_since(query: str, changed: str, since: str | float) -> str:
+    """Return the query of rows whose column is at or above a mark, which is compared in the column's own type."""
+    mark = str(since) if isinstance(since, float | int) else "'" + since.replace("'", "''") + "'"
+    return SINCE.format(query=query, changed=changed, mark=mark).strip()
+
+
+def write_mark(value: Any) -> str | float:
+    """Return a value of a column of changes as it is stored. Times in UTC are ordered as texts. Raise TypeError."""
+    if isinstance(value, datetime):
+        return (value.astimezone(UTC) if value.tzinfo else value).isoformat(" ", timespec="microseconds")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value
+    if isinstance(value, Decimal) and value == int(value):
+        return int(value)
+    raise TypeError(value)
+
+
 def find_columns(there: list[str], options: SqlOptions) -> list[int]:
-    """Return the positions of the key, text and metadata columns.
+    """Return the positions of the columns that are read: key, texts, metadata, and what tells of changes.
 
     Raise SourceFailed, which lists the query's columns, if one is missing.
     """
-    for name in options.columns:
+    for name in options.read_columns:
         if name not in there:
             raise SourceFailed(
                 f"The query has no column {name!r}; its columns are {', '.join(map(repr, there))}."
             )
-    return [there.index(name) for name in options.columns]
+    return [there.index(name) for name in options.read_columns]
 
 
 def strip(query: str) -> str:
