@@ -11,6 +11,9 @@ from tests.services import connected_engine, migrated_database, running_postgres
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reproducible-texts", type=int, metavar="N", help="how many texts keep their bits, instead of 600"
+    )
     group = parser.getgroup("interleavings", "transactions that overlap (tests/integration/interleavings)")
     group.addoption(
         "--interleavings", type=int, metavar="N", help="how many worlds are played instead of a few"

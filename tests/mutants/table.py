@@ -1693,6 +1693,15 @@ MUTANTS: Final = (
         (f"{GLINER}::test_the_logits_are_those_of_the_package",),
     ),
     Mutant(
+        "batches are filled with tiles that are not full",
+        "worker/batching/pool.py",
+        "if waiting is self._bulk and (batch.num_sequences or fitting < num_waiting):",
+        "if waiting is self._bulk and fitting < num_waiting:",
+        (
+            "tests/unit/batching/test_pool.py::test_bulk_that_fills_no_tile_waits_for_more_of_its_length_and_queries_do_not_wait",
+        ),
+    ),
+    Mutant(
         "cells for which a queued extraction has no room are lost",
         "worker/tasks/extract/model/encoder.py",
         "if 2 * len(batch) + CELL_WIDTH * num_cells <= len(numbers):",

@@ -45,6 +45,11 @@ class LengthBuckets:
         return max(num_tokens, min(-(-num_tokens // step) * step, self.longest))
 
 
+def count_tile_rows(tile_tokens: int, length: int) -> int:
+    """Return how many sequences of this length are in a tile of so many tokens, at least one."""
+    return max(1, tile_tokens // length)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchCost:
     """The cost of a batch, computed from its sequences.
@@ -52,13 +57,15 @@ class BatchCost:
     A kernel that `pads` computes a rectangle: each sequence costs as much as the longest, or as its bucket. A
     kernel that packs computes no padding: each sequence costs the same as alone. `holds_squares` says that a
     sequence needs matrices of its length squared, as in attention that adds a bias for each pair of tokens;
-    then padding is counted in these squares and not in tokens.
+    then padding is counted in these squares and not in tokens. Where `tile_tokens` is not 0, a batch is computed in
+    tiles of sequences of one length (worker.encoder.reproducible); one that is not full costs as much as a full one.
     """
 
     quadratic_length: float = math.inf
     buckets: LengthBuckets | None = None
     holds_squares: bool = False
     pads: bool = True
+    tile_tokens: int = 0
 
     def weigh(self, length: int) -> int:
         """Return the weight of a sequence of this length in the units in which padding is counted."""
@@ -82,6 +89,10 @@ class BatchCost:
     def of_sequences(self, lengths: NDArray[Any]) -> NDArray[np.float64]:
         """Return the cost of each sequence when it is alone in a batch."""
         return lengths * (1 + lengths / self.quadratic_length)
+
+    def fill_tiles(self, length: int, num_sequences: int) -> int:
+        """Return how many of these sequences of one length fill whole tiles; without tiles, all of them do."""
+        return num_sequences - num_sequences % count_tile_rows(self.tile_tokens or 1, length)
 
     def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
         """Return the cost of a batch whose sequences, each alone, would cost `sum_of_sequences` in total."""

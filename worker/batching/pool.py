@@ -382,15 +382,21 @@ class SequencePool:
     def _fill(
         self, batch: OpenBatch, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
     ) -> None:
-        """Add the sequences nearest in length: shorter ones until one does not fit, then longer ones."""
+        """Add the sequences nearest in length: shorter ones until one does not fit, then longer ones.
+
+        Bulk that fills no tile waits for more of its length, unless it is what the batch begins with.
+        """
         for lengths in waiting.lengths_around(length):
             for other in lengths:
                 num_waiting = waiting.count(other)
                 fitting = batch.count_fitting(other, num_waiting, budget(max(batch.max_length, other)))
-                if fitting:
-                    batch.append(waiting.take(other, fitting), other)
+                taken = fitting
+                if waiting is self._bulk and (batch.num_sequences or fitting < num_waiting):
+                    taken = self.cost.fill_tiles(other, fitting) or (0 if batch.num_sequences else fitting)
+                if taken:
+                    batch.append(waiting.take(other, taken), other)
                     if waiting is self._bulk:
-                        self._bulk_cost -= fitting * self.cost.of_sequence(other)
+                        self._bulk_cost -= taken * self.cost.of_sequence(other)
                 if fitting < num_waiting:
                     break
 

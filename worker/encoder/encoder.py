@@ -115,8 +115,8 @@ class EncoderReport:
     never idle between the two. If each new batch shape costs memory, sequences are padded to LengthBuckets up
     to `longest_bucket`. `switches` are those in use. `gives_vectors` means that each result is card.dimension
     float32 values, which are normalized and cut as jobs ask; otherwise rows of any length and type are passed
-    on unchanged. Add new fields at the end: during an upgrade, workers of the previous version receive them
-    too.
+    on unchanged. Where `tile_tokens` is not 0, a batch is computed in tiles of so many tokens. Add new fields at the
+    end: during an upgrade, workers of the previous version receive them too.
     """
 
     device: Choice
@@ -133,6 +133,7 @@ class EncoderReport:
     loadings: tuple[Loading, ...] = ()  # one per process
     switches: tuple[str, ...] = ()  # names from worker.encoder.switches
     gives_vectors: bool = True
+    tile_tokens: int = 0
 
     @property
     def num_started(self) -> int:
@@ -153,6 +154,7 @@ def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
         "num_streams",
         "is_queued",
         "longest_bucket",
+        "tile_tokens",
     )
     pairs = [(name, getattr(before, name), getattr(now, name), "") for name in names]
     for name in ("backend", "precision"):

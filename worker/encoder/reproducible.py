@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ModelError
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch
-from worker.batching.cost import LengthBuckets
+from worker.batching.cost import LengthBuckets, count_tile_rows
 from worker.devices.device import CPU
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
 
-# The size of a tile. A smaller one wastes less where few texts are of one length, a larger one computes faster.
-TILE_TOKENS: Final = 128
+# The size of a tile. A smaller one wastes less where few texts are of one length, a larger one computes faster
+# (docs/LOG.md). The pool of waiting sequences fills them.
+TILE_TOKENS: Final = 256
 # The lengths of the tiles that are compared at load.
 PROBED_LENGTHS: Final = (5, 16, 50, 120)
 # The ids in the compared tiles are below this; the words do not matter.
@@ -86,7 +87,7 @@ class ReproducibleEncoder(Encoder):
     def describe(self) -> EncoderReport:
         report = self._inner.describe()
         note = f"Each text has the same bits in any batch, with others of its length in tiles of {TILE_TOKENS} tokens."
-        return replace(report, notes=(*report.notes, note))
+        return replace(report, notes=(*report.notes, note), tile_tokens=TILE_TOKENS)
 
     def prepare(self, batch: Batch) -> ForwardPass:
         tiles = list(self._cut(batch))
@@ -107,7 +108,7 @@ class ReproducibleEncoder(Encoder):
             yield Tile(batch.part(place, place + 1), np.array([place]))
         for length in np.unique(lengths[~asks_more]).tolist():
             places = np.flatnonzero((lengths == length) & ~asks_more)
-            num_rows = max(1, TILE_TOKENS // length)
+            num_rows = count_tile_rows(TILE_TOKENS, length)
             for start in range(0, len(places), num_rows):
                 own = places[start : start + num_rows]
                 filled = np.concatenate([own, np.repeat(own[:1], num_rows - len(own))])
@@ -116,7 +117,7 @@ class ReproducibleEncoder(Encoder):
     def _is_stable(self, length: int) -> bool:
         """Return True if a sequence of this length has the same bits at the begin and the end of a tile and alone."""
         numbers = np.random.default_rng(7)
-        num_rows = max(1, TILE_TOKENS // length)
+        num_rows = count_tile_rows(TILE_TOKENS, length)
         first, *others = [
             numbers.integers(self._largest_id, size=length).astype(np.int32) for _ in range(num_rows)
         ]

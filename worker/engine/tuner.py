@@ -123,7 +123,8 @@ class Tuner:
     def max_tokens_in_flight(self) -> int:
         """Return how many tokens of bulk the worker wants at once: waiting, tokenized or computed."""
         num_started = 1 if self._report is None else self._report.num_started
-        return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=self._cost.pads)
+        likes_lengths = self._cost.pads or self._cost.tile_tokens > 0
+        return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=likes_lengths)
 
     def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
         if memory is not None:
@@ -289,4 +290,5 @@ def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
         return BatchCost(quadratic_length, pads=False)
     longest = report.longest_bucket
     buckets = None if longest is None else LengthBuckets(longest)
-    return BatchCost(quadratic_length, buckets, holds_squares=holds_squares)
+    tile_tokens = report.tile_tokens
+    return BatchCost(quadratic_length, buckets, holds_squares, pads=not tile_tokens, tile_tokens=tile_tokens)

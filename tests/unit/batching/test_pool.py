@@ -5,6 +5,7 @@ the runner gets its next batch, by moments that are the test's own.
 import random
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from types import FrameType
 from typing import Any
 
@@ -76,11 +77,21 @@ class PlainPool:
         shorter = sorted((each for each in waiting if each[2] <= anchor), key=lambda each: -each[2])
         longer = sorted((each for each in waiting if each[2] > anchor), key=lambda each: each[2])
         for candidates in (shorter, longer):
-            for candidate in candidates:
-                if not self.fits([*batch, candidate], budget):
+            for length, same in groupby(candidates, key=lambda each: each[2]):
+                some, before = list(same), len(batch)
+                for candidate in some:
+                    if not self.fits([*batch, candidate], budget):
+                        break
+                    batch.append(candidate)
+                num_fitting = len(batch) - before
+                if waiting is self.waiting[False] and (before or num_fitting < len(some)):
+                    tile = max(1, self.cost.tile_tokens // length)
+                    if before or num_fitting >= tile:
+                        del batch[len(batch) - num_fitting % tile :]
+                for candidate in batch[before:]:
+                    waiting.remove(candidate)
+                if num_fitting < len(some):
                     break
-                batch.append(candidate)
-                waiting.remove(candidate)
 
     def fits(self, batch: list[Waiting], budget: float) -> bool:
         lengths = [length for *_, length in batch]
@@ -118,6 +129,7 @@ COSTS: list[Callable[[], BatchCost]] = [
     lambda: BatchCost(1024),  # powers of two: both sum without rounding
     lambda: BatchCost(1024, pads=False),
     lambda: BatchCost(1024, LengthBuckets(512)),
+    lambda: BatchCost(1024, LengthBuckets(512), pads=False, tile_tokens=128),
     lambda: BatchCost(1024, holds_squares=True),
 ]
 
@@ -167,6 +179,17 @@ def test_all_that_waits_leaves_with_its_requests_and_what_was_taken_is_not_among
     drained = sorted((request, positions.tolist()) for request, positions in pool.drain())
     assert drained == [(1, [0]), (1, [2]), (2, [7])]
     assert len(pool) == 0
+
+
+def test_bulk_that_fills_no_tile_waits_for_more_of_its_length_and_queries_do_not_wait() -> None:
+    pool = SequencePool(BatchLimits(100), BatchCost(pads=False, tile_tokens=30))
+    pool.add(1, [10] * 4 + [6] * 7)
+    assert pool.take_batch().lengths.tolist() == [10] * 4 + [6] * 5, "the first, and whole tiles of others"
+    pool.add(2, [6] * 3 + [5] * 4)
+    assert pool.take_batch().lengths.tolist() == [6] * 5, "a later request completes a tile"
+    pool.add(3, [6, 5], is_interactive=True)
+    assert pool.take_batch().lengths.tolist() == [6, 5]
+    assert pool.take_batch().lengths.tolist() == [5] * 4, "nothing else waits"
 
 
 def test_the_budget_can_change_while_sequences_wait_and_can_depend_on_the_longest() -> None:
