@@ -26,7 +26,14 @@ from vectormill.collections.collection import AUTO, LIVE, MULTI_VECTOR_CODES, VE
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import attributes_name
 from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.index_plan import IndexPlan, find_operator_class
+from vectormill.collections.index_plan import (
+    IS_INDEXED,
+    IS_TOO_LONG,
+    SPARSE_CLASS,
+    WEIGHTS_BYTES,
+    IndexPlan,
+    find_operator_class,
+)
 from vectormill.collections.indexes import (
     BuildProgress,
     FoundIndex,
@@ -34,16 +41,20 @@ from vectormill.collections.indexes import (
     analyze_table,
     count_recently_used,
     count_rows,
+    count_unindexed,
     drop_index,
     end_former_builds,
     find_indexes,
+    find_record,
     find_wishes,
     name_next_hnsw,
+    name_weights_index,
     plan_for,
     record_index,
     run_build,
 )
-from vectormill.domain.task import DENSE, MULTI_VECTOR
+from vectormill.collections.row_kinds import OUTPUT_COLUMNS
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.filters import (
     define_filter_index,
@@ -171,55 +182,95 @@ def code_multi_vectors(progress: PhaseProgress, generation: Generation) -> None:
 
 def build_vector_index(progress: PhaseProgress, generation: Generation, options: Mapping[str, Any]) -> None:
     context = progress.context
-    if not generation.spec.has_output(DENSE):
-        what = "Outputs without dense" if generation.kind == VECTORS else generation.kind.capitalize()
+    if not (generation.spec.has_output(DENSE) or generation.spec.has_output(SPARSE)):
+        what = "Multi-vectors" if generation.kind == VECTORS else generation.kind.capitalize()
         with context.engine.connect() as connection:
             num_rows = count_rows(connection, generation.table_name)
         progress.tell(num_rows=num_rows, because=f"{what} have no vector index.")
         return
     with context.engine.begin() as connection:
         outlook = plan_for(connection, generation, context.settings, options)
-    plan = outlook.plan
-    progress.tell(num_rows=outlook.num_rows, plan=plan.to_json())
-    present = [index for index in load_indexes(context, generation) if index.is_vector_index]
+    progress.tell(num_rows=outlook.num_rows, plan=(outlook.sparse_plan or outlook.plan).to_json())
+    if outlook.sparse_plan is not None:
+        build_hnsw_of(progress, generation, SPARSE, outlook.sparse_plan, outlook, options)
+    if generation.spec.has_output(DENSE):
+        progress.tell(plan=outlook.plan.to_json())
+        build_hnsw_of(progress, generation, DENSE, outlook.plan, outlook, options)
+
+
+def build_hnsw_of(
+    progress: PhaseProgress,
+    generation: Generation,
+    output: str,
+    plan: IndexPlan,
+    outlook: PlannedIndex,
+    options: Mapping[str, Any],
+) -> None:
+    """Build the HNSW index of an output if it is wanted and missing, and drop the former one, or the unwanted one."""
+    context = progress.context
+    present = [
+        index
+        for index in load_indexes(context, generation)
+        if index.is_vector_index and (index.operator_class == SPARSE_CLASS) == (output == SPARSE)
+    ]
     ours = [index for index in present if index.is_ours]
     if not plan.is_wanted:
         # Under policy `auto`, an existing index is kept even if the collection is now too small for a new
         # one.
-        is_possible = find_operator_class(outlook.vector_type, generation.spec.dimensions)[0] is not None
+        is_possible = output == SPARSE or (
+            find_operator_class(outlook.vector_type, generation.spec.dimensions)[0] is not None
+        )
         if ours and not (outlook.wishes.policy == AUTO and is_possible):
             drop_vector_indexes(progress, generation, plan.reasons[0])
         return
     serving = [index for index in present if index.is_valid and index.operator_class == plan.operator_class]
-    reason = find_reason(serving, outlook, options, context.settings.index_rebuild_share)
+    reason = find_reason(serving, plan, outlook, options, context.settings.index_rebuild_share)
     if reason is None:
-        progress.tell(kept=[index.name for index in serving])
+        progress.tell(kept=[*progress.found.get("kept", []), *(index.name for index in serving)])
         return
     progress.tell(because=reason)
+    if output == SPARSE:
+        build_weights_index(progress, generation)
     name = name_next_hnsw(generation.id, load_indexes(context, generation))
     seconds, notices = build_hnsw(progress, generation, name, plan)
+    built: dict[str, Any] = {
+        "name": name,
+        "m": plan.m,
+        "ef_construction": plan.ef_construction,
+        "num_rows": outlook.num_rows,
+        "num_removed": outlook.num_removed,
+        "seconds": seconds,
+        "because": reason,
+        "reasons": [*plan.reasons, *notices],
+    }
     with context.engine.begin() as connection:
+        if output == SPARSE:
+            built["num_unindexed"] = count_unindexed(connection, generation.table_name)
+        record = find_record(connection, generation.id)
+        dense = {key: value for key, value in record.items() if key != SPARSE}
+        sparse = {SPARSE: record[SPARSE]} if SPARSE in record else {}
         record_index(
-            connection,
-            generation.id,
-            {
-                "name": name,
-                "m": plan.m,
-                "ef_construction": plan.ef_construction,
-                "num_rows": outlook.num_rows,
-                "num_removed": outlook.num_removed,
-                "seconds": seconds,
-                "because": reason,
-                "reasons": [*plan.reasons, *notices],
-            },
+            connection, generation.id, {**dense, SPARSE: built} if output == SPARSE else {**built, **sparse}
         )
     for index in ours:
         drop(context, generation, index.name)
         progress.add("dropped", {"name": index.name, "because": f"{name} replaces it"})
 
 
+def build_weights_index(progress: PhaseProgress, generation: Generation) -> None:
+    """Build the index of the rows with too many sparse weights for HNSW, of which there are few or none."""
+    name = name_weights_index(generation.id)
+    if name not in {index.name for index in load_indexes(progress.context, generation)}:
+        definition = sql.SQL(f"(({WEIGHTS_BYTES})) WHERE {IS_TOO_LONG}")
+        build(progress, generation, name, generation.table_name, definition, {})
+
+
 def find_reason(
-    serving: list[FoundIndex], outlook: PlannedIndex, options: Mapping[str, Any], most_worn: float
+    serving: list[FoundIndex],
+    plan: IndexPlan,
+    outlook: PlannedIndex,
+    options: Mapping[str, Any],
+    most_worn: float,
 ) -> str | None:
     """Return why the vector index must be built now; None if an existing one will do."""
     if not serving:
@@ -231,7 +282,7 @@ def find_reason(
             f"{outlook.worn:.0%} of its rows were deleted or replaced since it was built "
             "(VECTORMILL_INDEX_REBUILD_SHARE)."
         )
-    plan, wishes = outlook.plan, outlook.wishes
+    wishes = outlook.wishes
     wanted = {"m": wishes.m and plan.m, "ef_construction": wishes.ef_construction and plan.ef_construction}
     for index in serving:
         has = {"m": index.options.get("m", 16), "ef_construction": index.options.get("ef_construction", 64)}
@@ -248,8 +299,13 @@ def build_hnsw(
     If the server lacks shared memory for parallel workers, build again without them.
     """
     assert plan.operator_class is not None
-    definition = sql.SQL("USING hnsw (embedding {}) WITH (m = {}, ef_construction = {})").format(
-        sql.Identifier(plan.operator_class), sql.Literal(plan.m), sql.Literal(plan.ef_construction)
+    is_sparse = plan.operator_class == SPARSE_CLASS
+    definition = sql.SQL("USING hnsw ({} {}) WITH (m = {}, ef_construction = {}){}").format(
+        sql.Identifier(OUTPUT_COLUMNS[SPARSE if is_sparse else DENSE]),
+        sql.Identifier(plan.operator_class),
+        sql.Literal(plan.m),
+        sql.Literal(plan.ef_construction),
+        sql.SQL(f" WHERE {IS_INDEXED}" if is_sparse else ""),
     )
     settings = {
         "maintenance_work_mem": f"{plan.memory_bytes // 1024}kB",
@@ -346,7 +402,7 @@ def drop_vector_indexes(progress: PhaseProgress, generation: Generation, because
     """Drop the vector indexes that Vectormill built; those made by hand stay."""
     context = progress.context
     for index in load_indexes(context, generation):
-        if index.is_vector_index and index.is_ours:
+        if index.is_ours and (index.is_vector_index or index.name == name_weights_index(generation.id)):
             drop(context, generation, index.name)
             progress.add("dropped", {"name": index.name, "because": because})
     with context.engine.begin() as connection:

@@ -6,14 +6,16 @@ from typing import Any, Final
 from sqlalchemy import Engine
 
 from vectormill.collections.collection import AUTO
-from vectormill.collections.index_plan import find_operator_class
-from vectormill.collections.indexes import MaintainedCollection, list_tended, share_removed
+from vectormill.collections.indexes import (
+    MaintainedCollection,
+    list_operator_classes,
+    list_tended,
+    share_removed,
+)
 from vectormill.domain.errors import CollectionNotFound
-from vectormill.domain.task import DENSE
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
 from vectormill.settings import Settings
-from vectormill.vectors.vector_types import choose_vector_type
 
 logger = logging.getLogger(__name__)
 
@@ -58,18 +60,17 @@ def find_need(tended: MaintainedCollection, settings: Settings) -> dict[str, Any
     """Return the options of the run that the collection needs now; None if it needs none."""
     if tended.needs_codebook:
         return {"only_codes": True, "because": "Multi-vectors are to become codes, and have no codebook yet."}
-    if not tended.spec.has_output(DENSE) or not tended.wants_index:
-        return None
-    vector_type = choose_vector_type(tended.spec, in_collection=True).name
-    if find_operator_class(vector_type, tended.spec.dimensions)[0] is None:
+    wanted = set(list_operator_classes(tended.spec))
+    if not wanted or not tended.wants_index:
         return None
     is_loading = tended.num_waiting > LARGEST_TRICKLE
-    if not tended.has_index:
+    if wanted - set(tended.operator_classes):
         if is_loading:
             return None
         wants = f"policy auto builds one at {settings.index_rows:,} rows or more"
         wants = wants if tended.policy == AUTO else f"the policy is {tended.policy}"
-        return {"because": f"There is no index for {tended.num_rows:,} rows, and {wants}."}
+        missing = ", ".join(sorted(wanted - set(tended.operator_classes)))
+        return {"because": f"There is no index for {tended.num_rows:,} rows by {missing}, and {wants}."}
     if is_loading:
         return _find_need_of_load(tended, settings)
     worn = share_removed(tended.record, tended.num_removed)

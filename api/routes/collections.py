@@ -275,6 +275,7 @@ def get_index(resources: ResourcesDependency, name: CollectionName) -> IndexBody
         changed_share=outlook.worn,
         indexes=[describe(OneIndexBody, index) for index in indexes],
         plan=outlook.plan.to_json(),
+        sparse_plan=None if outlook.sparse_plan is None else outlook.sparse_plan.to_json(),
         built=outlook.record,
         progress=None if progress is None else describe(BuildProgressBody, progress),
     )

@@ -23,6 +23,7 @@ ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 MENDING: Final = "tests/integration/jobs/test_mending.py"
 PROOFS: Final = "tests/integration/engine/test_proofs.py"
 CODES: Final = "tests/integration/collections/test_codes.py"
+SPARSE_INDEX: Final = "tests/integration/search/test_sparse_index.py"
 SEARCH_OUTPUTS: Final = "tests/integration/search/test_search_outputs.py"
 CONTRACT: Final = "tests/integration/work/test_contract.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
@@ -848,6 +849,34 @@ MUTANTS: Final = (
         "if not 0 <= place < dimensions:",
         "if not 0 <= place:",
         (f"{SEARCH_OUTPUTS}::test_vectors_that_cannot_be_compared_are_refused_by_the_number_of_their_query",),
+    ),
+    Mutant(
+        "the index of sparse weights has all rows, and pgvector refuses the longest",
+        "indexer/indexing.py",
+        'sql.SQL(f" WHERE {IS_INDEXED}" if is_sparse else "")',
+        'sql.SQL("")',
+        (f"{SPARSE_INDEX}::test_nearly_all_of_the_ten_best_are_found_and_all_of_those_beside_the_index",),
+    ),
+    Mutant(
+        "rows that the index of sparse weights cannot have are not found",
+        "vectormill/search/query_vectors.py",
+        "parts=(IS_INDEXED, IS_TOO_LONG)",
+        "parts=(IS_INDEXED,)",
+        (f"{SPARSE_INDEX}::test_nearly_all_of_the_ten_best_are_found_and_all_of_those_beside_the_index",),
+    ),
+    Mutant(
+        "without an index of sparse weights both parts read all rows",
+        "vectormill/search/matches.py",
+        'if in_parts and "sparse" in statement.values and "sparse" not in reading.by_index:',
+        "if False:",
+        (f"{SPARSE_INDEX}::test_without_the_index_all_rows_are_read_once_and_a_rebuild_counts_the_others",),
+    ),
+    Mutant(
+        "a ranking by an index of sparse weights that ends early is taken for whole",
+        "vectormill/search/matches.py",
+        "min((found[name] for name in reading.by_index), default=None)",
+        'min((found[name] for name in reading.by_index - {"sparse"}), default=None)',
+        (f"{SPARSE_INDEX}::test_a_query_of_rare_words_is_repeated_by_its_weights_alone",),
     ),
     Mutant(
         "an edited certificate is believed",

@@ -367,8 +367,11 @@ def show_indexes(found: Mapping[str, Any]) -> None:
     ]
     print_table(("index", "method", "state", "size", "last used"), rows)
     typer.echo(f"Policy {found['policy']}, {found['num_rows']:,} rows.")
-    for reason in found["plan"]["reasons"]:
-        typer.echo(reason)
+    for plan in (found["plan"], found["sparse_plan"]):
+        for reason in () if plan is None else plan["reasons"]:
+            typer.echo(reason)
+    if (num := found["built"].get("sparse", {}).get("num_unindexed")) is not None:
+        typer.echo(f"{num:,} rows had too many sparse weights for the index when it was built.")
     if progress := found["progress"]:
         share = "" if progress["share"] is None else f", {progress['share']:.0%}"
         typer.echo(f"Build in progress: {progress['phase']}{share}.")

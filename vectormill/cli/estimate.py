@@ -101,7 +101,7 @@ def estimate(
     seconds = (num_tokens / most, num_tokens / least)
     _, m, _ = max(shape for shape in SHAPES if shape[0] <= num_rows)
     kind, reason = find_operator_class(vector_type, num_dimensions)
-    graph = kind and estimate_graph_bytes(num_rows, num_dimensions, kind, m)
+    graph = kind and estimate_graph_bytes(num_rows, kind.vector_bytes(num_dimensions), m)
     scale = num_rows * (num_dimensions / 384) / cores
     return {
         "rows": num_rows,

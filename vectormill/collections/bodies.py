@@ -555,8 +555,14 @@ class IndexBody(TypedDict):
     ]
     indexes: list[OneIndexBody]
     plan: IndexPlanBody
+    sparse_plan: Annotated[
+        IndexPlanBody | None, Meta(description="For the output sparse; null if there is none.")
+    ]
     built: Annotated[
         dict[str, Any],
-        Meta(description="Facts about the vector index's build, with reasons; empty without an index."),
+        Meta(
+            description="Facts about the vector index's build, with reasons; empty without an index. `sparse` has "
+            "those of the index of sparse weights, with `num_unindexed`, the rows that had too many weights for it."
+        ),
     ]
     progress: BuildProgressBody | None

@@ -48,6 +48,19 @@ class OperatorClass:
     max_dimensions: int
     bits: int
 
+    def vector_bytes(self, dimensions: int) -> float:
+        return dimensions * self.bits / 8
+
+
+# Sparse weights are compared by their inner product. pgvector refuses to index more weights of a row than these
+# (HNSW_MAX_NNZ in src/hnsw.h).
+SPARSE_CLASS: Final = "sparsevec_ip_ops"
+MOST_INDEXED_WEIGHTS: Final = 1000
+# The SQL of the bytes of a row's weights. pgvector has no function that counts them; their binary form has 12 bytes,
+# and 8 for each (sparsevec_send in src/sparsevec.c).
+WEIGHTS_BYTES: Final = "octet_length(sparsevec_send(sparse))"
+IS_INDEXED: Final = f"{WEIGHTS_BYTES} <= {12 + 8 * MOST_INDEXED_WEIGHTS}"
+IS_TOO_LONG: Final = f"{WEIGHTS_BYTES} > {12 + 8 * MOST_INDEXED_WEIGHTS}"
 
 OPERATOR_CLASSES: Final[Mapping[str, OperatorClass]] = {
     FLOAT32: OperatorClass("vector_cosine_ops", 2000, 32),
@@ -149,9 +162,9 @@ def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClas
     return found, f"Searches of {vector_type} vectors compare by {found.name}."
 
 
-def estimate_graph_bytes(num_rows: int, dimensions: int, operator_class: OperatorClass, m: int) -> int:
-    """Estimate the memory of the HNSW graph while it is built, in bytes."""
-    value_bytes = math.ceil((8 + dimensions * operator_class.bits / 8) / 8) * 8
+def estimate_graph_bytes(num_rows: int, vector_bytes: float, m: int) -> int:
+    """Estimate the memory of the HNSW graph while it is built, in bytes; a vector has `vector_bytes` of numbers."""
+    value_bytes = math.ceil((8 + vector_bytes) / 8) * 8
     return num_rows * (value_bytes + 2 * m * 16 + ELEMENT_BYTES)
 
 
@@ -174,9 +187,64 @@ def plan_index(
     """
     if lacking:
         return _no_index(f"An HNSW index needs vectors, but the collection contains {lacking}.")
+    operator_class, reason = find_operator_class(vector_type, dimensions)
+    vector_bytes = 0.0 if operator_class is None else operator_class.vector_bytes(dimensions)
+    return _plan_build(
+        None if operator_class is None else operator_class.name,
+        reason,
+        num_rows,
+        vector_bytes,
+        wishes,
+        room,
+        is_live=is_live,
+        least_rows=least_rows,
+        memory_share=memory_share,
+    )
+
+
+def plan_sparse_index(
+    num_rows: int,
+    weights_bytes: float,
+    wishes: IndexSettings,
+    room: ServerCapacity,
+    *,
+    is_live: bool,
+    least_rows: int,
+    memory_share: float,
+) -> IndexPlan:
+    """Plan the HNSW index of the sparse weights of `num_rows` rows, of which one has `weights_bytes` on average."""
+    reason = (
+        f"Searches of sparse weights compare by {SPARSE_CLASS}; rows of more than {MOST_INDEXED_WEIGHTS:,} weights, "
+        "which pgvector cannot index, are compared exactly."
+    )
+    return _plan_build(
+        SPARSE_CLASS,
+        reason,
+        num_rows,
+        weights_bytes,
+        wishes,
+        room,
+        is_live=is_live,
+        least_rows=least_rows,
+        memory_share=memory_share,
+    )
+
+
+def _plan_build(
+    operator_class: str | None,
+    reason: str,
+    num_rows: int,
+    vector_bytes: float,
+    wishes: IndexSettings,
+    room: ServerCapacity,
+    *,
+    is_live: bool,
+    least_rows: int,
+    memory_share: float,
+) -> IndexPlan:
+    """Plan an index with this operator class, for the given reason; None is for vectors that cannot be indexed."""
     if wishes.policy == NO_INDEX:
         return _no_index("The collection's policy is none: every search reads all rows.")
-    operator_class, reason = find_operator_class(vector_type, dimensions)
     if operator_class is None:
         return _no_index(reason)
     if wishes.policy == AUTO and num_rows < least_rows:
@@ -186,11 +254,11 @@ def plan_index(
         )
     reasons = [reason]
     m, ef_construction = _choose_shape(num_rows, wishes, reasons)
-    graph_bytes = estimate_graph_bytes(num_rows, dimensions, operator_class, m)
+    graph_bytes = estimate_graph_bytes(num_rows, vector_bytes, m)
     memory_bytes = _choose_memory(graph_bytes, wishes, room, memory_share, reasons)
     num_workers = _choose_workers(memory_bytes, wishes, room, is_live, reasons)
     return IndexPlan(
-        operator_class.name, m, ef_construction, num_workers, memory_bytes, graph_bytes, tuple(reasons)
+        operator_class, m, ef_construction, num_workers, memory_bytes, graph_bytes, tuple(reasons)
     )
 
 

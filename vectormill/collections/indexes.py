@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import psycopg
 from psycopg import sql
@@ -19,10 +19,21 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.collections.codebooks import LEAST_ROWS, find_codebook
 from vectormill.collections.collection import LIVE, VECTORS, Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
-from vectormill.collections.index_plan import IndexPlan, IndexSettings, ServerCapacity, plan_index
+from vectormill.collections.index_plan import (
+    IS_INDEXED,
+    IS_TOO_LONG,
+    SPARSE_CLASS,
+    WEIGHTS_BYTES,
+    IndexPlan,
+    IndexSettings,
+    ServerCapacity,
+    find_operator_class,
+    plan_index,
+    plan_sparse_index,
+)
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.task import DENSE
+from vectormill.domain.task import DENSE, SPARSE
 from vectormill.jobs.job import MOVING_JOB_STATES
 from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 from vectormill.settings import Settings
@@ -75,7 +86,12 @@ def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]
     passages, which is made and dropped with its table.
     """
     vectors, attributes = table_name(generation_id), attributes_name(generation_id)
-    ours = (hnsw_prefix(generation_id), f"{attributes}_on_", f"{attributes}_search")
+    ours = (
+        hnsw_prefix(generation_id),
+        name_weights_index(generation_id),
+        f"{attributes}_on_",
+        f"{attributes}_search",
+    )
     rows = connection.execute(
         LIST_INDEXES, {"vectors": f"vectormill.{vectors}", "attributes": f"vectormill.{attributes}"}
     )
@@ -100,6 +116,11 @@ def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]
 
 def hnsw_prefix(generation_id: int) -> str:
     return f"{table_name(generation_id)}_hnsw_"
+
+
+def name_weights_index(generation_id: int) -> str:
+    """Return the name of the index of the rows with more sparse weights than HNSW can have."""
+    return f"{table_name(generation_id)}_weights"
 
 
 def name_next_hnsw(generation_id: int, found: list[FoundIndex]) -> str:
@@ -215,7 +236,8 @@ def share_removed(record: Mapping[str, Any], num_removed: int) -> float:
     """
     since = num_removed - int(record.get("num_removed", num_removed))
     num_rows = int(record.get("num_rows", 0))
-    return since / num_rows if num_rows and since > 0 else 0.0
+    worn = since / num_rows if num_rows and since > 0 else 0.0
+    return max(worn, share_removed(record[SPARSE], num_removed)) if SPARSE in record else worn
 
 
 COUNT_RECENTLY_USED: Final = text("""
@@ -408,18 +430,45 @@ def _tables(generation_id: int) -> dict[str, str]:
 SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
 
 
+class BuildLimits(TypedDict):
+    """The limits of an index build that are common to all vectors of a generation."""
+
+    is_live: bool
+    least_rows: int
+    memory_share: float
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedIndex:
-    """An index plan with its inputs. `worn` is the share of rows deleted or replaced since the last build, 0 to 1."""
+    """Index plans with their inputs. `worn` is the share of rows deleted or replaced since the last build, 0 to 1.
+
+    `plan` is for dense vectors; `sparse_plan` is None if the generation has no sparse weights.
+    """
 
     kept: StoredIndexSettings
     wishes: IndexSettings
     plan: IndexPlan
+    sparse_plan: IndexPlan | None
     vector_type: str
     num_rows: int
     num_removed: int
     worn: float
     record: Mapping[str, Any]
+
+
+# A sample is enough, since only the memory of a build depends on it.
+MEASURE_WEIGHTS: Final = """
+    SELECT coalesce(avg({bytes}), 0)
+      FROM (SELECT sparse FROM vectormill.{table} LIMIT 1000) AS sample
+     WHERE {is_indexed}
+"""
+COUNT_TOO_LONG: Final = "SELECT count(*) FROM vectormill.{table} WHERE {is_too_long}"
+
+
+def count_unindexed(connection: Connection, table: str) -> int:
+    """Count the rows with more sparse weights than pgvector indexes, by the index that finds them."""
+    statement = COUNT_TOO_LONG.format(table=table, is_too_long=IS_TOO_LONG)
+    return int(connection.execute(text(statement)).scalar_one())
 
 
 def plan_for(
@@ -436,19 +485,30 @@ def plan_for(
     num_rows = count_rows(connection, generation.table_name)
     num_removed = count_removed(connection, generation.table_name)
     record = find_record(connection, generation.id)
+    room = read_server_room(connection)
+    limits: BuildLimits = {
+        "is_live": generation.state == LIVE,
+        "least_rows": settings.index_rows,
+        "memory_share": settings.index_memory_share,
+    }
     plan = plan_index(
         num_rows,
         generation.spec.dimensions,
         vector_type,
         wishes,
-        read_server_room(connection),
+        room,
         lacking="" if generation.spec.has_output(DENSE) else describe_lack(generation),
-        is_live=generation.state == LIVE,
-        least_rows=settings.index_rows,
-        memory_share=settings.index_memory_share,
+        **limits,
     )
+    sparse_plan = None
+    if generation.spec.has_output(SPARSE):
+        measured = MEASURE_WEIGHTS.format(
+            bytes=WEIGHTS_BYTES, table=generation.table_name, is_indexed=IS_INDEXED
+        )
+        weights_bytes = float(connection.execute(text(measured)).scalar_one())
+        sparse_plan = plan_sparse_index(num_rows, weights_bytes, wishes, room, **limits)
     worn = share_removed(record, num_removed)
-    return PlannedIndex(kept, wishes, plan, vector_type, num_rows, num_removed, worn, record)
+    return PlannedIndex(kept, wishes, plan, sparse_plan, vector_type, num_rows, num_removed, worn, record)
 
 
 def describe_lack(generation: Generation) -> str:
@@ -528,10 +588,10 @@ def count_cores(stat: str, quota: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class MaintainedCollection:
-    """A live generation whose index the index maintainer looks after: no run is open, and no build failed recently.
+    """A live generation whose indexes the index maintainer looks after: no run is open, and no build failed recently.
 
-    `wants_index` is false if only its multi-vectors are looked after, and `needs_codebook` is true if these are to
-    become codes and have no codebook yet.
+    `operator_classes` are those of its HNSW indexes. `wants_index` is false if only its multi-vectors are looked after,
+    and `needs_codebook` is true if these are to become codes and have no codebook yet.
 
     `num_waiting` counts items of open jobs that will be written to it. `num_removed` counts rows that were deleted or
     replaced, `record` says from what the index was built, and `is_in_use` tells if a search used it recently.
@@ -545,7 +605,7 @@ class MaintainedCollection:
     num_rows: int
     num_removed: int
     num_waiting: int
-    has_index: bool
+    operator_classes: tuple[str, ...]
     has_own_index: bool
     is_in_use: bool
     wants_index: bool = True
@@ -567,7 +627,8 @@ LIST_TENDED: Final = text(f"""
            counted.num_rows,
            pg_stat_get_tuples_deleted(class.oid) + pg_stat_get_tuples_updated(class.oid) AS num_removed,
            CAST(coalesce(loads.num_waiting, 0) AS bigint) AS num_waiting,
-           coalesce(present.has_index, false) AS has_index, coalesce(present.has_own_index, false) AS has_own_index,
+           coalesce(present.operator_classes, '{{}}') AS operator_classes,
+           coalesce(present.has_own_index, false) AS has_own_index,
            coalesce(present.is_in_use, false) AS is_in_use, wished.wants_index, wished.needs_codebook
       FROM vectormill.generations
       JOIN vectormill.collections ON collections.id = generations.collection_id
@@ -578,13 +639,14 @@ LIST_TENDED: Final = text(f"""
      ) AS counted
       LEFT JOIN loads ON loads.generation_id = generations.id
       LEFT JOIN LATERAL (
-        SELECT bool_or(true) AS has_index,
+        SELECT array_agg(CAST(operator_class.opcname AS text)) AS operator_classes,
                bool_or(starts_with(home.relname, 'generation_' || generations.id || '_hnsw_')) AS has_own_index,
                bool_or(pg_stat_get_lastscan(home.oid)
                        > now() - make_interval(secs => CAST(:in_use_seconds AS double precision))) AS is_in_use
           FROM pg_index AS entry
           JOIN pg_class AS home ON home.oid = entry.indexrelid
           JOIN pg_am AS method ON method.oid = home.relam AND method.amname = 'hnsw'
+          JOIN pg_opclass AS operator_class ON operator_class.oid = entry.indclass[0]
          WHERE entry.indrelid = class.oid AND entry.indisvalid
      ) AS present ON true
      CROSS JOIN LATERAL (
@@ -609,11 +671,11 @@ LIST_TENDED: Final = text(f"""
 def list_tended(
     connection: Connection, *, least_rows: int, in_use_seconds: float
 ) -> list[MaintainedCollection]:
-    """Return the collections of vectors that should have an HNSW index, policy `hnsw`, or `auto` with `least_rows`; and
-    those whose multi-vectors should become codes.
+    """Return the collections that should have an HNSW index (policy `hnsw`, or `auto` with `least_rows`), or whose
+    multi-vectors should become codes.
 
-    Collections with an open run, or with a failed build in the last hour, are left out. An index counts as in use if a
-    search has used it in the last `in_use_seconds`.
+    Those without dense and sparse vectors are left out, and those with an open run, or with a failed build in the last
+    hour. An index counts as in use if a search has used it in the last `in_use_seconds`.
     """
     values = {
         "least_rows": least_rows,
@@ -621,9 +683,26 @@ def list_tended(
         "held_back_seconds": HELD_BACK_SECONDS,
     }
     rows = connection.execute(LIST_TENDED, values).mappings()
-    found = [MaintainedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
+    found = [
+        MaintainedCollection(
+            **{
+                **row,
+                "spec": EncodingSpec.from_json(row["spec"]),
+                "operator_classes": tuple(row["operator_classes"]),
+            }
+        )
+        for row in rows
+    ]
     found = [
         replace(each, needs_codebook=each.needs_codebook and find_codebook(connection, each.spec) is None)
         for each in found
     ]
-    return [each for each in found if each.spec.has_output(DENSE) or each.needs_codebook]
+    return [each for each in found if list_operator_classes(each.spec) or each.needs_codebook]
+
+
+def list_operator_classes(spec: EncodingSpec) -> list[str]:
+    """Return the operator classes of the HNSW indexes that pgvector can build for the outputs of a spec."""
+    dense = None
+    if spec.has_output(DENSE):
+        dense, _ = find_operator_class(choose_vector_type(spec, in_collection=True).name, spec.dimensions)
+    return [*([dense.name] if dense else []), *([SPARSE_CLASS] if spec.has_output(SPARSE) else [])]

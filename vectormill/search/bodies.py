@@ -245,6 +245,15 @@ class SearchAnswer(TypedDict):
             "usable; null when an index was used."
         ),
     ]
+    num_rows_unindexed: NotRequired[
+        Annotated[
+            int,
+            Meta(
+                description="Rows that have too many sparse weights for the index, all of which were read beside it; "
+                "only if an index of sparse weights was used."
+            ),
+        ]
+    ]
     next_offset: NotRequired[
         Annotated[int, Meta(description="The offset of the next page; omitted on the last page.")]
     ]
@@ -271,6 +280,8 @@ def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
     )
     if len(nearest.matches) == search.limit and search.num_wanted <= MAX_OFFSET:
         answer["next_offset"] = search.num_wanted
+    if nearest.num_rows_unindexed is not None:
+        answer["num_rows_unindexed"] = nearest.num_rows_unindexed
     if nearest.repeated_because is not None:
         answer["repeated_because"] = nearest.repeated_because
     return answer

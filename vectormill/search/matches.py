@@ -20,6 +20,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, estimate_num_rows
+from vectormill.collections.indexes import count_unindexed
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.search.late_interaction import score_rows
@@ -43,14 +44,23 @@ UNPLANNED: Final = ("query", "queries", "sparse", "words", "own")
 
 @dataclass(frozen=True, slots=True)
 class PlannedReading:
-    """The plan of Postgres for a search: by the vector index, or by reading about `num_rows_read` rows without one.
+    """The plan of Postgres for a search: the rankings by vector index, and about how many rows are read without one.
 
     `num_filtered` is the estimated number of rows from an index on metadata or words; None if no such index is used.
+    `num_rows_unindexed` is the number of rows that are read beside the index of sparse weights; None without it.
     """
 
-    is_by_index: bool
+    by_index: frozenset[str]
     num_rows_read: int | None
     num_filtered: int | None
+    num_rows_unindexed: int | None = None
+
+    @property
+    def is_by_index(self) -> bool:
+        return bool(self.by_index)
+
+
+UNREAD: Final = PlannedReading(frozenset(), None, None)
 
 
 class Plans:
@@ -62,16 +72,22 @@ class Plans:
         self._readings: dict[tuple[str, str], PlannedReading] = {}
 
     def choose(
-        self, write: Callable[..., Statement], *, is_exact: bool, is_filtered: bool
+        self, write: Callable[..., Statement], *, is_exact: bool, is_filtered: bool, in_parts: bool = True
     ) -> tuple[Statement, PlannedReading]:
         """Return the statement to run, made by `write`, and its plan. It is exact if requested, or if a filter leaves
         few rows.
 
+        With `in_parts`, sparse weights are searched among the rows that their index has and among the others. Without
+        that index, or if it is not worth it, each part would read all rows, so they are searched as one.
+
         The planner underestimates the vector index if the filter removes most of its rows: 12 ms instead of 3 ms where
         200 of 20,000 rows satisfy the filter, and some of the nearest are missed.
         """
-        statement = write(is_exact=is_exact)
+        statement = write(is_exact=is_exact, in_parts=in_parts)
         reading = self.explain(statement)
+        if in_parts and "sparse" in statement.values and "sparse" not in reading.by_index:
+            statement = write(is_exact=is_exact)
+            reading = self.explain(statement)
         if reading.is_by_index and is_filtered:
             exact = write(is_exact=True)
             exactly = self.explain(exact)
@@ -94,15 +110,21 @@ class Plans:
         of_attributes = [node for node in nodes if node.get("Relation Name") == attributes]
         served = [node for node in of_attributes if is_by_own_index(node, f"{attributes}_pkey")]
         num_filtered = max((int(node["Plan Rows"]) for node in served), default=None)
-        if any("Order By" in node for node in nodes):
-            return PlannedReading(True, None, num_filtered)
+        ordered = [node["Order By"] for node in nodes if "Order By" in node]
+        by_index = frozenset("sparse" if "sparse <#>" in order else "vector" for order in ordered)
+        if "sparse" in by_index:
+            return PlannedReading(by_index, None, num_filtered, count_unindexed(self._connection, table))
+        if by_index:
+            return PlannedReading(by_index, None, num_filtered)
         whole = [node for node in nodes if is_scan(node) and node["Relation Name"] == table]
         if whole and num_filtered is None:  # all parallel processes together
             num_rows = max(int(node["Plan Rows"]) for node in whole) * num_readers(plan["Plan"])
-            return PlannedReading(False, num_rows, None)
+            if any("Filter" in node for node in whole):  # the estimate is of the rows that remain
+                num_rows = max(num_rows, estimate_num_rows(self._connection, table) or 0)
+            return PlannedReading(by_index, num_rows, None)
         if any(is_scan(node) and "Filter" in node for node in of_attributes):
-            return PlannedReading(False, self._count_attributes(attributes), num_filtered)
-        return PlannedReading(False, None, num_filtered)
+            return PlannedReading(by_index, self._count_attributes(attributes), num_filtered)
+        return PlannedReading(by_index, None, num_filtered)
 
     def _count_attributes(self, attributes: str) -> int:
         return estimate_num_rows(self._connection, attributes) or 0
@@ -328,24 +350,30 @@ def find_one(
     if MULTI_VECTOR in search.outputs:
         assert isinstance(query, Representations)
         num_candidates = max(LEAST_FUSED, FUSED_PER_ROW * search.num_wanted)
-        candidates = None
+        candidates, reading = None, UNREAD
         if search.num_rankings:
-            candidates = write_candidates(
-                generation, search, queries, num_candidates, language, is_exact=False
+            write_all = partial(write_candidates, generation, search, queries, num_candidates, language)
+            candidates, reading = plans.choose(
+                write_all, is_exact=False, is_filtered=search.condition is not None
             )
+        else:
+            reading = replace(UNREAD, num_rows_read=estimate_num_rows(connection, generation.table_name))
         scores = score_rows(connection, generation, search, query.vectors, candidates, document)
         given = write_given(generation, search, scores)
         page = connection.execute(read_statement(given.sql), given.values).all()
-        num_read = estimate_num_rows(connection, generation.table_name) if candidates is None else None
-        return make_nearest(page, search, generation, PlannedReading(False, num_read, None))
+        return make_nearest(page, search, generation, reading)
     rows: Sequence[Row[Any]] = []
-    reading = PlannedReading(False, None, None)
+    reading = UNREAD
     shortage: str | None = None
     repeated_because: str | None = None
-    for num_ranked, is_exact in plan_attempts(search):
-        repeated_because = shortage if is_exact and search.mode != BY_TEXT else None
+    for num_ranked, is_exact, in_parts in plan_attempts(search):
+        if not (is_exact or in_parts or "sparse" in reading.by_index):
+            continue  # the statement would be the last one
+        repeated_because = None if in_parts or search.mode == BY_TEXT else shortage
         write = partial(write_search, generation, search, queries, num_ranked, language)
-        statement, reading = plans.choose(write, is_exact=is_exact, is_filtered=search.condition is not None)
+        statement, reading = plans.choose(
+            write, is_exact=is_exact, is_filtered=search.condition is not None, in_parts=in_parts
+        )
         rows = connection.execute(read_statement(statement.sql), statement.values).all()
         shortage = find_shortage(search, reading, rows, num_ranked)
         if shortage is None:
@@ -378,29 +406,37 @@ def make_queries(
     return queries
 
 
-def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
-    """Return the attempts of a search: how many rows each one ranks (None for all), and whether it must be exact."""
+def plan_attempts(search: Search) -> list[tuple[int | None, bool, bool]]:
+    """Return the attempts of a search: how many rows each one ranks (None for all), and two conditions.
+
+    They say whether it must be exact, and whether sparse weights are searched in parts. A query of rare words matches
+    fewer rows than the index is asked for: then its weights alone are compared exactly before everything is.
+    """
     num_wanted = search.num_wanted
     num_ranked = max(LEAST_FUSED, FUSED_PER_ROW * num_wanted) if search.is_fused else num_wanted
     if search.by_document:
-        return [*((factor * num_ranked, False) for factor in PASSAGES_PER_DOCUMENT), (None, True)]
-    return [(num_ranked, False), (num_ranked, True)]
+        few, many = (factor * num_ranked for factor in PASSAGES_PER_DOCUMENT)
+        return [(few, False, True), (many, False, True), (many, False, False), (None, True, False)]
+    return [(num_ranked, False, True), (num_ranked, False, False), (num_ranked, True, False)]
 
 
 def find_shortage(
     search: Search, reading: PlannedReading, rows: Sequence[Row[Any]], num_ranked: int | None
 ) -> str | None:
     """Return the reason why the search may have more results than `rows`; None if these are complete."""
-    num_nearest, is_full = rows[0].num_nearest if rows else 0, len(rows) == search.limit
+    num_nearest = rows[0].num_nearest if rows else 0
+    found = {"vector": num_nearest, "sparse": rows[0]._mapping.get("num_weighed", num_nearest) if rows else 0}
+    is_full = len(rows) == search.limit
     if is_full and not search.is_fused:
         return None
-    is_cut = num_ranked is not None and (num_nearest >= num_ranked or not rows)
+    is_cut = num_ranked is not None and (max(found.values()) >= num_ranked or not rows)
     if search.by_document and is_cut and not is_full:
         return f"the {num_ranked:,} nearest passages belong to fewer documents than requested"
     # Fusion needs the whole ranking, not only as many rows as the page.
     num_wanted = num_ranked if search.is_fused or search.by_document else search.num_wanted
-    if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
-        return f"the index returned only {num_nearest:,} of {num_wanted:,} rows"
+    fewest = min((found[name] for name in reading.by_index), default=None)
+    if fewest is not None and num_wanted is not None and fewest < num_wanted:
+        return f"the index returned only {fewest:,} of {num_wanted:,} rows"
     return None
 
 
@@ -414,7 +450,7 @@ def make_nearest(
     matches = [make_match(row, search, generation) for row in rows]
     if search.min_score is not None:
         matches = [match for match in matches if match.score >= search.min_score]
-    return Nearest(matches, reading.num_rows_read, repeated_because)
+    return Nearest(matches, reading.num_rows_read, repeated_because, reading.num_rows_unindexed)
 
 
 def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:

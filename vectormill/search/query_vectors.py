@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 from vectormill.collections.codebooks import find_driver, open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges
+from vectormill.collections.index_plan import IS_INDEXED, IS_TOO_LONG
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
@@ -58,7 +59,8 @@ class QueryVector:
     """The vector of one search, or of many, in SQL: its distance to that of a row of `vectors`, and the bound values.
 
     `score` is the SQL of the score by the distance; a distance of 1 lowers a cosine by `unit`. Only rows that fulfil
-    `conditions` are found. If the vector is that of a row which is a passage, `document` is its
+    `conditions` are found. With `parts`, conditions of which each row fulfils one, rows are found for each of these, by
+    an index on its rows. If the vector is that of a row which is a passage, `document` is its
     document. For many searches `array` is the SQL of all their vectors, and the distance is to ASKED, one of these.
     """
 
@@ -69,6 +71,7 @@ class QueryVector:
     array: str = ""
     score: str = BY_COSINE
     conditions: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 # Read the vector of one row, and its document if it is a passage.
@@ -123,6 +126,7 @@ def make_sparse_query(generation: Generation, query: Representations, document: 
         document,
         score=BY_PRODUCT,
         conditions=(f"({SPARSE_DISTANCE}) < 0",),
+        parts=(IS_INDEXED, IS_TOO_LONG),
     )
 
 

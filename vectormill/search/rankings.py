@@ -22,6 +22,10 @@ NEAREST: Final = """
      WHERE {condition}
      ORDER BY distance LIMIT CAST(:num_ranked AS bigint)
 """
+# The nearest of the rows that were found in parts, each as above.
+NEAREST_OF_PARTS: Final = """
+    SELECT key, distance FROM ({parts}) AS parts ORDER BY distance LIMIT CAST(:num_ranked AS bigint)
+"""
 # Rows that contain all words, ranked by cover density: how close together the words are. Normalization 1 divides it by
 # the logarithm of the text's length. The collection's language decides the stop words; "quotes", or and - work as in a
 # web search engine.
@@ -43,7 +47,8 @@ BY_WORDS: Final = """
 """
 # Reciprocal rank fusion uses only positions in the rankings, since distances and ranks of words have no common scale.
 FUSED: Final = """
-    SELECT key, vector_rank, sparse_rank, text_rank, count(vector_rank) OVER () AS num_nearest, score
+    SELECT key, vector_rank, sparse_rank, text_rank, score,
+           count(vector_rank) OVER () AS num_nearest, count(sparse_rank) OVER () AS num_weighed
       FROM (SELECT key, min(rank) FILTER (WHERE ranking = 'vector') AS vector_rank,
                    min(rank) FILTER (WHERE ranking = 'sparse') AS sparse_rank,
                    min(rank) FILTER (WHERE ranking = 'text') AS text_rank,
@@ -114,14 +119,18 @@ def write_search(
     language: str | None,
     *,
     is_exact: bool,
+    in_parts: bool = False,
 ) -> Statement:
     """Return the SQL statement of one search.
 
     `queries` has a query for each of the search's outputs that make a ranking; `language`, a regconfig, is needed for
     words. Each ranking has `num_ranked` rows, None for all. With `is_exact` the distance is written so that no vector
-    index matches it, and every row that passes the filter is compared.
+    index matches it, and every row that passes the filter is compared. With `in_parts` the rows of a query in parts are
+    found by an index on each part.
     """
-    ranking = write_ranking(generation, search, queries, num_ranked, language, is_exact=is_exact)
+    ranking = write_ranking(
+        generation, search, queries, num_ranked, language, is_exact=is_exact, in_parts=in_parts
+    )
     return write_page(generation, search, ranking)
 
 
@@ -133,9 +142,12 @@ def write_candidates(
     language: str | None,
     *,
     is_exact: bool,
+    in_parts: bool = False,
 ) -> Statement:
     """Return the SQL statement of the keys of the `num_ranked` best rows; see `write_search`."""
-    ranking = write_ranking(generation, search, queries, num_ranked, language, is_exact=is_exact)
+    ranking = write_ranking(
+        generation, search, queries, num_ranked, language, is_exact=is_exact, in_parts=in_parts
+    )
     return Statement(BEST_KEYS.format(ranking=ranking.sql), {**ranking.values, "num_candidates": num_ranked})
 
 
@@ -152,6 +164,7 @@ def write_ranking(
     language: str | None,
     *,
     is_exact: bool,
+    in_parts: bool = False,
 ) -> Statement:
     """Return the SQL of the ranking of a search, or of several that are fused; see `write_search`."""
     names = name_tables(generation)
@@ -164,7 +177,7 @@ def write_ranking(
     for name, query in queries.items():
         own, own_values = leave_out_own(search, query.document)
         values |= query.values | own_values
-        nearest = write_nearest(generation, query, condition, own, is_exact=is_exact)
+        nearest = write_nearest(generation, query, condition, own, is_exact=is_exact, in_parts=in_parts)
         alone, unit = BY_DISTANCE.format(nearest=nearest, score=query.score), query.unit
         ranked.append(RANKED.format(name=name, order="distance", ranking=nearest))
     if search.reads_words:
@@ -198,7 +211,9 @@ def write_page(generation: Generation, search: Search, found: Statement) -> Stat
     return Statement(page, values)
 
 
-def write_round(generation: Generation, search: Search, queries: QueryVector, *, is_exact: bool) -> Statement:
+def write_round(
+    generation: Generation, search: Search, queries: QueryVector, *, is_exact: bool, in_parts: bool = False
+) -> Statement:
     """Return one SQL statement that runs `search`, by vector, for each of many queries.
 
     Its rows have a column `place`, the number of their query, from 1.
@@ -214,7 +229,7 @@ def write_round(generation: Generation, search: Search, queries: QueryVector, *,
     if search.condition is not None:
         condition = compile_filter(search.condition, "attributes.metadata")
         values |= condition.values
-    nearest = write_nearest(generation, queries, condition, [], is_exact=is_exact)
+    nearest = write_nearest(generation, queries, condition, [], is_exact=is_exact, in_parts=in_parts)
     statement = ROUND.format(
         array=queries.array,
         best=BEST_ROWS.format(ranking=BY_DISTANCE.format(nearest=nearest, score=BY_COSINE)),
@@ -235,17 +250,27 @@ def write_nearest(
     own: Sequence[str],
     *,
     is_exact: bool,
+    in_parts: bool = False,
 ) -> str:
     """Return the SQL of the ranking by vector; `own` are additional SQL conditions."""
     needs_attributes = condition is not None or query.document is not None
     join = "JOIN" if condition is not None and not condition.fits_nothing else "LEFT JOIN"
     names = name_tables(generation)
-    return NEAREST.format(
-        **names,
-        distance=f"({query.distance}) + 0" if is_exact else query.distance,
-        join=f"{join} vectormill.{names['attributes']} AS attributes USING (key)" if needs_attributes else "",
-        condition=" AND ".join(["true" if condition is None else condition.sql, *query.conditions, *own]),
-    )
+    conditions = ["true" if condition is None else condition.sql, *query.conditions, *own]
+
+    def write(*more: str) -> str:
+        return NEAREST.format(
+            **names,
+            distance=f"({query.distance}) + 0" if is_exact else query.distance,
+            join=f"{join} vectormill.{names['attributes']} AS attributes USING (key)"
+            if needs_attributes
+            else "",
+            condition=" AND ".join([*conditions, *more]),
+        )
+
+    if not (in_parts and query.parts):
+        return write()
+    return NEAREST_OF_PARTS.format(parts=" UNION ALL ".join(f"({write(part)})" for part in query.parts))
 
 
 def leave_out_own(search: Search, document: str | None) -> tuple[list[str], dict[str, object]]:

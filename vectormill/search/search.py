@@ -106,12 +106,14 @@ class Nearest:
     """The matches of one search, best first.
 
     `num_rows_read` is the approximate number of rows if all were read, else None. `repeated_because` is the reason why
-    an exact search followed the one by index, or None.
+    an exact search followed the one by index, or None. `num_rows_unindexed` is the number of rows that have too many
+    sparse weights for the index and were read beside it; None if no index of sparse weights was used.
     """
 
     matches: list[Match]
     num_rows_read: int | None
     repeated_because: str | None = None
+    num_rows_unindexed: int | None = None
 
 
 def fit_outputs(search: Search, asked: Sequence[str] | None, spec: EncodingSpec, collection: str) -> Search:

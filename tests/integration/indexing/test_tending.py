@@ -12,6 +12,8 @@ from indexer.indexing import build_indexes
 from scheduler import index_maintainer
 from scheduler.index_maintainer import IndexMaintainer, find_need
 from tests.indexed import draw_vectors, execute, make_collection, start_run, wish
+from tests.integration.collections.test_representations import SPARSE_ONLY, VECTORS_ONLY
+from tests.kinds import MANY
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
 from vectormill.collections.collection import AUTO, HNSW
@@ -23,8 +25,10 @@ from vectormill.search.matches import walk_plan
 from vectormill.settings import Settings
 
 SETTINGS = Settings(index_rows=100)
-TENDED = MaintainedCollection("docs", 1, AUTO, SPEC, {}, 1000, 0, 0, False, False, False)
-INDEXED = replace(TENDED, has_index=True, has_own_index=True, record={"num_rows": 1000, "num_removed": 50})
+TENDED = MaintainedCollection("docs", 1, AUTO, SPEC, {}, 1000, 0, 0, (), False, False)
+BUILT = {"num_rows": 1000, "num_removed": 50}
+INDEXED = replace(TENDED, operator_classes=("halfvec_cosine_ops",), has_own_index=True, record=BUILT)
+BOTH = replace(INDEXED, spec=MANY, operator_classes=("halfvec_cosine_ops", "sparsevec_ip_ops"))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,10 @@ INDEXED = replace(TENDED, has_index=True, has_own_index=True, record={"num_rows"
         (replace(INDEXED, num_waiting=5000, policy=HNSW), None),
         (replace(INDEXED, num_waiting=5000, has_own_index=False), None),  # made by hand
         (replace(INDEXED, num_waiting=5000, num_rows=20_000), None),
+        (replace(INDEXED, spec=MANY), "no index for 1,000 rows by sparsevec_ip_ops"),
+        (BOTH, None),
+        (replace(BOTH, spec=VECTORS_ONLY, operator_classes=()), None),
+        (replace(BOTH, spec=SPARSE_ONLY, record={"sparse": BUILT}, num_removed=251), "20% of its rows"),
     ],
 )
 def test_what_a_collection_needs_is_decided_from_what_the_catalog_says(

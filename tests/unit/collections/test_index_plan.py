@@ -1,7 +1,16 @@
+from typing import Any
+
 import pytest
 
 from vectormill.collections.collection import AUTO, HNSW, NO_INDEX
-from vectormill.collections.index_plan import MIB, IndexPlan, IndexSettings, ServerCapacity, plan_index
+from vectormill.collections.index_plan import (
+    MIB,
+    IndexPlan,
+    IndexSettings,
+    ServerCapacity,
+    plan_index,
+    plan_sparse_index,
+)
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption
 
@@ -56,6 +65,20 @@ def test_the_policy_says_from_how_many_rows_on_there_is_an_index() -> None:
     ]
     for policy, num_rows, is_wanted in cases:
         assert plan(num_rows, wishes=IndexSettings(policy)).is_wanted == is_wanted
+
+
+def test_sparse_weights_follow_the_same_policy_and_take_memory_by_their_bytes() -> None:
+    limits: dict[str, Any] = {"is_live": False, "least_rows": 10_000, "memory_share": 0.25}
+    cases: list[tuple[str, int, str | None]] = [
+        (AUTO, 9_999, None),
+        (AUTO, 10_000, "sparsevec_ip_ops"),
+        (NO_INDEX, 10_000, None),
+    ]
+    for policy, num_rows, expected in cases:
+        made = plan_sparse_index(num_rows, 1000.0, IndexSettings(policy), ROOM, **limits)
+        assert made.operator_class == expected
+    small, large = (plan_sparse_index(100_000, size, BY_ITSELF, ROOM, **limits) for size in (800.0, 1600.0))
+    assert large.graph_bytes - small.graph_bytes == 100_000 * 800
 
 
 def test_the_shape_comes_from_the_rows_unless_it_is_asked_for() -> None:
