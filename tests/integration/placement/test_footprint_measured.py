@@ -71,7 +71,7 @@ def read_status(key):
 
 def make_batch(num_sequences, length):
     rows = [np.arange(length - (row == 0), dtype=np.int32) for row in range(num_sequences)]
-    values = {name: [np.zeros_like(row) for row in rows] for name in TOKEN_INPUTS}
+    values = {name: [np.zeros_like(row) for row in rows] for name in TOKEN_INPUTS if name != "word_marks"}
     # A quarter of it is a hint of types of four tokens.
     values |= {"input_ids": [5 + row % 500 for row in rows], "position_ids": rows}
     values["token_type_ids"] = [(row >= length // 4).astype(np.int32) for row in rows]
