@@ -40,7 +40,7 @@ WORDS = {
         SearchQuery,
         Client.search,
         searches.search,
-        unsaid=("embedding",),  # a list of numbers
+        unsaid=("embedding", "sparse", "multi_vector"),  # many numbers
         named={"more_like": "like", "group_by": "by_document"},
         beside=("collection",),
     ),
@@ -58,8 +58,8 @@ WORDS = {
         CollectionRequest,
         Client.create_collection,
         collections.create,
-        unsaid=("index_options",),
-        named={"index_policy": "index", "name": "collection"},
+        # The shape of an HNSW index is told to `collections index` alone.
+        named={"index_options": "multi_vector_codes", "index_policy": "index", "name": "collection"},
     ),
     "change a collection": Words(
         CollectionChange, Client.change_collection, collections.change, beside=("name", "collection")
