@@ -1254,7 +1254,7 @@ MUTANTS: Final = (
     Mutant(
         "a tile has as many rows as a batch has texts of its length",
         "worker/encoder/reproducible.py",
-        "num_rows = max(1, TILE_TOKENS // length)\n            for",
+        "num_rows = count_tile_rows(TILE_TOKENS, length)\n            for",
         "num_rows = len(places)\n            for",
         (
             "tests/contract/test_reproducible.py::"
