@@ -211,7 +211,8 @@ def read_own_vectors(query: SearchQuery, generation: Generation) -> Vectors | No
     if query.embedding is not None:
         own = replace(own, dense=read_embedding(query.embedding, generation))
     if query.sparse is not None:
-        indices, weights = read_sparse(query.sparse, generation)
+        by_place = {int(place): weight for place, weight in query.sparse.items()}
+        indices, weights = read_sparse(by_place, generation)
         own = replace(own, indices=indices, weights=weights)
     if query.multi_vector is not None:
         own = replace(own, vectors=read_multi_vector(query.multi_vector, generation))
@@ -241,7 +242,7 @@ def read_sparse(
     """Return the places and weights of a query's sparse vector, without those that are 0, in ascending order."""
     dimensions = generation.spec.sparse_dimensions
     for place in weights:
-        if not 0 <= place < dimensions:
+        if place >= dimensions:
             raise InvalidOption(
                 f"sparse has the place {place}, but the vocabulary of collection {generation.collection!r} has places "
                 f"from 0 to {dimensions - 1:,}."

@@ -52,7 +52,13 @@ def own_compiler(compiled_dir: Path) -> Iterator[None]:
 
 
 # Of layers, where they differ in more than their weights.
-NUM_KINDS = {"modernbert": 3, "qwen3, window": 2, "qwen3, window, both ways": 2}
+NUM_KINDS = {
+    "modernbert": 3,
+    "gemma3_text": 2,
+    "gemma3_text, both ways": 2,
+    "qwen3, window": 2,
+    "qwen3, window, both ways": 2,
+}
 
 
 class Compiled:

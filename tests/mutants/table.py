@@ -846,8 +846,8 @@ MUTANTS: Final = (
     Mutant(
         "a query's own places beyond the vocabulary are sent to Postgres",
         "api/routes/searches.py",
-        "if not 0 <= place < dimensions:",
-        "if not 0 <= place:",
+        "if place >= dimensions:",
+        "if place < 0:",
         (f"{SEARCH_OUTPUTS}::test_vectors_that_cannot_be_compared_are_refused_by_the_number_of_their_query",),
     ),
     Mutant(

@@ -50,7 +50,7 @@ class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
         list[float] | None, Meta(description="The query's own dense vector, instead of a text.")
     ] = None
     sparse: Annotated[
-        dict[int, float] | None,
+        dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,8})$")], float] | None,
         Meta(
             description="The query's own sparse weights, by their places in the vocabulary from 0.",
             examples=[{"2003": 1.25, "3407": 0.5}],

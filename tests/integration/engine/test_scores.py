@@ -95,7 +95,6 @@ def test_a_model_that_embeds_gives_the_cosine_and_reads_each_text_once(minilm: E
     [
         (CARD, EncodingOptions(task="embed"), "supports the task score, not embed"),
         (CARD, EncodingOptions(dimensions=1), "dimensions has no effect"),
-        (CARD, EncodingOptions(prompt="query: "), "prompt has no effect"),
         (CARD, EncodingOptions(long_texts="passages"), "applies to whole texts"),
         (CARD, EncodingOptions(max_tokens=5), "max_tokens must be from 6"),
         (MINILM, EncodingOptions(task="score", activation="sigmoid"), "activation has no effect"),

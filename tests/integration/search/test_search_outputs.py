@@ -270,7 +270,6 @@ def test_words_are_searched_beside_vectors_of_the_query_s_own(searched: Engine) 
             {"sparse": {"100": 1}},
             "sparse has the place 100, but the vocabulary of collection 'docs' has places from 0",
         ),
-        ({"sparse": {"-1": 1}}, "sparse has the place -1"),
         ({"sparse": {"3": 1e300}}, "sparse has numbers that are not finite, or larger than 65,504"),
         ({"multi_vector": []}, "multi_vector has 0 vectors; it must have from 1 to 64"),
         ({"multi_vector": [[1, 2, 3, 4]] * 65}, "multi_vector has 65 vectors"),

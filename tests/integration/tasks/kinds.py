@@ -52,6 +52,7 @@ class Kind:
     pooling: str | None = None
     variant: str = ""  # of several models of one kind
     backend: str = "torch"
+    folder: str = ""  # of the model in its directory, where its name tells what it is
 
     @property
     def id(self) -> str:
@@ -63,7 +64,7 @@ class Kind:
         return f"tiny-{self.variant.strip()}{self.name}"
 
     def entry(self, directory: Path) -> dict[str, ModelEntry]:
-        path = directory / self.model
+        path = directory / self.model / self.folder
         found = str(path if path.exists() else self.write(path))
         return {self.model: ModelEntry(path=found, pooling=self.pooling)}
 
@@ -132,8 +133,8 @@ def write_reranker(directory: Path) -> Path:
 
 
 def write_worded(directory: Path) -> Path:
-    """As Qwen3-Reranker, under another name, so that its entry has to tell its template."""
-    return write_generative(directory, "Qwen3-Reranker-tiny")
+    """As Qwen3-Reranker, whose template the name of its folder tells."""
+    return write_generative(directory.parent, directory.name)
 
 
 def write_static_embedder(directory: Path) -> Path:
@@ -187,6 +188,7 @@ KINDS: Final = (
         FAILING_PAIRS | {"no_pair": {"text": "alone"}},
         {"text": "short", "text_pair": LONG},
         options={"prompt": "Is it the same?", "activation": "raw"},
+        folder="Qwen3-Reranker-tiny",
     ),
     Kind(
         "extractor",
