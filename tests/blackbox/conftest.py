@@ -1,15 +1,13 @@
 """One service for all black-box tests, started again where a test has left it broken."""
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from tests.blackbox.service import Service
+from tests.blackbox.service import Service, new_service
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,17 +26,9 @@ def program(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def running(program: Path) -> Iterator[Service]:
-    folder = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))  # a socket's path may have 107 bytes
-    service = Service(program, folder)
-    try:
+    with new_service(program) as service:
         service.start()
         yield service
-        service.stop()
-    finally:
-        if service.process is not None:
-            service.kill()
-        service.http.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

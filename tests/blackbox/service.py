@@ -5,9 +5,11 @@ Nothing here imports the product, so the same files test any release: the checko
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -48,6 +50,21 @@ def find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
+
+
+@contextmanager
+def new_service(program: Path) -> Iterator["Service"]:
+    """Yield a service in a folder of its own, not started yet; stop it at the end, or kill it after a failure."""
+    folder = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))  # a socket's path may have 107 bytes
+    service = Service(program, folder)
+    try:
+        yield service
+        service.stop()
+    finally:
+        if service.process is not None:
+            service.kill()
+        service.http.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Service:

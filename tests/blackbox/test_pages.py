@@ -6,17 +6,15 @@ settings, or what only another machine can do.
 
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.blackbox.service import Service
+from tests.blackbox.service import Service, new_service
 from tests.docs.pages import Block, find_blocks, find_commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,22 +46,14 @@ def make_application(folder: Path, num_rows: int) -> str:
 @pytest.fixture(scope="module", params=[3_000, pytest.param(50_000, marks=pytest.mark.slow)])
 def reader(program: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
     """A service as a reader has it: files and tables with the names that the pages use, and the collection docs."""
-    folder = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
-    service = Service(program, folder)
-    url = make_application(folder, request.param)
-    service.environment |= {"ARTICLES_URL": url, "TICKETS_URL": url, "VECTORMILL_INDEX_ROWS": "2000"}
-    lines = [json.dumps({"key": f"t{n}", "text": text.format(n)}) for n, text in enumerate(TEXTS * 5)]
-    for name in ("texts.jsonl", "docs.jsonl"):
-        (folder / name).write_text("\n".join(lines))
-    try:
+    with new_service(program) as service:
+        url = make_application(service.folder, request.param)
+        service.environment |= {"ARTICLES_URL": url, "TICKETS_URL": url, "VECTORMILL_INDEX_ROWS": "2000"}
+        lines = [json.dumps({"key": f"t{n}", "text": text.format(n)}) for n, text in enumerate(TEXTS * 5)]
+        for name in ("texts.jsonl", "docs.jsonl"):
+            (service.folder / name).write_text("\n".join(lines))
         service.start()
         yield service
-        service.stop()
-    finally:
-        if service.process is not None:
-            service.kill()
-        service.http.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_block(service: Service, block: Block) -> None:

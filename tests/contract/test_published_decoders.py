@@ -39,7 +39,7 @@ CODE: Final = {
     "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
 }
 GTE: Final = {"auto_map": {"AutoTokenizer": QWEN_CODE}, "add_eos_token": True}
-# What the files say: the class that was saved, settings of config.json, the tokens of the tokenizer's template, and
+# A layout names the class that was saved, settings of config.json, the tokens of the tokenizer's template, and
 # settings of tokenizer_config.json.
 LAYOUTS: Final[Mapping[str, tuple[str, dict[str, Any], list[str], dict[str, Any]]]] = {
     "e5-mistral, SFR-Embedding-Mistral": ("MistralModel", {"sliding_window": 9}, ["[CLS]", "A"], LLAMA),

@@ -15,6 +15,8 @@ from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import process_environment
 
+# pg_dump fails if a table that it has listed is dropped before it is locked, as those of a deleted collection are.
+DUMP_ATTEMPTS: Final = 3
 IS_USED: Final = text("SELECT to_regnamespace('vectormill') IS NOT NULL")
 COUNT: Final = text("""
     SELECT (SELECT count(*) FROM vectormill.jobs) AS jobs,
@@ -28,7 +30,13 @@ def dump(pg_dump: str, database_url: str, output: Path) -> None:
     """Write the database, as of this moment, to a file of pg_dump, which appears whole or not at all."""
     partial = output.with_name(f"{output.name}.partial")
     try:
-        run_client(pg_dump, database_url, "--format=custom", f"--file={partial}")
+        for attempt in range(1, DUMP_ATTEMPTS + 1):
+            try:
+                run_client(pg_dump, database_url, "--format=custom", f"--file={partial}")
+                break
+            except ConfigurationError:
+                if attempt == DUMP_ATTEMPTS:
+                    raise
         with partial.open("rb") as written:
             os.fsync(written.fileno())
         partial.replace(output)

@@ -101,7 +101,7 @@ class Reader:
     tells_what_vanished: bool = True
     # True if a row that was not read may exist nevertheless, so that the source must be asked before it is deleted.
     must_be_asked: bool = False
-    # What is read, if it is the source of a collection.
+    # The source that this reader reads, with its options; None for a reader without one.
     source: Source | None = None
     # The greatest value that was read of the column that grows with each change; None if the source names none.
     newest: str | float | None = None

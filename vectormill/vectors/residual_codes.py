@@ -42,7 +42,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codebook:
-    """What the codes of a vector space mean. `digest` names it, and stands before the codes of each row.
+    """The centroids and buckets that codes of one vector space refer to. The codes of each row begin with `digest`.
 
     `cutoffs` [3] divide the buckets, and `values` [4] are restored for them. With `is_unit` all vectors have length 1,
     and so have restored ones.

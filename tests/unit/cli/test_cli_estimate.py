@@ -1,4 +1,4 @@
-"""What `vectormill estimate` says beside what was measured."""
+"""The intervals of `vectormill estimate` hold the rates that were measured."""
 
 import json
 from typing import Any
