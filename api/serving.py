@@ -85,12 +85,16 @@ def respond(
     status: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return a response with this answer; an answer that is a Response already is returned as it is."""
+    """Return a response with this answer; an answer that is a Response already is returned as it is.
+
+    With another status than the operation's own, nothing was created that could be located.
+    """
     if isinstance(answer, Response):
         return answer
     if operation.status == NO_CONTENT:
         return Response(status_code=NO_CONTENT)
-    told = {} if operation.location is None else {"Location": operation.location.format_map(answer)}
+    is_located = operation.location is not None and status in (None, operation.status)
+    told = {"Location": str(operation.location).format_map(answer)} if is_located else {}
     return Response(
         write_answer(answer), status or operation.status, told | dict(headers or {}), media_type=JSON_TYPE
     )
@@ -179,15 +183,15 @@ def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
     if content:
         described["requestBody"] = {"required": True, "content": content}
     if operation.status != NO_CONTENT:
-        answer: dict[str, Any] = {"content": {media_type: {} for media_type in operation.media_types}}
+        answers: list[dict[str, Any]] = [{"content": {kind: {} for kind in operation.media_types}}]
         if not operation.media_types:
             schemas = [refer_to(kind) for kind in find_answers(operation)]
-            answer = {
-                "content": {JSON_TYPE: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
-            }
-        described["responses"] = {str(operation.status): answer}
+            if len(schemas) > 1 and operation.other_status is None:
+                schemas = [{"anyOf": schemas}]
+            answers = [{"content": {JSON_TYPE: {"schema": schema}}} for schema in schemas]
+        described["responses"] = {str(operation.status): answers[0]}
         if operation.other_status is not None:
-            described["responses"][str(operation.other_status)] = answer
+            described["responses"][str(operation.other_status)] = answers[-1]
     return described
 
 

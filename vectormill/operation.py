@@ -33,8 +33,8 @@ class Operation(Generic[Answer]):
     of NDJSON with lines of that type; if `form`, a JSON schema, is given, the body is a multipart form.
     `query` has the query parameters. An answer in one of `media_types` is a stream of bytes; an answer may
     also have the type `other_answer`. `location` is the path of the created resource, with fields of the
-    answer in braces. An answer with `other_status` has the same type. An operation that `is_repeatable` may
-    safely be sent again after a lost answer.
+    answer in braces. An answer with `other_status` has the same type, or `other_answer` if both are given. An operation
+    that `is_repeatable` may safely be sent again after a lost answer.
     """
 
     method: str

@@ -7,6 +7,7 @@ from vectormill.collections.operations import OPERATIONS as COLLECTION_OPERATION
 from vectormill.jobs.operations import OPERATIONS as JOB_OPERATIONS
 from vectormill.models.operations import OPERATIONS as MODEL_OPERATIONS
 from vectormill.operation import Operation
+from vectormill.quotes.operations import OPERATIONS as QUOTE_OPERATIONS
 from vectormill.runs.operations import OPERATIONS as RUN_OPERATIONS
 from vectormill.schedules.operations import OPERATIONS as SCHEDULE_OPERATIONS
 from vectormill.search.operations import OPERATIONS as SEARCH_OPERATIONS
@@ -19,6 +20,7 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     *COLLECTION_OPERATIONS,
     *JOB_OPERATIONS,
     *MODEL_OPERATIONS,
+    *QUOTE_OPERATIONS,
     *RUN_OPERATIONS,
     *SCHEDULE_OPERATIONS,
     *SEARCH_OPERATIONS,

@@ -5,6 +5,7 @@ The event loop only receives bytes. If the submission fails or the client discon
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -49,7 +50,10 @@ from vectormill.models.registry import make_spec
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.iceberg import SCHEME, check_table_url
 from vectormill.objects.store import normalize, refuse_outside
-from vectormill.objects.submission import add_objects
+from vectormill.objects.submission import add_objects, find_inputs, refuse_unfit_columns
+from vectormill.quotes.bodies import QuoteBody
+from vectormill.quotes.objects import WHOLE_BYTES, sample_objects
+from vectormill.quotes.trial import JobTrial
 from vectormill.settings import Settings
 
 # A call in a thread costs 0.1 ms; this many bytes of NDJSON make it worthwhile with some milliseconds of work.
@@ -66,9 +70,13 @@ NDJSON_TYPES: Final = (
 )
 
 
+# A dry run is answered by a quote.
+Submitted = JobBody | QuoteBody
+
+
 async def receive_job(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
-) -> JobBody:
+) -> Submitted:
     """Create the job of a request and return it, committed. Raise Problem and the errors of a submission."""
     media_type = read_media_type(request)
     with resources.gates.uploads.enter():
@@ -81,12 +89,12 @@ async def receive_job(
 
 async def receive_document(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
-) -> JobBody:
+) -> Submitted:
     """Create a job from a JSON body that contains all items, and return it, committed."""
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
 
-        def submit() -> JobBody:
+        def submit() -> Submitted:
             """Check and make the job in two transactions, and return its body as of the second one."""
             document = decode_body(body, JOB_DECODER)
             override(document, query, request.query_params)
@@ -97,9 +105,11 @@ async def receive_document(
             intake = Intake(resources.settings)
             if document.input is not None:
                 new_job = make_document_job(document, resources, idempotency_key)
+                if document.dry_run:
+                    return quote_objects(document.input, new_job, resources, intake)
                 return read_objects(document.input, new_job, resources, intake)
             new_job, items = parse_document(document, resources, idempotency_key)
-            with open_writer(new_job, resources, intake) as writer:
+            with open_any(new_job, resources, intake, is_dry=document.dry_run) as writer:
                 write_items(writer, items, intake)
                 return finish(writer, resources)
 
@@ -108,7 +118,7 @@ async def receive_document(
 
 async def receive_stream(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
-) -> JobBody:
+) -> Submitted:
     """Create a job from an NDJSON body, one item per line, in constant memory, and return it, committed."""
     settings = resources.settings
     if query.to is not None:
@@ -122,19 +132,20 @@ async def receive_stream(
     inflater = make_inflater(request, settings)
     intake = Intake(settings)
 
-    def store(block: bytes, writer: JobWriter) -> None:
+    def store(block: bytes, writer: AnyWriter) -> None:
         for piece in inflater.feed(block) if inflater else (block,):
             intake.take_bytes(len(piece))
             write_items(writer, reader.read(piece), intake)
 
-    def store_rest(writer: JobWriter) -> JobBody:
+    def store_rest(writer: AnyWriter) -> Submitted:
         if inflater:
             inflater.finish()
         write_items(writer, reader.finish(), intake)
         intake.look_again(resources.engine)
         return finish(writer, resources)
 
-    async with contextmanager_in_threadpool(open_writer(new_job, resources, intake)) as writer:
+    opened: AbstractContextManager[AnyWriter] = open_any(new_job, resources, intake, is_dry=query.dry_run)
+    async with contextmanager_in_threadpool(opened) as writer:
         async for block in read_blocks(request):
             await run_in_threadpool(store, block, writer)
         return await run_in_threadpool(store_rest, writer)
@@ -146,18 +157,24 @@ def open_writer(
     return JobWriter(resources.engine, new_job, resources.settings, admit=intake.admit, keep=keep)
 
 
+AnyWriter = JobWriter | JobTrial
+
+
+def open_any(new_job: NewJob, resources: Resources, intake: Intake, *, is_dry: bool) -> AnyWriter:
+    """Return the writer of a job, or a trial that stores nothing."""
+    if not is_dry:
+        return open_writer(new_job, resources, intake)
+    return JobTrial(resources.engine, new_job, resources.settings, resources.registry, intake.admit)
+
+
 class OutOfTime(Exception):
     """Raised when a request has read objects for too long."""
 
 
-def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> JobBody:
+def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> Submitted:
     """Create the job of some objects, or leave them to an indexer if they take too long or need another disk."""
     until = time.monotonic() + READING_SECONDS
-    if not is_loopback_host(resources.settings.api_host):
-        for url in wanted.urls:
-            refuse_outside(
-                normalize(url), resources.settings.source_root, "VECTORMILL_SOURCE_ROOT", must_be_set=True
-            )
+    refuse_local_files(wanted, resources.settings)
 
     def keep() -> None:
         if time.monotonic() >= until:
@@ -171,15 +188,38 @@ def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intak
             return finish(writer, resources, partial(writer.hand_over, wanted))
 
 
-def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
+def refuse_local_files(wanted: InputBody, settings: Settings) -> None:
+    """Raise InvalidOption for files of this machine outside of the source root, unless only this machine can ask."""
+    if not is_loopback_host(settings.api_host):
+        for url in wanted.urls:
+            refuse_outside(normalize(url), settings.source_root, "VECTORMILL_SOURCE_ROOT", must_be_set=True)
+
+
+def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> QuoteBody:
+    """Return the quote of the job of some objects: of all their rows if they are small, else of parts of them."""
+    settings = resources.settings
+    refuse_local_files(wanted, settings)
+    with JobTrial(resources.engine, new_job, settings, resources.registry, intake.admit) as trial:
+        found = list(find_inputs(wanted, settings))
+        if sum(each.num_bytes for each in found) <= WHOLE_BYTES:
+            add_objects(trial, wanted, new_job.spec, settings, intake.take_items)
+        else:
+            refuse_unfit_columns(wanted, new_job.spec)
+            sample_objects(found, wanted, new_job.spec, settings, trial.sample)
+        return trial.finish()
+
+
+def write_items(writer: AnyWriter, items: Items, intake: Intake) -> None:
     intake.take_items(len(items))
     writer.add_all(items)
 
 
 def finish(
-    writer: JobWriter, resources: Resources, commit: Callable[[Alongside], Job] | None = None
-) -> JobBody:
+    writer: AnyWriter, resources: Resources, commit: Callable[[Alongside], Job] | None = None
+) -> Submitted:
     """Commit the job, and return its body as of the same transaction, with the reason why it waits."""
+    if isinstance(writer, JobTrial):
+        return writer.finish()
     bodies: list[JobBody] = []
     job = (commit or writer.finish)(lambda connection, job: bodies.append(make_job_body(connection, job)))
     if writer.existing is None:

@@ -58,8 +58,10 @@ async def create_job(
     query: SubmissionQuery,
 ) -> Response:
     """Submit items as one JSON object, or as a stream of NDJSON of any length (gzip accepted)."""
-    job = await receive_job(request, resources, idempotency_key, query)
-    return respond(operations.SUBMIT, job, headers={"Retry-After": str(POLL_AFTER_SECONDS)})
+    answer = await receive_job(request, resources, idempotency_key, query)
+    if "id" not in answer:  # the quote of a dry run
+        return respond(operations.SUBMIT, answer, status=200)
+    return respond(operations.SUBMIT, answer, headers={"Retry-After": str(POLL_AFTER_SECONDS)})
 
 
 @serve(router, operations.LIST)

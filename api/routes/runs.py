@@ -4,21 +4,23 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Response
 from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
-from api.serving import serve
+from api.routes.quotes import quote_source
+from api.serving import respond, serve
 from vectormill.collections.collections import find_generation
 from vectormill.db.idempotency import make_once
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
-from vectormill.jobs.job import Job
+from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import respecify
 from vectormill.operation import PageQuery
+from vectormill.quotes.bodies import QuoteBody
 from vectormill.runs import operations
 from vectormill.runs.bodies import RunBody, RunPage, RunRequest, describe_run
 from vectormill.runs.run import ENCODING, REINDEX, Run
@@ -31,6 +33,8 @@ from vectormill.runs.runs import (
     position_of,
     refuse_without_texts,
 )
+from vectormill.sources.source import OWN_TEXTS, Source
+from vectormill.sources.sources import find_source_of_run
 
 router = APIRouter(tags=["runs"])
 
@@ -52,8 +56,10 @@ def post_run(
     name: CollectionName,
     body: RunRequest,
     idempotency_key: IdempotencyKey,
-) -> RunBody:
+) -> Response:
     """Start a run, which an indexer carries out. A collection has one run in progress; others wait."""
+    if body.dry_run:
+        return respond(operations.START, quote_reindex(resources, name, body), status=200)
 
     def make() -> str:
         spec = choose_spec(connection, resources, name, body)
@@ -66,7 +72,20 @@ def post_run(
     content = f"{name}\n".encode() + msgspec.json.encode(body)
     with resources.engine.begin() as connection:
         run = find_run(connection, UUID(make_once(connection, "run", idempotency_key, content, make)))
-    return describe_run(run)
+    return respond(operations.START, describe_run(run))
+
+
+def quote_reindex(resources: Resources, name: str, body: RunRequest) -> QuoteBody:
+    """Return the quote of a re-index from a sample of the collection's source; kept rows are not encoded again."""
+    if body.kind != REINDEX:
+        raise InvalidOption(f"Only a run of kind {REINDEX} can be quoted; this is one of kind {body.kind}.")
+    with resources.engine.connect() as connection:
+        live = find_generation(connection, name)
+        spec = choose_spec(connection, resources, name, body) or live.spec
+        refuse_without_texts(connection, name)
+        source = find_source_of_run(connection, live.collection_id) or Source(OWN_TEXTS, {})
+    job = NewJob(spec, name, priority=body.options.priority)
+    return quote_source(resources, source, job, skips_kept=True)
 
 
 def choose_spec(

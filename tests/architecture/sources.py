@@ -16,6 +16,7 @@ FEATURES = (
     "vectormill/jobs",
     "vectormill/keys",
     "vectormill/objects",
+    "vectormill/quotes",
     "vectormill/runs",
     "vectormill/schedules",
     "vectormill/search",

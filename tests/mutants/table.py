@@ -57,6 +57,7 @@ FREQUENT: Final = (
     "tests/integration/scale/test_frequent_statements.py::"
     "test_what_runs_often_reads_little_among_a_hundred_thousand_open_jobs"
 )
+QUOTES: Final = "tests/integration/quotes/test_quotes.py"
 SENDER: Final = "tests/integration/webhooks/test_webhook_sender.py"
 
 
@@ -75,6 +76,27 @@ class Mutant:
 
 
 MUTANTS: Final = (
+    Mutant(
+        "a dry run of a document makes a job",
+        "api/intake/submissions.py",
+        "open_any(new_job, resources, intake, is_dry=document.dry_run)",
+        "open_any(new_job, resources, intake, is_dry=False)",
+        (f"{QUOTES}::test_a_dry_run_counts_what_the_model_reads_and_stores_nothing",),
+    ),
+    Mutant(
+        "a quote waits for the whole of jobs that take turns with its own",
+        "vectormill/quotes/quote.py",
+        "sum(min(own_tokens.value, each) for each in beside)",
+        "sum(beside)",
+        ("tests/unit/quotes/test_samples.py::test_more_urgent_jobs_come_first_and_others_take_turns",),
+    ),
+    Mutant(
+        "a job is quoted as if rows that exist were not encoded",
+        "vectormill/quotes/quote.py",
+        "kept.rest if kept and skips_kept else 1",
+        "kept.rest if kept else 1",
+        (f"{QUOTES}::test_rows_that_the_collection_has_are_counted_and_only_a_reindex_leaves_them_out",),
+    ),
     Mutant(
         "the commit compares no fence",
         "vectormill/jobs/completion.py",

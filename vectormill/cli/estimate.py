@@ -1,50 +1,87 @@
-"""The command estimate, which computes before anything is started what a job and its collection will take."""
+"""The commands estimate and quote, which tell before anything is started what a job and its collection will take."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from vectormill.cli.collections import describe_bytes
 from vectormill.cli.command import command
+from vectormill.cli.jobs import PAIR_FIELD, read_input
 from vectormill.cli.printing import print_facts, tell
+from vectormill.cli.sources import leave_out
+from vectormill.domain.encoding import RequestedOptions
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.task import EMBED, TASKS
+from vectormill.files.formats import InputName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vectormill.client import Client
+    from vectormill.quotes.figure import Figure
 
 app = typer.Typer()
 
-# Seconds of one core for a row of 384 dimensions in an HNSW index that fits into memory: 1.7 ms for the first 20,000
-# rows with ef_construction = 64 (docs/INDEXES.md), more with the size of the graph and with ef_construction = 128.
-LEAST_BUILD_SECONDS: Final = 0.001
-MOST_BUILD_SECONDS: Final = 0.006
-# Bytes of a token in UTF-8, and how much of them Postgres keeps of a job's texts after compression.
-TEXT_BYTES_PER_TOKEN: Final = 4.5
-KEPT_SHARE: Final = 0.5
-MEASURED_SHARE: Final = 0.15
-BITS: Final = {"float32": 32, "float16": 16, "int8": 16, "binary": 1}
+MEASURED_SHARE = 0.15
+Told = Mapping[str, Any]
 
 
-def show_estimate(told: Mapping[str, Any]) -> None:
+def describe_figure(figure: Told | None, form: "Callable[[float], str]", *, is_mean: bool = False) -> str:
+    """Format the interval of a figure, and with `is_mean` its value before; an exact one has no interval."""
+    if figure is None:
+        return ""
+    least, most = form(figure["least"]), form(figure["most"])
+    if least == most:
+        return least
+    return f"{form(figure['value'])} ({least} to {most})" if is_mean else f"{least} to {most}"
+
+
+def show_sizes(told: Told) -> None:
+    """Print the figures of an estimate or a quote."""
     from vectormill.client.views import describe_seconds
 
-    least, most = told["seconds"]
-    build = told["index"]
+    def number(value: float) -> str:
+        return f"{value:,.0f}"
+
+    def show(name: str, form: "Callable[[float], str]", *, is_mean: bool = True) -> str:
+        return describe_figure(told.get(name), form, is_mean=is_mean)
+
     print_facts(
         [
-            ("tokens", f"{told['tokens']:,.0f}"),
-            ("tokens/s", " to ".join(f"{rate:,.0f}" for rate in told["tokens_per_second"])),
-            *told["reasons"].items(),
-            ("encoding", f"{describe_seconds(least)} to {describe_seconds(most)}"),
-            ("price", told["price"] and " to ".join(f"{price:,.2f}" for price in told["price"])),
-            ("rows", describe_bytes(told["rows_bytes"])),
-            ("texts of the job", describe_bytes(told["texts_bytes"])),
-            ("index", describe_bytes(build["bytes"]) if build["bytes"] else build["reason"]),
-            ("its build", build["bytes"] and " to ".join(map(describe_seconds, build["seconds"]))),
+            ("rows", show("rows", number)),
+            ("tokens of a row", show("tokens_per_row", "{:,.1f}".format)),
+            *((name, show(name, "{:.1%}".format)) for name in ("truncated", "repeated")),
+            ("already kept", show("kept", "{:.1%}".format)),
+            ("tokens", show("tokens", number)),
+            ("tokens/s", show("tokens_per_second", number, is_mean=False)),
+            *told.get("reasons", {}).items(),
+            ("encoding", show("seconds", describe_seconds, is_mean=False)),
+            ("queue before it", show("queue_seconds", describe_seconds, is_mean=False)),
+            ("ends at", told.get("ends_at") and " to ".join(each[:16] for each in told["ends_at"][1:])),
+            (
+                "host",
+                told.get("host_cores") and f"{show('host_cores', '{:,.1f}'.format, is_mean=False)} cores",
+            ),
+            ("price", show("price", "{:,.2f}".format, is_mean=False)),
+            ("rows on disk", show("rows_bytes", describe_size, is_mean=False)),
+            ("texts of the job", show("texts_bytes", describe_size, is_mean=False)),
+            ("index", show("index_bytes", describe_size) or told["index_reason"]),
+            ("its build", show("index_seconds", describe_seconds, is_mean=False)),
         ]
     )
-    if build["bytes"]:
+    for note in told.get("notes", ()):
+        tell(note)
+    if told["index_bytes"]:
         tell(
             "The build needs the index's size as maintenance_work_mem, and in a container as shared memory; on disk it "
             "takes many times longer."
         )
+
+
+def describe_size(num_bytes: float) -> str:
+    return describe_bytes(round(num_bytes))
 
 
 @command(
@@ -52,8 +89,8 @@ def show_estimate(told: Mapping[str, Any]) -> None:
     "vectormill estimate --rows 5e6 --tokens 256 --devices 2x80GiB@sm_90,16cores,128GiB",
     "vectormill estimate --rows 2e6 --tokens 120 --model bge-m3 --tokens-per-second 40000 --price 2.5",
     note="The interval is wide, because only the arithmetic of the model and the devices is known. "
-    "For a narrow one, encode a sample and give the rate that `vectormill status JOB` shows.",
-    view=show_estimate,
+    "For a narrow one, encode a sample, and ask `vectormill quote`.",
+    view=show_sizes,
 )
 def estimate(
     *,
@@ -67,7 +104,7 @@ def estimate(
     tokens_per_second: float | None = None,
     price: float | None = None,
     cores: int = 4,
-) -> Mapping[str, Any]:
+) -> Told:
     """Estimate the hours of a job, the disk of its collection, and the memory and time of the index.
 
     Args:
@@ -80,52 +117,141 @@ def estimate(
         dimensions (N, from 1): Keep only the first N values of a vector.
         tokens_per_second (N): The measured rate of all devices together, instead of an estimated one.
         price (MONEY): The price of the machine for an hour, in any currency.
-        cores (N, from 1): The cores of the Postgres server that build the index.
+        cores (N, from 1): The cores of the Postgres server that builds the index.
     """
-    from vectormill.collections.index_plan import SHAPES, estimate_graph_bytes, find_operator_class
-    from vectormill.collections.sizing import estimate_row_bytes
-    from vectormill.domain.errors import InvalidOption
     from vectormill.models.registry import Registry
+    from vectormill.quotes.figure import Figure
+    from vectormill.quotes.sizes import TEXT_BYTES_PER_TOKEN, Workload, estimate_sizes
     from vectormill.settings import load_settings
 
     if min(rows, tokens, tokens_per_second or 1) < 1:
         raise InvalidOption("--rows, --tokens and --tokens-per-second must be at least 1.")
     card = Registry(load_settings().models).outline(model)
-    num_rows, num_dimensions = round(rows), dimensions or card.dimension
-    num_tokens = num_rows * min(tokens, card.max_tokens)
-    if tokens_per_second is None:
-        least, most, reasons = estimate_rate(card, devices, precision)
+    rate, reasons = choose_rate(card, devices, precision, tokens_per_second)
+    load = Workload(
+        Figure.exact(round(rows)), Figure.exact(min(tokens, card.max_tokens)), vector_type,
+        dimensions or card.dimension, tokens * TEXT_BYTES_PER_TOKEN,
+    )  # fmt: skip
+    figures = {"rows": load.rows, "tokens_per_second": rate, **estimate_sizes(load, rate, cores)}
+    return add_price(figures | {"reasons": reasons}, price)
+
+
+@command(
+    app,
+    "vectormill quote tickets.parquet --text-field body --collection tickets --price 2.5",
+    'vectormill quote --sql "SELECT id AS key, body AS text FROM tickets" --url-env TICKETS_URL',
+    "vectormill quote 's3://bucket/articles/*.parquet' --text-field body --model bge-m3",
+    note="The rate is what the live workers have measured since their start. If there is none, it is estimated as by "
+    "`vectormill estimate`, with a wide interval.",
+    view=show_sizes,
+)
+def quote(
+    client: "Client",
+    input: str | None = None,
+    *,
+    sql: str | None = None,
+    url_env: str | None = None,
+    reindex: str | None = None,
+    model: str | None = None,
+    collection: str | None = None,
+    priority: int = 5,
+    options: RequestedOptions,
+    key_field: str | None = None,
+    text_field: str = "text",
+    pair_field: str = PAIR_FIELD,
+    metadata_field: list[str] | None = None,
+    format: InputName | None = None,
+    strict: bool = False,
+    gzip: bool = False,
+    devices: str = "auto",
+    precision: str = "auto",
+    price: float | None = None,
+) -> Told:
+    """Quote a job before it is submitted: its rows, tokens, hours, end, disk, memory, cores and price.
+
+    A file is sent and checked as by `submit`; of a query and of large objects the service reads a sample. Nothing is
+    stored.
+
+    Args:
+        sql (QUERY): Quote the rows of a query, which the service reads.
+        url_env (VARIABLE): The environment variable with the database's URL, in the API's process. Without it, the
+            service's own database is read.
+        reindex (COLLECTION): Quote a re-index of this collection from its source.
+        collection (NAME): Tell which rows this collection has already.
+        metadata_field (NAME): Keep this column with each result. May be repeated.
+        format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
+        gzip: Compress the upload, for slow networks.
+        devices (DEVICES): Without live workers, estimate with these: auto for this machine, or a description such as
+            2x80GiB@sm_90,16cores,128GiB.
+        precision: Without live workers, the precision of the weights: auto, fp32, fp16, bf16 or int8.
+        price (MONEY): The price of the machines for an hour, in any currency.
+    """
+    if sum(each is not None for each in (input, sql, reindex)) != 1:
+        raise InvalidOption("Name one of INPUT, --sql and --reindex.")
+    encoding = leave_out(asdict(options))
+    chosen: dict[str, Any] = {"model": model, "collection": collection, "priority": priority, **encoding}
+    pair = pair_field if TASKS[options.task or EMBED].reads_pairs else None
+    columns: dict[str, Any] = {"text": text_field, "key": key_field, "metadata": metadata_field}
+    if reindex is not None:
+        told = client.quote_reindex(reindex, model=model, **encoding)
+    elif sql is not None:
+        named = {"query": sql, **columns, "key": key_field or "key", "text_pair": pair, "url_env": url_env}
+        told = client.quote_source("sql", leave_out(named), **chosen)
+    elif input is not None and "://" in input:
+        told = client.quote_objects(input, **columns, pair=pair, format=format, **chosen)
     else:
-        least, most = (tokens_per_second * (1 + sign * MEASURED_SHARE) for sign in (-1, 1))
-        reasons = {}
-    seconds = (num_tokens / most, num_tokens / least)
-    _, m, _ = max(shape for shape in SHAPES if shape[0] <= num_rows)
-    kind, reason = find_operator_class(vector_type, num_dimensions)
-    graph = kind and estimate_graph_bytes(num_rows, kind.vector_bytes(num_dimensions), m)
-    scale = num_rows * (num_dimensions / 384) / cores
+        items = read_input(str(input), key_field, text_field, pair_field, strict=strict)
+        told = client.quote(items, gzip=gzip, **chosen)
+    figures = dict(told)
+    if told["seconds"] is None:
+        figures |= estimate_time(told, devices, precision)
+    return add_price(figures, price)
+
+
+def estimate_time(told: Told, devices: str, precision: str) -> dict[str, Any]:
+    """Return the figures of time of a quote of which no worker has measured the rate."""
+    from vectormill.models.registry import Registry
+    from vectormill.quotes.figure import Figure
+    from vectormill.quotes.sizes import estimate_time
+    from vectormill.settings import load_settings
+
+    card = Registry(load_settings().models).outline(told["model"])
+    rate, reasons = choose_rate(card, devices, precision, None)
+    tokens, each = (Figure(**told[name]) for name in ("tokens", "tokens_per_row"))
+    note = "The rate is estimated for the devices of this machine or those that were named."
+    notes = [*told["notes"], note]
     return {
-        "rows": num_rows,
-        "tokens": num_tokens,
-        "tokens_per_second": [least, most],
+        "tokens_per_second": rate,
         "reasons": reasons,
-        "seconds": list(seconds),
-        "price": [price * each / 3600 for each in seconds] if price else None,
-        "rows_bytes": num_rows * estimate_row_bytes(num_dimensions * BITS[vector_type] // 8),
-        "texts_bytes": round(num_rows * tokens * TEXT_BYTES_PER_TOKEN * KEPT_SHARE),
-        "index": {
-            "bytes": graph,
-            "reason": reason,
-            "seconds": [scale * LEAST_BUILD_SECONDS, scale * MOST_BUILD_SECONDS],
-        },
+        "notes": notes,
+        **estimate_time(tokens, each, rate),
     }
 
 
-def estimate_rate(card: Any, devices: str, precision: str) -> tuple[float, float, Mapping[str, str]]:
+def choose_rate(
+    card: Any, devices: str, precision: str, measured: float | None
+) -> "tuple[Figure, Mapping[str, str]]":
+    """Return the tokens per second that were given, or those that the model may reach on the devices."""
+    from vectormill.quotes.figure import Figure
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
     from worker.estimate import estimate_rate
     from worker.settings import load_worker_settings
 
+    if measured is not None:
+        return Figure.around(measured, MEASURED_SHARE), {}
     inventory = describe_inventory(devices) if is_description(devices) else detect_inventory()
     named = "auto" if is_description(devices) else devices
-    return estimate_rate(card, inventory, load_worker_settings(devices=named, precision=precision))
+    settings = load_worker_settings(devices=named, precision=precision)
+    least, most, reasons = estimate_rate(card, inventory, settings)
+    return Figure.between(least, most), reasons
+
+
+def add_price(figures: dict[str, Any], price: float | None) -> dict[str, Any]:
+    """Return the figures as JSON, with the price of the time that they take, if an hour has one."""
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(figures)
+    seconds = told["seconds"]
+    cost = None if price is None else {name: price * value / 3600 for name, value in seconds.items()}
+    return told | {"price": cost}

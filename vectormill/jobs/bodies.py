@@ -24,6 +24,12 @@ Priority = Annotated[
     int,
     Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY, description="0 is the most urgent, 9 the least."),
 ]
+DryRun = Annotated[
+    bool,
+    Meta(
+        description="Check everything and answer a quote of what the job would take, with 200; store nothing."
+    ),
+]
 LINES_EXAMPLE: Final = (
     '{"key": "a", "text": "A text."}\n{"key": "b", "text": "Another.", "metadata": {"p": 2}}\n'
 )
@@ -69,6 +75,7 @@ class JobRequest(Struct, forbid_unknown_fields=True):
     priority: Priority = DEFAULT_PRIORITY
     options: OptionsBody = msgspec.field(default_factory=OptionsBody)
     metadata: dict[str, Any] | None = None
+    dry_run: DryRun = False
 
 
 class SubmissionQuery(OptionsBody):
@@ -82,6 +89,7 @@ class SubmissionQuery(OptionsBody):
         str | None,
         Meta(description="A JSON object to store with the job.", examples=['{"source":"wiki"}']),
     ] = None
+    dry_run: DryRun = False
 
 
 class JobQuery(PageQuery, kw_only=True):

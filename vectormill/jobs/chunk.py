@@ -141,7 +141,7 @@ LARGEST_CHUNK_TOKENS: Final = 65_536
 # worker busy for at most a ninth of the total time, even if all others have ended by then.
 _SHARE: Final = 8
 # The classifier token and the separator, or their equivalents in another tokenizer.
-_SPECIAL_TOKENS: Final = 2
+USUAL_SPECIAL_TOKENS: Final = 2
 
 
 def estimate_tokens(text: bytes) -> int:
@@ -161,7 +161,7 @@ class TokenEstimate:
     """An estimator of how many tokens the items of one spec have."""
 
     def __init__(self, spec: EncodingSpec) -> None:
-        self._extra = estimate_tokens(spec.prompt.encode()) + _SPECIAL_TOKENS
+        self._extra = estimate_tokens(spec.prompt.encode()) + USUAL_SPECIAL_TOKENS
         self._is_cut = spec.long_texts != PASSAGES
         self._max_tokens = spec.max_tokens
         self._prompts: PromptEstimate | None = None

@@ -20,12 +20,14 @@ from vectormill.jobs.bodies import (
 )
 from vectormill.keys.api_key import READ, WRITE
 from vectormill.operation import NO_CONTENT, Nothing, Operation, PageQuery
+from vectormill.quotes.bodies import QuoteBody
 
 ALL: Final = "/v1/jobs"
 ONE: Final = "/v1/jobs/{job_id}"
 
 SUBMIT: Final = Operation(
     "POST", ALL, WRITE, JobBody, JobRequest, SubmissionQuery, ItemBody, status=202, location="/v1/jobs/{id}",
+    other_status=200, other_answer=QuoteBody,
     example={
         "items": [{"key": "a", "text": "A text to encode."}, {"key": "b", "text": "Another one."}],
         "collection": "docs",

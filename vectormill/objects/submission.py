@@ -5,7 +5,7 @@ A request does so itself if it takes only a moment; otherwise an indexer does, u
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from sqlalchemy import Connection, text
@@ -34,6 +34,9 @@ from vectormill.objects.input import FAIL_INPUT, FINISH_INPUT, KEEP_INPUT, HeldI
 from vectormill.objects.output import leave_folder
 from vectormill.objects.store import StoredObject, find_objects, normalize, refuse_outside
 from vectormill.settings import Settings
+
+if TYPE_CHECKING:
+    from vectormill.quotes.trial import JobTrial
 
 # With these errors the objects cannot become a job; after any other error they are read again.
 REFUSALS: Final = (InvalidSubmission, Conflict, NotFound, LimitReached)
@@ -66,7 +69,7 @@ def find_inputs(wanted: InputBody, settings: Settings) -> Iterator[StoredObject]
 
 
 def add_objects(
-    writer: JobWriter,
+    writer: "JobWriter | JobTrial",
     wanted: InputBody,
     spec: EncodingSpec,
     settings: Settings,
@@ -80,13 +83,7 @@ def add_objects(
     if there is no room to compare keys.
     """
     columns = wanted.columns
-    if wanted.unique and columns.key is None:
-        raise InvalidOption(
-            "`unique` needs the column of keys; rows without one have names that never repeat."
-        )
-    if TASKS[spec.task].reads_pairs != (columns.text_pair is not None):
-        needs = "needs" if columns.text_pair is None else "takes no"
-        raise InvalidOption(f"The task {spec.task!r} {needs} text_pair: the column with the second text.")
+    refuse_unfit_columns(wanted, spec)
     writer.add_content(msgspec.json.encode(wanted))
     if writer.existing is not None:
         return
@@ -105,7 +102,19 @@ def add_objects(
         writer.compare_keys()
 
 
-def _divide(cut: Cut, writer: JobWriter, limits: ChunkLimits) -> Iterator[tuple[int, int]]:
+def refuse_unfit_columns(wanted: InputBody, spec: EncodingSpec) -> None:
+    """Raise InvalidOption if the columns do not suit the task, or keys are to be compared that are not named."""
+    columns = wanted.columns
+    if wanted.unique and columns.key is None:
+        raise InvalidOption(
+            "`unique` needs the column of keys; rows without one have names that never repeat."
+        )
+    if TASKS[spec.task].reads_pairs != (columns.text_pair is not None):
+        needs = "needs" if columns.text_pair is None else "takes no"
+        raise InvalidOption(f"The task {spec.task!r} {needs} text_pair: the column with the second text.")
+
+
+def _divide(cut: Cut, writer: "JobWriter | JobTrial", limits: ChunkLimits) -> Iterator[tuple[int, int]]:
     """Yield the rows of each chunk as (start, stop); the chunks of a job grow while it is written."""
     start, num_rows = 0, cut.reference.num_rows
     while start < num_rows:

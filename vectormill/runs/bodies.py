@@ -90,6 +90,10 @@ class RunRequest(Struct, forbid_unknown_fields=True):
 
     kind: Annotated[Literal["reindex", "index", "check"], one_of(RUN_KINDS)] = REINDEX
     options: RunOptionsBody = msgspec.field(default_factory=RunOptionsBody)
+    dry_run: Annotated[
+        bool,
+        Meta(description="Answer a quote of what a re-index would take, with 200; start nothing."),
+    ] = False
 
 
 class EncodingBody(TypedDict):

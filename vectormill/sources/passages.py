@@ -12,13 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS
 from vectormill.jobs.item import PASSAGE, Item
 from vectormill.sources.reader import ENCODER, MOST_BYTES, MOST_ROWS, Reader, SourcePlace
 from vectormill.sources.source import TOKENS, Split
 
 MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
-# The number of special tokens around a text ([CLS] and [SEP]), assumed if the tokenizer does not state it.
-USUAL_SPECIAL_TOKENS: Final = 2
 
 # Cuts documents into passages: for each document a list of (start position, passage text).
 Cut = Callable[[list[str]], list[list[tuple[int, str]]]]

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import set_json_loads
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from vectormill.db.session import make_engine
@@ -191,6 +191,29 @@ class SqlReader(Reader):
             plan = plain.exec_driver_sql("EXPLAIN (FORMAT JSON) " + strip(self._options.query)).scalar_one()
             return int(plan[0]["Plan"]["Plan Rows"])
 
+    def thin(self, num_rows: int) -> tuple[int, int] | None:
+        """Let `read` yield only about so many random rows; return how many rows and different texts there are.
+
+        Postgres counts them and draws the rows, each in one reading of the query. Return None, and change nothing, for
+        other databases and if the timeout of a statement ends before.
+        """
+        with self._speaking() as connection:
+            if connection.dialect.name != "postgresql":
+                return None
+            quoted = connection.dialect.identifier_preparer.quote(self._options.text)
+            query = COUNT_TEXTS.format(query=strip(self._options.query), text=quoted)
+            plain = connection.execution_options(no_parameters=True)
+            try:
+                with self._transaction(connection):
+                    num_all, num_distinct = plain.exec_driver_sql(query).one()
+            except OperationalError:  # the timeout
+                return None
+        if num_all > num_rows:
+            share = num_rows / num_all
+            query = DRAWN.format(query=strip(self._options.query), share=share)
+            self._options = msgspec.structs.replace(self._options, query=query)
+        return num_all, num_distinct
+
     @contextmanager
     def _speaking(self) -> Iterator[Connection]:
         """Yield a read-only connection. Turn every exception into a SourceFailed that contains no secrets."""
@@ -276,6 +299,18 @@ def write_page(options: SqlOptions, first: str | None, limit: int, *, only_null:
     if first is not None:
         condition = f"source.{key} >= {sql.Literal(first).as_string(None)}"
     return PAGE.format(key=key, query=strip(options.query), condition=condition, limit=limit)
+
+
+COUNT_TEXTS: Final = """
+SELECT count(*), count(DISTINCT hashtextextended(CAST(source.{text} AS text), 0)) FROM (
+{query}
+) AS source
+"""
+DRAWN: Final = """
+SELECT source.* FROM (
+{query}
+) AS source WHERE random() < {share}
+"""
 
 
 SINCE: Final = """

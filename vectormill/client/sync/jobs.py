@@ -28,9 +28,36 @@ from vectormill.jobs.bodies import (
     VectorRow,
 )
 from vectormill.jobs.job import TERMINAL_JOB_STATES
+from vectormill.operation import Answer
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
+from vectormill.quotes import operations as quote_operations
+from vectormill.quotes.bodies import QuoteBody
 
 EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
+
+
+def describe_objects(
+    urls: str | Sequence[str],
+    text: str | None,
+    key: str | None,
+    pair: str | None,
+    metadata: Sequence[str] | None,
+    format: str | None,
+    *,
+    unique: bool,
+) -> dict[str, Any]:
+    """Return the input of a job that names objects and their columns."""
+    return given(
+        {
+            "urls": [urls] if isinstance(urls, str) else list(urls),
+            "text": text,
+            "key": key,
+            "text_pair": pair,
+            "metadata": metadata,
+            "format": format,
+            "unique": unique or None,
+        }
+    )
 
 
 class JobCalls(ExportTransport):
@@ -67,8 +94,6 @@ class JobCalls(ExportTransport):
         If `items` can be iterated again (a list, a table or a file reader, not a generator), the upload is
         repeated after a lost connection under the same Idempotency-Key, so there is never a second job.
         """
-        columns = Columns.choose(text, key, pair, metadata)
-        sent = flow.prepare_items(items, columns)
         parameters = {
             "model": model,
             "collection": collection,
@@ -77,18 +102,56 @@ class JobCalls(ExportTransport):
             "metadata": json.dumps(dict(metadata)) if isinstance(metadata, Mapping) else None,
             **options,
         }
-        headers = NDJSON_HEADERS | make_key_header(idempotency_key)
-        if gzip:
-            headers["Content-Encoding"] = "gzip"
-        job = self.ask(
-            operations.SUBMIT,
+        columns, headers = Columns.choose(text, key, pair, metadata), make_key_header(idempotency_key)
+        job = self._send(JobBody, items, columns, parameters, headers, gzip=gzip)
+        return self.wait(job["id"], progress=True) if progress else job
+
+    def _send(
+        self,
+        answer: type[Answer],
+        items: Iterable[Any],
+        columns: Columns | None,
+        parameters: Mapping[str, Any],
+        headers: Mapping[str, str],
+        *,
+        gzip: bool,
+    ) -> Answer:
+        """Stream the items as NDJSON and return the answer."""
+        sent = flow.prepare_items(items, columns)
+        return self.call(
+            answer,
+            operations.SUBMIT.method,
+            operations.SUBMIT.path,
             params=given(parameters),
-            headers=headers,
+            headers=NDJSON_HEADERS | dict(headers) | ({"Content-Encoding": "gzip"} if gzip else {}),
             make_body=lambda: flow.encode_body(sent, gzip=gzip),
             timeout=self.long_timeout,
             is_repeatable=flow.can_repeat(sent),
         )
-        return self.wait(job["id"], progress=True) if progress else job
+
+    def quote(
+        self,
+        items: Iterable[Any],
+        *,
+        text: str | None = None,
+        key: str | None = None,
+        pair: str | None = None,
+        model: str | None = None,
+        collection: str | None = None,
+        priority: int | None = None,
+        metadata: Sequence[str] | None = None,
+        gzip: bool = False,
+        **options: Unpack[RequestedArguments],
+    ) -> QuoteBody:
+        """Return what a job of these items would take, in tokens, time and disk; see docs/SIZING.md.
+
+        The items are sent and checked as by `submit`, of which the arguments are, and nothing is stored.
+        """
+        parameters = {
+            "model": model, "collection": collection, "priority": priority, "dry_run": "true", **options,
+        }  # fmt: skip
+        columns = Columns.choose(text, key, pair, metadata)
+        return self._send(QuoteBody, items, columns, parameters, {}, gzip=gzip)
 
     def submit_objects(
         self,
@@ -118,20 +181,9 @@ class JobCalls(ExportTransport):
         some seconds is read after the answer: the job is `uploading` meanwhile, and `failed` if it is refused.
         """
         names = None if metadata is None or isinstance(metadata, Mapping) else list(metadata)
-        wanted = given(
-            {
-                "urls": [urls] if isinstance(urls, str) else list(urls),
-                "text": text,
-                "key": key,
-                "text_pair": pair,
-                "metadata": names,
-                "format": format,
-                "unique": unique or None,
-            }
-        )
         body = given(
             {
-                "input": wanted,
+                "input": describe_objects(urls, text, key, pair, names, format, unique=unique),
                 "model": model,
                 "collection": collection,
                 "to": to,
@@ -144,6 +196,48 @@ class JobCalls(ExportTransport):
             operations.SUBMIT, json=body, headers=make_key_header(idempotency_key), timeout=self.long_timeout
         )
         return self.wait(job["id"], progress=True) if progress else job
+
+    def quote_objects(
+        self,
+        urls: str | Sequence[str],
+        *,
+        text: str | None = None,
+        key: str | None = None,
+        pair: str | None = None,
+        metadata: Sequence[str] | None = None,
+        format: str | None = None,
+        model: str | None = None,
+        collection: str | None = None,
+        priority: int | None = None,
+        **options: Unpack[RequestedArguments],
+    ) -> QuoteBody:
+        """Return what `submit_objects` with these arguments would take. Of many bytes only parts are read."""
+        names = None if metadata is None else list(metadata)
+        wanted = describe_objects(urls, text, key, pair, names, format, unique=False)
+        body = {
+            "input": wanted, "model": model, "collection": collection, "priority": priority,
+            "options": given(options), "dry_run": True,
+        }  # fmt: skip
+        method, path = operations.SUBMIT.method, operations.SUBMIT.path
+        return self.call(QuoteBody, method, path, json=given(body), timeout=self.long_timeout)
+
+    def quote_source(
+        self,
+        kind: str,
+        options: Mapping[str, Any],
+        *,
+        split: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        collection: str | None = None,
+        priority: int | None = None,
+        **encoding: Unpack[RequestedArguments],
+    ) -> QuoteBody:
+        """Return what a job of the rows of a source would take; `kind`, `options`, `split` as for `set_source`."""
+        body = {
+            "kind": kind, "options": dict(options), "split": dict(split or {}), "model": model,
+            "collection": collection, "priority": priority, "encoding": given(encoding),
+        }  # fmt: skip
+        return self.ask(quote_operations.QUOTE, body=given(body), timeout=self.long_timeout)
 
     def job(self, job_id: str) -> JobBody:
         """Return the job in its current state."""

@@ -11,6 +11,7 @@ from vectormill.client.sync.transport import Transport
 from vectormill.domain.encoding import OptionArguments
 from vectormill.files.ndjson import ItemJson
 from vectormill.problems import WaitTimeout
+from vectormill.quotes.bodies import QuoteBody
 from vectormill.runs import operations as run_operations
 from vectormill.runs.bodies import RunBody
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
@@ -138,6 +139,15 @@ class RunCalls(Transport):
             **options,
         }
         return self.start_run(collection, "reindex", given(wishes))
+
+    def quote_reindex(
+        self, collection: str, *, model: str | None = None, **options: Unpack[OptionArguments]
+    ) -> QuoteBody:
+        """Return what `reindex` would take, from a sample of the source. Unchanged rows are not encoded again."""
+        wishes = given({"model": model, **options})
+        path = fill_path(run_operations.START.path, collection)
+        body = {"options": wishes, "dry_run": True}
+        return self.call(QuoteBody, run_operations.START.method, path, json=body, timeout=self.long_timeout)
 
     def start_run(
         self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None

@@ -1,0 +1,257 @@
+"""A quote tells what a job would take, refuses what a submission refuses, and stores nothing."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import Engine, text
+from tokenizers import Tokenizer
+
+from tests.api_server import (
+    NDJSON,
+    SMALL,
+    api_client,
+    assert_problem,
+    count_jobs,
+    encode_waiting,
+    lines,
+    submit,
+)
+from vectormill.cli.app import main
+from vectormill.collections.sizing import estimate_row_bytes
+from vectormill.domain.encoding import DEFAULT_MODEL
+from vectormill.models.registry import Registry
+from vectormill.quotes import objects, sources
+from vectormill.workers.workers import beat_worker
+
+SENTENCES = ["one", "The second of four texts.", "one", "long " * 400]
+
+
+@pytest.fixture
+def client(engine: Engine, tmp_path: Path) -> Iterator[httpx.Client]:
+    (tmp_path / "in").mkdir()
+    with api_client(engine, source_root=tmp_path / "in") as client:
+        yield client
+
+
+def make_rows(texts: list[str]) -> list[dict[str, Any]]:
+    return [{"key": f"k{number}", "text": each} for number, each in enumerate(texts)]
+
+
+def quote(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
+    answer = client.post("/v1/jobs", json={"items": items, "options": SMALL, "dry_run": True, **body})
+    assert answer.status_code == 200, answer.text
+    assert "location" not in answer.headers
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def measure(engine: Engine, tokens: int, seconds: float) -> None:
+    """Register a worker with a measured rate."""
+    report = {"num_tokens": tokens, "stage_seconds": {"held": seconds}}
+    with engine.begin() as connection:
+        assert beat_worker(connection, "w", uuid4(), DEFAULT_MODEL, 4, report)
+
+
+def count_tokens(texts: list[str]) -> list[int]:
+    tokenizer = Tokenizer.from_file(str(Registry({}).card(DEFAULT_MODEL).path / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return [min(256, len(each)) for each in tokenizer.encode_batch(texts)]
+
+
+def exact(value: float) -> dict[str, float]:
+    return {"value": value, "least": value, "most": value}
+
+
+def test_a_dry_run_counts_what_the_model_reads_and_stores_nothing(
+    engine: Engine, client: httpx.Client
+) -> None:
+    told = quote(client, make_rows(SENTENCES), collection="new")
+    counted = count_tokens(SENTENCES)
+    assert counted[3] == 256
+    assert (told["rows"], told["num_sampled"], told["kept"]) == (exact(4), 4, None)
+    assert told["tokens_per_row"] == exact(sum(counted) / 4)
+    assert (told["truncated"], told["repeated"]) == (exact(0.25), exact(0.25))
+    assert told["tokens"]["value"] == pytest.approx(sum(counted) * 0.75)
+    assert told["seconds"] is told["queue_seconds"] is told["ends_at"] is None
+    assert told["rows_bytes"]["value"] == 4 * estimate_row_bytes(2 * 8, key_bytes=2)
+    assert count_jobs(engine) == 0
+    assert client.get("/v1/collections").json()["data"] == []
+
+
+def test_a_stream_is_quoted_like_a_document_and_an_idempotency_key_is_not_used(
+    engine: Engine, client: httpx.Client
+) -> None:
+    headers = NDJSON | {"Idempotency-Key": "once"}
+    parameters: dict[str, str | int] = {"dry_run": "true", "dimensions": 8}
+    body = lines(make_rows(SENTENCES))
+    answers = [client.post("/v1/jobs", content=body, headers=headers, params=parameters) for _ in range(2)]
+    assert [answer.json() for answer in answers] == [quote(client, make_rows(SENTENCES))] * 2
+    del parameters["dry_run"]
+    made = client.post("/v1/jobs", content=body, headers=headers, params=parameters)
+    assert (made.status_code, count_jobs(engine)) == (202, 1)
+
+
+def test_what_a_submission_refuses_a_dry_run_refuses(engine: Engine, client: httpx.Client) -> None:
+    def post(items: list[dict[str, Any]], **body: Any) -> httpx.Response:
+        return client.post("/v1/jobs", json={"items": items, "options": SMALL, "dry_run": True, **body})
+
+    twice = [*make_rows(["a", "b"]), {"key": "k1", "text": "c"}]
+    assert_problem(post(twice), 422, "duplicate-key", "item 2 and item 3")
+    assert_problem(post([]), 422, "empty-job")
+    assert_problem(post(make_rows(["a"]), model="nothing"), 422, "unknown-model")
+    assert_problem(post(make_rows(["a"]), collection="No name"), 422, "invalid-option")
+    submit(client, make_rows(["a"]), collection="docs")
+    other = post(make_rows(["a"]), collection="docs", options={"dimensions": 16})
+    assert_problem(other, 409, "spec-mismatch")
+    assert count_jobs(engine) == 1
+
+
+def test_time_and_end_follow_from_the_measured_rate_and_the_queue(
+    engine: Engine, client: httpx.Client
+) -> None:
+    measure(engine, tokens=1000, seconds=10)
+    rows = make_rows(["one two three"] * 1)
+    alone = quote(client, rows)
+    assert alone["tokens_per_second"]["value"] == 100
+    assert alone["tokens"] == exact(5)
+    assert alone["queue_seconds"] == exact(0)
+    assert alone["seconds"]["least"] < 5 / 100 + 1 < alone["seconds"]["most"]
+    submit(client, make_rows([f"word {number} " * 50 for number in range(20)]), priority=3)
+    behind = quote(client, rows)
+    ahead = quote(client, rows, priority=1)
+    assert ahead["queue_seconds"] == exact(0)
+    # Twenty texts of some 100 to 150 tokens, by their bytes.
+    assert 15 < behind["queue_seconds"]["value"] < 40
+    assert behind["ends_at"][1] < behind["ends_at"][0] < behind["ends_at"][2]
+    assert behind["ends_at"][1] > alone["ends_at"][2]
+
+
+def test_rows_that_the_collection_has_are_counted_and_only_a_reindex_leaves_them_out(
+    engine: Engine, client: httpx.Client
+) -> None:
+    texts = [f"text {number}" for number in range(8)]
+    submit(client, make_rows(texts), collection="docs")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE public.source AS SELECT 'k' || i AS key, 'text ' || i AS text "
+                                "FROM generate_series(0, 7) AS i"))  # fmt: skip
+        connection.execute(text("UPDATE public.source SET text = 'changed' WHERE key = 'k7'"))
+    encode_waiting(engine)
+    told = quote(client, make_rows([*texts[:6], "new", "another"]), collection="docs")
+    assert told["kept"] == exact(0.75)
+    assert told["tokens"]["value"] == told["rows"]["value"] * told["tokens_per_row"]["value"]
+    options = {"query": "SELECT key, text FROM public.source"}
+    client.put("/v1/collections/docs/source", json={"kind": "sql", "options": options}).raise_for_status()
+    answer = client.post("/v1/collections/docs/runs", json={"dry_run": True})
+    assert (answer.status_code, client.get("/v1/runs").json()["data"]) == (200, [])
+    again = answer.json()
+    assert (again["rows"], again["kept"]) == (exact(8), exact(7 / 8))
+    assert again["tokens"]["value"] == pytest.approx(again["tokens_per_row"]["value"])
+    new = client.post(
+        "/v1/collections/docs/runs", json={"dry_run": True, "options": {"dimensions": 16}}
+    ).json()
+    assert (new["kept"], new["tokens"]["value"]) == (None, 8 * new["tokens_per_row"]["value"])
+    refused = client.post("/v1/collections/docs/runs", json={"dry_run": True, "kind": "check"})
+    assert_problem(refused, 422, "invalid-option", "Only a run of kind reindex")
+
+
+def test_of_a_query_postgres_counts_all_rows_and_draws_some(engine: Engine, client: httpx.Client) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE public.many AS SELECT i AS id, 'word ' || i % 6000 || ' 100%' AS body "
+                                "FROM generate_series(1, 30000) AS i"))  # fmt: skip
+    options = {"query": "SELECT id, body FROM public.many;", "key": "id", "text": "body"}
+    answer = client.post("/v1/quotes", json={"kind": "sql", "options": options})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["rows"], told["repeated"]) == (exact(30_000), exact(0.8))
+    assert 1700 < told["num_sampled"] <= 2000
+    assert told["tokens_per_row"]["least"] < told["tokens_per_row"]["value"] < told["tokens_per_row"]["most"]
+    wrong = client.post("/v1/quotes", json={"kind": "sql", "options": options | {"text": "bodies"}})
+    assert_problem(wrong, 422, "source-failed", "bodies")
+
+
+def test_a_query_that_takes_too_long_is_counted_by_the_planner(
+    engine: Engine, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources.sample_source, "__defaults__", (1.0,))
+    # 30,000 rows take half a minute, and the first 256 a quarter of a second.
+    query = (
+        "SELECT i AS key, 'text ' || i AS text, pg_sleep(0.001) FROM generate_series(1, 30000) AS i OFFSET 0"
+    )
+    options = {"query": query}
+    answer = client.post("/v1/quotes", json={"kind": "sql", "options": options})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert told["rows"]["value"] == 30_000
+    assert told["rows"]["least"] < 30_000 < told["rows"]["most"]
+    assert any("planner" in note for note in told["notes"])
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("whole_bytes", [objects.WHOLE_BYTES, 0])
+def test_objects_are_read_whole_if_they_are_small_and_else_in_parts(
+    client: httpx.Client,
+    engine: Engine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,
+    whole_bytes: int,
+) -> None:
+    monkeypatch.setattr("api.intake.submissions.WHOLE_BYTES", whole_bytes)
+    monkeypatch.setattr(objects, "PART_BYTES", 5000)
+    texts = ["word " * (1 + number % 9) for number in range(20_000)]
+    for part in range(40):
+        path, some = tmp_path / "in" / f"{part}.{format}", texts[500 * part : 500 * part + 500]
+        if format == "parquet":
+            pq.write_table(pa.table({"body": some}), path)
+        elif format == "csv":
+            path.write_text("id,body\n" + "".join(f"{row},{each}\n" for row, each in enumerate(some)))
+        else:
+            path.write_text("".join(json.dumps({"body": each}) + "\n" for each in some))
+    wanted = {"urls": [f"file://{tmp_path}/in/*.{format}"], "text": "body"}
+    body = {"input": wanted, "dry_run": True, "options": SMALL}
+    answer = client.post("/v1/jobs", json=body)
+    assert answer.status_code == 200, answer.text
+    told, mean = answer.json(), sum(count_tokens(texts)) / len(texts)
+    assert told["rows"]["least"] <= 20_000 <= told["rows"]["most"]
+    assert told["rows"]["most"] < 22_000
+    assert math.isclose(told["tokens_per_row"]["value"], mean, rel_tol=0.1)
+    assert told["tokens_per_row"]["least"] <= mean <= told["tokens_per_row"]["most"]
+    assert (told["rows"] == exact(20_000)) or not whole_bytes
+    body["input"] = wanted | {"text": "nothing"}
+    assert_problem(client.post("/v1/jobs", json=body), 422, "invalid-option", "nothing")
+    assert count_jobs(engine) == 0
+
+
+def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(
+    engine: Engine, client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(lines(make_rows(SENTENCES)))
+
+    def run(*arguments: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit) as end:
+            main(("quote", *arguments, "--api-url", str(client.base_url), "--json"))
+        out, err = capsys.readouterr()
+        assert end.value.code == 0, err
+        told: dict[str, Any] = json.loads(out)
+        return told
+
+    told = run(str(path), "--devices", "1x80GiB@sm_90", "--price", "3600", "--dimensions", "8")
+    assert told["rows"] == exact(4)
+    assert told["price"]["value"] == pytest.approx(told["seconds"]["value"])
+    assert "replicate" in told["reasons"]["placement"]
+    measure(engine, tokens=1000, seconds=10)
+    told = run("--sql", "SELECT i AS key, 'x ' || i AS text FROM generate_series(1, 50) AS i")
+    assert (told["rows"], told["tokens_per_second"]["value"], told["price"]) == (exact(50), 100, None)
+    with pytest.raises(SystemExit) as end:
+        main(("quote", str(path), "--sql", "SELECT 1", "--api-url", str(client.base_url)))
+    assert (end.value.code, "Name one of" in capsys.readouterr().err) == (2, True)

@@ -1,0 +1,88 @@
+"""Samples of objects in a store: parts that are spread evenly over the bytes of all objects."""
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.jobs.chunk import TokenEstimate
+from vectormill.objects.bodies import InputBody
+from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
+from vectormill.objects.reference import DELIMITERS, PARQUET, ItemReference, read_cells, split_rows
+from vectormill.objects.store import StoredObject, read_range
+from vectormill.quotes.figure import DEVIATIONS, Figure
+from vectormill.quotes.sample import MOST_ROWS, TextSample
+from vectormill.settings import Settings
+
+# Objects of so many bytes together are read whole, in some seconds.
+WHOLE_BYTES: Final = 32 << 20
+NUM_PARTS: Final = 16
+PART_BYTES: Final = 1 << 20
+# Headers and the ends of parts are not counted exactly.
+LEAST_SPREAD: Final = 0.01
+ROWS_PER_PART: Final = MOST_ROWS // NUM_PARTS
+
+
+def sample_objects(
+    found: Sequence[StoredObject],
+    wanted: InputBody,
+    spec: EncodingSpec,
+    settings: Settings,
+    sample: TextSample,
+) -> None:
+    """Read NUM_PARTS parts of the objects into the sample, and estimate the number of all rows.
+
+    Raise InvalidOption if a column is missing in an object that is looked at, and the errors of store.py.
+    """
+    limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
+    ends = list(accumulate(each.num_bytes for each in found))
+    ratios, seen = [], {}
+    for number in range(NUM_PARTS):
+        place = int((number + 0.5) / NUM_PARTS * ends[-1])
+        chosen = bisect_right(ends, place)
+        each, offset = found[chosen], place - (ends[chosen] - found[chosen].num_bytes)
+        format = choose_format(each, wanted.format)
+        cuts = cut_object(each, format, wanted.columns, TokenEstimate(spec), limits)
+        if format == PARQUET:
+            groups = [cut.reference for cut in cuts]
+            num_rows, num_bytes = sum(group.num_rows for group in groups), each.num_bytes
+            seen[each.url] = num_rows
+            parts = groups[len(groups) * offset // num_bytes :][:1]
+        else:
+            next(cuts, None)  # refuses missing columns
+            parts, num_rows, num_bytes = list(_find_lines(each, format, wanted, offset)), 0, PART_BYTES
+            for part in parts:
+                num_rows, num_bytes = part.num_rows, part.end - part.start
+        ratios.append(num_rows / max(1, num_bytes))
+        for part in parts:
+            sample.add_all(part.take(0, min(ROWS_PER_PART, part.num_rows)).read())
+    if len(seen) == len(found):
+        sample.rows = Figure.exact(sum(seen.values()))
+    else:
+        mean = statistics.mean(ratios)
+        spread = max(LEAST_SPREAD * mean, DEVIATIONS * statistics.stdev(ratios) / NUM_PARTS**0.5)
+        sample.rows = Figure(mean, max(0.0, mean - spread), mean + spread) * ends[-1]
+    sample.notes.append(
+        f"{NUM_PARTS} parts of {len(found):,} objects were read; texts that repeat elsewhere are not known."
+    )
+
+
+def _find_lines(found: StoredObject, format: str, wanted: InputBody, offset: int) -> Iterator[ItemReference]:
+    """Yield a reference to the whole rows in the PART_BYTES around an offset, if there are any."""
+    start = max(0, min(offset - PART_BYTES // 2, found.num_bytes - PART_BYTES))
+    content = read_range(found.url, found.tag, start, min(start + PART_BYTES, found.num_bytes))
+    header: tuple[str, ...] = ()
+    if format in DELIMITERS:
+        _, first = next(split_rows(read_range(found.url, found.tag, 0, PART_BYTES), format))
+        header = tuple(read_cells(first.removeprefix(b"\xef\xbb\xbf"), format))
+    if start or header:
+        skipped = content.find(b"\n") + 1  # the rest of a row, or the header
+        start, content = start + skipped, content[skipped:]
+    ends = [end for end, row in split_rows(content, format) if row.endswith(b"\n")]
+    if ends:
+        yield ItemReference(
+            found.url, found.tag, found.num_bytes, format, wanted.columns, len(ends), start=start,
+            end=start + ends[-1], header=header,
+        )  # fmt: skip

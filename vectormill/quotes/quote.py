@@ -1,0 +1,165 @@
+"""Quote: compute from a sample what a job will take, with the rates that live workers have measured."""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, cast
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.generations import find_in_state
+from vectormill.domain.encoding import FLOAT16, EncodingSpec
+from vectormill.domain.errors import EmptyJob
+from vectormill.domain.task import SCORE, VECTOR
+from vectormill.jobs.bottleneck import HELD
+from vectormill.jobs.job import DISPATCHED_JOB_STATES, NewJob
+from vectormill.models.model_card import ModelCard
+from vectormill.moments import format_moment
+from vectormill.quotes.bodies import QuoteBody
+from vectormill.quotes.figure import DEVIATIONS, Figure
+from vectormill.quotes.sample import TextSample
+from vectormill.quotes.sizes import Workload, estimate_sizes
+from vectormill.quotes.token_counts import TokenCounts, count_tokens
+from vectormill.workers.workers import Worker, list_workers
+
+# A worker's rate counts once it has held chunks for so long; jobs reach it within a quarter, whatever their lengths.
+LEAST_HELD_SECONDS: Final = 2.0
+RATE_SHARE: Final = 0.25
+# Of an estimate from bytes instead of the model's tokenizer.
+ESTIMATE_SHARE: Final = 0.3
+BUILD_CORES: Final = 4
+
+COUNT_KEPT: Final = """
+    SELECT count(*)
+      FROM unnest(CAST(:keys AS text[]), CAST(:hashes AS bytea[])) AS item (key, content_hash)
+      JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
+"""
+
+# The tokens of a job that has not begun are those of its first chunks, by their estimates.
+LIST_AHEAD: Final = text(f"""
+    SELECT jobs.priority, jobs.num_items - jobs.num_done - jobs.num_failed AS num_items,
+           CASE WHEN jobs.num_done > 0 THEN jobs.num_tokens::float8 / jobs.num_done ELSE first.tokens END AS tokens
+      FROM vectormill.jobs
+     CROSS JOIN LATERAL (
+           SELECT sum(estimated_tokens)::float8 / sum(num_items) AS tokens
+             FROM (SELECT estimated_tokens, num_items FROM vectormill.chunks
+                    WHERE job_id = jobs.id ORDER BY seq LIMIT 100) AS chunk) AS first
+     WHERE jobs.model = :model AND jobs.priority <= :priority AND jobs.state IN {DISPATCHED_JOB_STATES}
+     ORDER BY jobs.priority, jobs.seq LIMIT 1000
+""")
+
+
+def make_quote(
+    connection: Connection, card: ModelCard, job: NewJob, sample: TextSample, *, skips_kept: bool = False
+) -> QuoteBody:
+    """Return the quote of a job whose rows were sampled; with `skips_kept` rows that exist are not encoded.
+
+    Raise EmptyJob if there are no rows.
+    """
+    if not sample.num_rows:
+        raise EmptyJob
+    spec, counts = job.spec, count_tokens(card, job.spec, sample.items)
+    kept = None
+    if job.collection is not None:
+        generation = find_in_state(connection, job.collection, LIVE)
+        if generation is not None and generation.spec.fingerprint() == spec.fingerprint():
+            kept = find_kept(connection, generation, sample)
+    encoded = sample.repeated.rest * (kept.rest if kept and skips_kept else 1)
+    key_bytes, text_bytes, metadata_bytes = sample.mean_bytes
+    is_whole = sample.is_whole and len(counts.num_tokens) == len(sample.items)
+    load = Workload(
+        sample.num_all, find_mean(counts, is_whole=is_whole), spec.vector_type or FLOAT16, spec.dimensions,
+        text_bytes, encoded, key_bytes, metadata_bytes,
+    )  # fmt: skip
+    rate, how = measure_rate(list_workers(connection), spec)
+    sizes = estimate_sizes(load, rate, BUILD_CORES)
+    queue = ends_at = None
+    if rate is not None and sizes["seconds"] is not None:
+        ahead = connection.execute(LIST_AHEAD, {"model": spec.model, "priority": job.priority}).all()
+        queue = find_queue([tuple(row) for row in ahead], job.priority, sizes["tokens"], rate)
+        whole, now = sizes["seconds"] + queue, datetime.now(UTC)
+        ends_at = [
+            format_moment(now + timedelta(seconds=each)) for each in (whole.value, whole.least, whole.most)
+        ]
+    notes = [*sample.notes, how]
+    if not counts.is_exact:
+        notes.append(
+            "Tokens are estimated from bytes, because this task or model has no tokenizer to count them with."
+        )
+    if spec.result not in (VECTOR, SCORE):
+        notes.append(
+            "The disk is that of dense vectors, keys and metadata; records and other outputs come on top."
+        )
+    figures = {
+        "model": spec.model,
+        "rows": sample.num_all,
+        "num_sampled": len(counts.num_tokens),
+        "tokens_per_row": load.tokens_per_row,
+        "truncated": Figure.of_share(int(counts.is_long.sum()), len(counts.is_long), is_whole=is_whole),
+        "repeated": sample.repeated,
+        "kept": kept,
+        "tokens_per_second": rate,
+        "queue_seconds": queue,
+        "ends_at": ends_at,
+        **sizes,
+        "notes": notes,
+    }
+    return cast(QuoteBody, msgspec.to_builtins(figures))
+
+
+def find_mean(counts: TokenCounts, *, is_whole: bool) -> Figure:
+    """Return the mean tokens of a row, with the interval of 95 % if only some rows were counted."""
+    number, mean = len(counts.num_tokens), float(counts.num_tokens.mean()) if len(counts.num_tokens) else 0.0
+    spread = 0.0
+    if not is_whole and number > 1:
+        spread = DEVIATIONS * float(counts.num_tokens.std(ddof=1)) / math.sqrt(number)
+    if not counts.is_exact:
+        spread += ESTIMATE_SHARE * mean
+    return Figure(mean, max(0.0, mean - spread), mean + spread)
+
+
+def find_kept(connection: Connection, generation: Generation, sample: TextSample) -> Figure:
+    """Return the share of rows that a generation has with the same key and text."""
+    statement = text(COUNT_KEPT.format(table=generation.table_name))
+    values = {
+        "keys": [item.key for item in sample.items],
+        "hashes": [item.content_hash() for item in sample.items],
+    }
+    num_kept: int = connection.execute(statement, values).scalar_one()
+    return Figure.of_share(num_kept, len(sample.items), is_whole=sample.is_whole)
+
+
+def measure_rate(workers: Sequence[Worker], spec: EncodingSpec) -> tuple[Figure | None, str]:
+    """Return the tokens per second of the live workers of a model together, and how that is known.
+
+    The rate of a worker is that since its start, while it held chunks; a worker that has not encoded yet is taken for
+    as fast as the others.
+    """
+    serving = [each for each in workers if each.model == spec.model and each.slots]
+    rates = []
+    for worker in serving:
+        held = (worker.report.get("stage_seconds") or {}).get(HELD, 0.0)
+        if held >= LEAST_HELD_SECONDS and worker.report.get("num_tokens"):
+            rates.append(worker.report["num_tokens"] / held)
+    if not rates:
+        return None, f"No live worker has measured its rate with {spec.model} yet."
+    told = f"{len(serving)} live worker{'s' if len(serving) > 1 else ''}"
+    return Figure.around(
+        sum(rates) * len(serving) / len(rates), RATE_SHARE
+    ), f"The rate was measured by {told}."
+
+
+def find_queue(
+    ahead: Sequence[tuple[int, int, float | None]], priority: int, own_tokens: Figure, rate: Figure
+) -> Figure:
+    """Return the seconds that open jobs, as (priority, items, tokens of an item), take before a new one ends.
+
+    More urgent jobs come first. Jobs of the same priority take turns with it, so each of them takes at most as much
+    before its end as it takes itself.
+    """
+    before = sum(number * (tokens or 0) for urgency, number, tokens in ahead if urgency < priority)
+    beside = [number * (tokens or 0) for urgency, number, tokens in ahead if urgency == priority]
+    turns = sum(min(own_tokens.value, each) for each in beside)
+    return Figure(before + turns, before, before + sum(beside)) / rate

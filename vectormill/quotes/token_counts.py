@@ -1,0 +1,95 @@
+"""Token counts of sampled texts: what a model reads of each, counted with its own tokenizer where it has one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vectormill.domain.encoding import FAIL, PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.schema import PromptEstimate
+from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS, estimate_tokens
+from vectormill.jobs.item import Item, split_pair
+from vectormill.models.model_card import ModelCard
+
+# Of all sampled texts together so many bytes are tokenized, which takes a few seconds of one core.
+MOST_BYTES: Final = 4 << 20
+# A text that will be cut is read up to so many bytes for each token that the model reads of it.
+BYTES_PER_TOKEN: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """The tokens [n] that a model reads of some texts, and which [n] of these texts have more than it reads at once.
+
+    `is_exact` says whether its tokenizer counted; otherwise the counts are estimated from bytes.
+    """
+
+    num_tokens: npt.NDArray[np.int64]
+    is_long: npt.NDArray[np.bool_]
+    is_exact: bool
+
+
+def count_tokens(card: ModelCard, spec: EncodingSpec, items: Sequence[Item]) -> TokenCounts:
+    """Count the tokens of the first items, as many as MOST_BYTES allows and at least one.
+
+    Prompts and special tokens are included, the words of a reranker's template are not.
+    """
+    texts = _take(spec, items)
+    if spec.extract_schema:
+        prompts = PromptEstimate(json.loads(spec.extract_schema), estimate_tokens)
+        counted = np.array([prompts.of(estimate_tokens(text)) for text in texts], dtype=np.int64)
+        return TokenCounts(counted, np.zeros(len(texts), dtype=np.bool_), is_exact=False)
+    path = card.path / "tokenizer.json"
+    is_exact = path.is_file()
+    if is_exact:
+        lengths, num_around = _tokenize(path, spec.prompt, texts, lowercase=card.lowercase)
+    else:
+        num_around = estimate_tokens(spec.prompt.encode()) + USUAL_SPECIAL_TOKENS
+        lengths = np.array([estimate_tokens(text) + num_around for text in texts], dtype=np.int64)
+    is_long = lengths > spec.max_tokens
+    read = np.minimum(lengths, spec.max_tokens)
+    if spec.long_texts == FAIL:
+        read[is_long] = 0
+    elif spec.long_texts == PASSAGES:
+        room = max(1, spec.max_tokens - num_around)
+        stride = max(1, room - spec.passage_overlap)
+        windows = -(-(lengths - num_around - room) // stride) + 1
+        read = np.where(is_long, windows * spec.max_tokens, read)
+    return TokenCounts(read, is_long, is_exact)
+
+
+def _take(spec: EncodingSpec, items: Sequence[Item]) -> list[bytes]:
+    limit = BYTES_PER_TOKEN * spec.max_tokens if spec.long_texts == TRUNCATE else MOST_BYTES
+    texts: list[bytes] = []
+    num_left = MOST_BYTES
+    for item in items:
+        if num_left <= 0:
+            break
+        texts.append(item.text[:limit])
+        num_left -= len(texts[-1])
+    return texts
+
+
+def _tokenize(
+    path: Path, prompt: str, texts: Sequence[bytes], *, lowercase: bool
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Return the tokens [n] of each text with what the model puts around it, and how many those are."""
+    from tokenizers import Tokenizer  # imported here, because few requests count tokens
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    given: list[str | tuple[str, str]] = []
+    for text in texts:
+        first, second = (
+            None if side is None else side.decode("utf-8", "replace") for side in split_pair(text)
+        )
+        first = f"{prompt}{first}"
+        first, second = (side.lower() if side and lowercase else side for side in (first, second))
+        given.append(first or "" if second is None else (first or "", second))
+    lengths = [len(encoding) for encoding in tokenizer.encode_batch_fast(given)]
+    return np.array(lengths, dtype=np.int64), len(tokenizer.encode(prompt))
