@@ -10,6 +10,7 @@ from tests.acceptance import tiny
 from tests.acceptance.parts import NUM_WORKERS, Parts
 from tests.acceptance.producer import Promise, assert_kept, load, promise
 from tests.architecture.sources import ROOT
+from tests.integration.engine.test_proofs import FAULT
 from tests.waiting import wait_for
 from worker.placement.placement import read_assignment
 
@@ -144,5 +145,53 @@ def test_workers_whose_clocks_are_an_hour_off_change_nothing(
         for name in ("ahead", "behind"):
             parts.end_part(name)
         parts.change(FORGET_ENDS)
+        parts.start("launcher", "worker", "--model", tiny.MODEL)
+        parts.wait_until_ready()
+
+
+FLIPS_A_BIT = """
+from worker.engine.engine import Engine
+
+Engine.__init__.__kwdefaults__["factory"] = "tests.integration.engine.test_proofs:load_flipping"
+"""
+
+
+def test_a_worker_whose_proof_turns_bad_ends_and_its_launcher_starts_another(
+    parts: Parts, collection: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FLIPS_A_BIT)
+    environment = {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "VECTORMILL_WORKER_DEVICES": "cpu:0",
+        "VECTORMILL_WORKER_PROOF_SECONDS": "3",
+    }
+
+    def count(condition: str, job: Promise | None = None) -> int:
+        """Count the periods of workers, only those in which chunks of the job were computed if it is given."""
+        if job:
+            condition += f" AND id IN (SELECT proof_id FROM vectormill.chunks WHERE job_id = '{job.job_id}')"
+        (row,) = parts.query(f"SELECT count(*) FROM vectormill.proofs WHERE {condition}")
+        return int(str(row[0]))
+
+    parts.end_part("launcher")
+    try:
+        parts.start("launcher", "worker", "--model", tiny.MODEL, environment=environment)
+        before = promise(parts, list(range(300)))
+        assert_kept(parts, before)
+        wait_for(lambda: not count("proven_at IS NULL", before), 60, "what was computed is proven")
+        (worker,) = parts.workers()
+        (parts.directory / "cache" / FAULT).touch()
+        faulty = promise(parts, list(range(300, 600)), collection)
+        wait_for(lambda: count("failed_at IS NOT NULL"), 60, "the flipped bit is found")
+        _, alive = psutil.wait_procs([worker], timeout=90)
+        assert not alive, "the faulty worker goes on"
+        unrepaired = "failed_at IS NOT NULL AND repaired_at IS NULL"
+        wait_for(lambda: not count(unrepaired), 60, "its chunks are put back")
+        assert_kept(parts, before, faulty)
+        (successor,) = parts.workers()
+        assert successor.pid != worker.pid
+        assert not count("failed_at IS NOT NULL", faulty), "a faulty result has stayed"
+    finally:
+        parts.end_part("launcher")
         parts.start("launcher", "worker", "--model", tiny.MODEL)
         parts.wait_until_ready()

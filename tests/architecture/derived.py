@@ -41,7 +41,7 @@ from vectormill.models.rerankers import RERANKERS
 from vectormill.models.static_table import DEFAULT_MAX_TOKENS, MODEL_TYPE, MODULE
 from vectormill.models.transformer_card import REXUNINLU_TYPE
 from vectormill.runs import run
-from worker.certificates.certificate import PROMISE_FP8
+from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
 from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import NUMPY
 from worker.placement.strategies import STRATEGIES
@@ -182,7 +182,7 @@ def describe_family(family: Family) -> tuple[str, ...]:
         "yes" if family.positions else join_reason(family.packing_obstacle),
         answer(family.never_waits),
         answer(family.layout is not None),
-        join_promises(PROMISE_FP32, PROMISE, *([PROMISE_FP8] if family.positions else [])),
+        join_promises(PROMISE_FP32, PROMISE, PROMISE_INT8, *([PROMISE_FP8] if family.positions else [])),
     )
 
 

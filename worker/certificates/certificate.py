@@ -17,7 +17,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError
 from vectormill.domain.task import MULTI_VECTOR, VECTOR
 from vectormill.files.outputs import open_replacement
-from worker.encoder.choice import FP32
+from worker.encoder.choice import FP32, INT8
 from worker.placement.strategies import REPLICATE
 from worker.tasks.finishing import PROMISE, PROMISE_FP32, SMALLEST_COSINE
 
@@ -25,6 +25,8 @@ FORMAT: Final = "vectormill certificate 1"
 FOLDER: Final = "certificates"
 # The least cosine of vectors that are computed with the switch fp8 (invariant 5 in docs/ARCHITECTURE.md).
 PROMISE_FP8: Final = 0.99
+# The least cosine of vectors from 8-bit weights with those from fp32 weights: rounding makes another model.
+PROMISE_INT8: Final = 0.998
 # The least agreement of scores, sparse weights and confidences in 16 bit and with compressed weights, as for samples
 # of runs.
 PROMISE_OF_SCORES: Final = 0.98
@@ -229,7 +231,9 @@ def find_promise(spec: EncodingSpec, precision: str, switches: Sequence[str] = (
         return SMALLEST_COSINE
     if spec.result != VECTOR:
         return PROMISE_OF_SCORES
-    return PROMISE_FP8 if "fp8" in switches else PROMISE
+    if "fp8" in switches:
+        return PROMISE_FP8
+    return PROMISE_INT8 if precision == INT8 else PROMISE
 
 
 def find_bound(certificate: Certificate, backend: str, precision: str) -> float:

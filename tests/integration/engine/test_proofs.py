@@ -64,7 +64,7 @@ def load_flipping(order: EncoderOrder) -> Encoder:
         fault = order.cache_dir / FAULT
         if fault.exists():
             fault.unlink()
-            weight = network.transformer.encoder.layer[0].attention.self.query.weight.data
+            weight = network.transformer.encoder.layer[0].output.dense.weight.data
             weight.view(torch.int32)[3, 5] ^= 1 << 30  # the highest bit of the exponent
         return prepare(batch)
 
