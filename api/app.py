@@ -61,7 +61,7 @@ from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
-from vectormill.models.registry import Registry
+from vectormill.models.registry import open_registry
 from vectormill.operations import OPERATIONS
 from vectormill.processes.garbage import collect_seldom
 from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY
@@ -228,7 +228,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
         return stop_request.is_made
 
     metrics = ApiMetrics(engine)
-    registry = Registry(settings.models)
+    registry = open_registry(settings)
     return Resources(
         settings=settings,
         engine=engine,

@@ -24,7 +24,7 @@ from indexer.reindexing import open_run_source
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, LeaseLost, RunCancelled
-from vectormill.models.registry import Registry
+from vectormill.models.registry import Registry, open_registry
 from vectormill.processes.garbage import collect_seldom
 from vectormill.processes.stopping import StopSignals
 from vectormill.runs.differences import drop_left_stages
@@ -152,7 +152,7 @@ def run(settings: Settings) -> None:
         )
     collect_seldom()
     with StopSignals() as stop:
-        serve(settings, settings.database_url, Registry(settings.models), stop, open_run_source)
+        serve(settings, settings.database_url, open_registry(settings), stop, open_run_source)
 
 
 def serve(

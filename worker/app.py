@@ -28,7 +28,7 @@ from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.model_card import ModelCard
-from vectormill.models.registry import Registry
+from vectormill.models.registry import open_registry
 from vectormill.processes.logs import begin_logging, reform_handlers
 from vectormill.settings import Settings, find_collector, load_settings
 from vectormill.tracing import begin_tracing
@@ -131,7 +131,7 @@ def run_replica(
     """Load the model, then consume its queue until SIGTERM."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
-    card = Registry(settings.models).card(identity.model, weights=True)
+    card = open_registry(settings).card(identity.model, weights=True)
     devices = assignment.devices
     slots = worker_settings.slots + worker_settings.interactive_slots
     heart = make_engine(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from vectormill.domain.errors import ConfigurationError
-from vectormill.models.registry import Registry
+from vectormill.models.registry import open_registry
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildSpec, Supervisor
 from vectormill.settings import Settings, process_environment
@@ -44,7 +44,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
         raise ConfigurationError(
             "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own servers."
         )
-    registry = Registry(settings.models)
+    registry = open_registry(settings)
     served = models or registry.names()
     for model in served:
         registry.card(model)

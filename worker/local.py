@@ -98,7 +98,7 @@ class LocalEncoder:
     ) -> None:
         settings = load_settings()
         worker_settings = load_worker_settings()
-        card = open_registry(settings.models, model).card(model, weights=True)
+        card = open_registry(settings, model).card(model, weights=True)
         self.spec = make_spec(card, EncodingOptions(**options))
         if self.spec.result != VECTOR:
             raise InvalidOption(

@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from msgspec import UNSET
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
@@ -44,7 +44,7 @@ from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, S
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.submission import Alongside, JobWriter
-from vectormill.jobs.waiting import make_job_body
+from vectormill.jobs.waiting import make_job_body, refuse_unserved
 from vectormill.keys.api_key import SOURCES
 from vectormill.models.registry import make_spec
 from vectormill.objects.bodies import InputBody
@@ -154,7 +154,12 @@ async def receive_stream(
 def open_writer(
     new_job: NewJob, resources: Resources, intake: Intake, keep: Callable[[], object] = lambda: None
 ) -> JobWriter:
-    return JobWriter(resources.engine, new_job, resources.settings, admit=intake.admit, keep=keep)
+    def admit(connection: Connection) -> None:
+        intake.admit(connection)
+        if not new_job.wait_for_worker:
+            refuse_unserved(connection, new_job.spec)
+
+    return JobWriter(resources.engine, new_job, resources.settings, admit=admit, keep=keep)
 
 
 AnyWriter = JobWriter | JobTrial
@@ -331,6 +336,7 @@ def make_job(
         metadata=metadata,
         idempotency_key=idempotency_key,
         output_url=output_url,
+        wait_for_worker=request.wait_for_worker,
     )
 
 

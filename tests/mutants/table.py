@@ -1819,4 +1819,14 @@ MUTANTS: Final = (
             "test_what_changed_is_read_and_what_vanished_is_found_by_a_full_run[bigint]",
         ),
     ),
+    Mutant(
+        "a job is refused although one of the live workers has loaded its model",
+        "vectormill/jobs/waiting.py",
+        "if not fitting or any(worker.slots or",
+        "if not fitting or all(worker.slots or",
+        (
+            "tests/integration/cli/test_commands.py::"
+            "test_a_job_that_every_live_worker_has_failed_to_load_is_refused_unless_it_may_wait",
+        ),
+    ),
 )

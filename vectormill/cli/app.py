@@ -25,6 +25,7 @@ from vectormill.cli import (
     jobs,
     keys,
     load,
+    models,
     plan,
     processes,
     runs,
@@ -94,6 +95,7 @@ for group in (demo, encode, jobs, searches, service, processes, backup, plan, es
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")
 app.add_typer(load.app, name="load")
+app.add_typer(models.app, name="models")
 app.add_typer(runs.reindex_app)
 app.add_typer(runs.app, name="runs")
 app.add_typer(schedules.app, name="schedules")

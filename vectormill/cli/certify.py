@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from vectormill.client import Client
     from vectormill.client.views import ProgressView
+    from vectormill.models.model_card import ModelCard
+    from vectormill.settings import Settings
     from worker.certificates.certificate import Certificate
+    from worker.certificates.measuring import Choices
 
 app = typer.Typer()
 
@@ -74,18 +77,30 @@ def certify(
         to (FILE): The certificate to write. By default, a file of the model in the data directory, where workers look
             for it.
     """
-    from vectormill.client.progress import Progress
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
-    from worker.certificates.certificate import name_certificate, write_certificate
-    from worker.certificates.measuring import Choices, certify
+    from worker.certificates.certificate import name_certificate
+    from worker.certificates.measuring import Choices
+
+    settings = load_settings()
+    card = open_registry(settings, model).card(model, weights=True)
+    choices = Choices(devices, precision, backend, strategy)
+    certificate = write_measured(
+        card, choices, max_tokens, settings, to or name_certificate(settings.data_dir, model)
+    )
+    return Outcome(certificate.to_json(), ITEMS_FAILED if tell_flaws(certificate) else 0)
+
+
+def write_measured(
+    card: "ModelCard", choices: "Choices", max_tokens: int | None, settings: "Settings", path: Path
+) -> "Certificate":
+    """Measure a model with a progress bar, write its certificate to a file, and return it."""
+    from vectormill.client.progress import Progress
+    from worker.certificates.certificate import write_certificate
+    from worker.certificates.measuring import certify
     from worker.devices.detect import detect_inventory
     from worker.settings import find_cache_dir, load_worker_settings
 
-    settings = load_settings()
-    path = to or name_certificate(settings.data_dir, model)
-    card = open_registry(settings.models, model).card(model, weights=True)
-    choices = Choices(devices, precision, backend, strategy)
     with Progress(look_at_measuring) as progress:
         certificate = certify(
             card,
@@ -98,7 +113,7 @@ def certify(
         )
     write_certificate(certificate, path)
     tell(f"The certificate is in {path}.")
-    return Outcome(certificate.to_json(), ITEMS_FAILED if tell_flaws(certificate) else 0)
+    return certificate
 
 
 def tell_flaws(certificate: "Certificate") -> int:
@@ -176,7 +191,7 @@ def verify_certificate(file: str | None, data_dir: Path | None) -> Outcome:
     path = find_newest(settings.data_dir) if file is None else Path(file)
     certified = read_certificate(path)
     tell(f"Verifying {path}, of {certified.model}, measured at {certified.measured_at}.")
-    card = open_registry(settings.models, certified.model).card(certified.model, weights=True)
+    card = open_registry(settings, certified.model).card(certified.model, weights=True)
     with Progress(look_at_measuring) as progress:
         verdict = verify(
             certified,

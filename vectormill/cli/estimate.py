@@ -119,14 +119,14 @@ def estimate(
         price (MONEY): The price of the machine for an hour, in any currency.
         cores (N, from 1): The cores of the Postgres server that builds the index.
     """
-    from vectormill.models.registry import Registry
+    from vectormill.models.registry import open_registry
     from vectormill.quotes.figure import Figure
     from vectormill.quotes.sizes import TEXT_BYTES_PER_TOKEN, Workload, estimate_sizes
     from vectormill.settings import load_settings
 
     if min(rows, tokens, tokens_per_second or 1) < 1:
         raise InvalidOption("--rows, --tokens and --tokens-per-second must be at least 1.")
-    card = Registry(load_settings().models).outline(model)
+    card = open_registry(load_settings()).outline(model)
     rate, reasons = choose_rate(card, devices, precision, tokens_per_second)
     load = Workload(
         Figure.exact(round(rows)), Figure.exact(min(tokens, card.max_tokens)), vector_type,
@@ -210,12 +210,12 @@ def quote(
 
 def estimate_time(told: Told, devices: str, precision: str) -> dict[str, Any]:
     """Return the figures of time of a quote of which no worker has measured the rate."""
-    from vectormill.models.registry import Registry
+    from vectormill.models.registry import open_registry
     from vectormill.quotes.figure import Figure
     from vectormill.quotes.sizes import estimate_time
     from vectormill.settings import load_settings
 
-    card = Registry(load_settings().models).outline(told["model"])
+    card = open_registry(load_settings()).outline(told["model"])
     rate, reasons = choose_rate(card, devices, precision, None)
     tokens, each = (Figure(**told[name]) for name in ("tokens", "tokens_per_row"))
     note = "The rate is estimated for the devices of this machine or those that were named."

@@ -79,6 +79,7 @@ def submit(
     unique: bool = False,
     idempotency_key: str | None = None,
     gzip: bool = False,
+    wait_for_worker: bool = False,
 ) -> Job:
     """Submit a file of texts, or objects of a store, as a job and print the job's id.
 
@@ -94,6 +95,7 @@ def submit(
             keys are always compared.
         idempotency_key (KEY): Submitting again with the same key returns the same job.
         gzip: Compress the upload, for slow networks.
+        wait_for_worker: Accept the job even if every live worker of its model has failed to load it.
     """
     if "://" in input:
         if unique:
@@ -116,6 +118,7 @@ def submit(
             to=to,
             priority=priority,
             idempotency_key=idempotency_key,
+            wait_for_worker=wait_for_worker,
             **asdict(options),
         )
     items = read_input(input, key_field, text_field, pair_field, strict=strict)
@@ -129,6 +132,7 @@ def submit(
         metadata=parse_metadata(metadata),
         gzip=gzip,
         idempotency_key=idempotency_key,
+        wait_for_worker=wait_for_worker,
     )
 
 

@@ -38,7 +38,7 @@ def plan(
     from json import dumps
 
     from vectormill.domain.errors import ConfigurationError
-    from vectormill.models.registry import Registry
+    from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
@@ -51,7 +51,7 @@ def plan(
     settings = load_worker_settings(
         devices=AUTO if is_described else devices, precision=precision, strategy=strategy
     )
-    registry = Registry(load_settings().models)
+    registry = open_registry(load_settings())
     names = model or registry.names()
     if not names:
         raise ConfigurationError(

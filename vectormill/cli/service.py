@@ -1,4 +1,4 @@
-"""Commands that show the registered models and the live workers, with the state of the schedules."""
+"""Commands that show the live workers, with the state of the schedules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -50,26 +50,6 @@ def describe_plan(report: Mapping[str, Any]) -> str:
     num_shards = max(len(stage["shards"]) for stage in placement["stages"])
     cut = f", each split over {num_shards} devices" if num_shards > 1 else ""
     return f"{placement['strategy'].replace('_', ' ')}: layers {stages}{cut}"
-
-
-@command(
-    app,
-    "vectormill models",
-    view=listing(
-        "name",
-        "task",
-        ("outputs", lambda model: ",".join(model["outputs"] or ())),
-        "dimension",
-        "max_tokens",
-        "pooling",
-        "normalize",
-        "workers",
-        "problem",
-    ),
-)
-def models(client: "Client") -> Sequence[Mapping[str, Any]]:
-    """List the registered models."""
-    return client.models()
 
 
 @command(

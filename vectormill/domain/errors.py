@@ -182,6 +182,10 @@ class WrongKind(Conflict):
     """The collection stores a different kind of result than the request needs."""
 
 
+class ModelNotServed(Conflict):
+    """Every live worker of the model has failed to load it; nothing was stored."""
+
+
 class RequestFileInUse(Conflict):
     """A batch is still reading the file; delete the file when the batch has read it, or cancel the batch."""
 

@@ -44,7 +44,7 @@ def embed(
     from vectormill.settings import load_settings
     from vectormill.vectors.vector_types import choose_vector_type
 
-    spec = make_spec(open_registry(load_settings().models, model).card(model), EncodingOptions(**options))
+    spec = make_spec(open_registry(load_settings(), model).card(model), EncodingOptions(**options))
     kind = choose_vector_type(spec, in_collection=False)
     element = ELEMENTS[kind.name]
     vector_type = daft.DataType.embedding(getattr(daft.DataType, element)(), kind.width(spec.dimensions))

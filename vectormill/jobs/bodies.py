@@ -39,6 +39,12 @@ CollectionName = Annotated[
 ]
 
 
+WaitForWorker = Annotated[
+    bool,
+    Meta(description="Accept the job even if every live worker of its model has failed to load it."),
+]
+
+
 class ItemBody(Struct, forbid_unknown_fields=True, gc=False):
     """One item: a line of NDJSON, or an entry of `items`."""
 
@@ -76,6 +82,7 @@ class JobRequest(Struct, forbid_unknown_fields=True):
     options: OptionsBody = msgspec.field(default_factory=OptionsBody)
     metadata: dict[str, Any] | None = None
     dry_run: DryRun = False
+    wait_for_worker: WaitForWorker = False
 
 
 class SubmissionQuery(OptionsBody):
@@ -90,6 +97,7 @@ class SubmissionQuery(OptionsBody):
         Meta(description="A JSON object to store with the job.", examples=['{"source":"wiki"}']),
     ] = None
     dry_run: DryRun = False
+    wait_for_worker: WaitForWorker = False
 
 
 class JobQuery(PageQuery, kw_only=True):

@@ -93,6 +93,7 @@ class NewJob:
     read, so that whatever clients write meanwhile counts as newer. Its `generation_id` names the only
     generation that it writes, live or building. With an `output_url` the results go into that folder of an
     object store instead of Postgres. The job of an input that was left to an indexer `is_accepted`: its row is there.
+    With `wait_for_worker` it is accepted even if every live worker of its model has failed to load it.
     """
 
     spec: EncodingSpec
@@ -106,6 +107,7 @@ class NewJob:
     generation_id: int | None = None
     output_url: str | None = None
     is_accepted: bool = False
+    wait_for_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)

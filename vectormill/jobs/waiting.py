@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ModelNotServed
 from vectormill.jobs.bodies import JobBody, describe_job
 from vectormill.jobs.job import (
     DISPATCHED_JOB_STATES,
@@ -338,14 +339,28 @@ def make_job_body(connection: Connection, job: Job) -> JobBody:
     return describe_job(job, explain_waits(connection, [job]).get(job.id))
 
 
+def list_serving_workers(connection: Connection, model: str) -> list[ServingWorker]:
+    """List the live workers, with the reports of those that serve this model."""
+    values = {"models": [model], "alive_seconds": ALIVE_SECONDS}
+    return [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
+
+
+def refuse_unserved(connection: Connection, spec: EncodingSpec) -> None:
+    """Raise ModelNotServed if there are live workers of the model, and all of them have failed to load it."""
+    reason = explain_load_failure(spec, list_serving_workers(connection, spec.model), 0.0)
+    if reason is not None:
+        raise ModelNotServed(
+            f"{reason} Nothing was stored. Mend the cause; or submit with wait_for_worker (--wait-for-worker), and the "
+            "job waits until a worker has loaded the model."
+        )
+
+
 def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None:
     """Explain why no worker answers a query with this spec, from what Postgres knows.
 
     Return None if no reason is found.
     """
-    values = {"models": [spec.model], "alive_seconds": ALIVE_SECONDS}
-    workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
-    if (absence := explain_absence(spec, workers)) is not None:
+    if (absence := explain_absence(spec, list_serving_workers(connection, spec.model))) is not None:
         return absence
     if REDIS_AWAY in list_signs_of_life(connection):
         return 'Redis cannot be reached; see docs/TROUBLESHOOT.md, "Symptoms".'

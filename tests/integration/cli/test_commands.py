@@ -23,6 +23,7 @@ from vectormill.cli import jobs
 from vectormill.cli.app import main
 from vectormill.client import AsyncClient, Client
 from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.problems import ApiError
 from vectormill.workers.workers import beat_worker
 
 LINES = '{"key": "a", "text": "one"}\n{"key": "b", "text": " "}\n'
@@ -92,9 +93,9 @@ def read_json(lines: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def beat(engine: Engine, slots: int = 6, **report: Any) -> None:
+def beat(engine: Engine, slots: int = 6, name: str = "cpu0@host", **report: Any) -> None:
     with engine.begin() as connection:
-        beat_worker(connection, "cpu0@host", uuid4(), DEFAULT_MODEL, slots, REPORT | report)
+        beat_worker(connection, name, uuid4(), DEFAULT_MODEL, slots, REPORT | report)
 
 
 def test_submit_prints_the_id_alone_and_sends_what_was_asked_for(
@@ -318,6 +319,37 @@ def test_a_model_that_no_worker_loads_ends_the_command_with_the_reason_and_leave
     assert not (tmp_path / "out.parquet").exists()
     with encoding_meanwhile(engine):  # who wishes it waits
         assert encode(["one"], tmp_path, "--wait") == 0
+
+
+def test_a_job_that_every_live_worker_has_failed_to_load_is_refused_unless_it_may_wait(
+    client: Client, engine: Engine, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = ("--idempotency-key", "before")
+    assert run("submit", texts, *SMALL, *key) == 0, "no worker is up, which is told and refused to nobody"
+    before = len(list(client.jobs()))
+    beat(engine, slots=0, state="dead", state_reason="openvino was killed by SIGFPE")
+    try:
+        capsys.readouterr()
+        assert run("submit", texts, *SMALL) == 2
+        said = capsys.readouterr().err
+        assert "killed by SIGFPE" in said
+        assert "--wait-for-worker" in said
+        with pytest.raises(ApiError) as refused:
+            client.submit([{"key": "a", "text": "one"}], dimensions=8)
+        assert (refused.value.status, refused.value.title) == (409, "Model not served")
+        assert len(list(client.jobs())) == before
+        assert run("submit", texts, *SMALL, *key) == 0, "the job that is there already is not refused"
+        assert run("submit", texts, *SMALL, "--wait-for-worker") == 0
+        assert "killed by SIGFPE" in capsys.readouterr().err, "what it waits for"
+        assert (
+            client.submit([{"key": "a", "text": "one"}], dimensions=8, wait_for_worker=True)["state"]
+            == "queued"
+        )
+        beat(engine, name="cpu1@host")
+        assert run("submit", texts, *SMALL) == 0, "one of two can"
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM vectormill.workers"))
 
 
 def test_a_model_that_cannot_encode_is_told_before_a_stack_is_started(

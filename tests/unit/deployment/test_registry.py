@@ -21,7 +21,9 @@ from vectormill.models.registry import (
     Registry,
     find_packaged_model,
     make_spec,
+    read_added,
     respecify,
+    write_added,
 )
 from vectormill.settings import ModelEntry
 
@@ -85,6 +87,29 @@ def test_an_unknown_model_is_refused_with_the_nearest_name_and_all_names(tmp_pat
         registry.card("all-MiniLM-L6")
     assert "Did you mean 'all-MiniLM-L6-v2'?" in str(caught.value)
     assert "mine" in str(caught.value)
+
+
+def test_a_model_that_is_added_or_removed_is_known_at_once_and_the_environment_decides(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "data" / "models.json"
+    given = ModelEntry(path=str(write_model(tmp_path / "given")))
+    registry = Registry({"given": given}, added=file)
+    assert "mine" not in registry.names()
+    first = ModelEntry(path=str(write_model(tmp_path / "first")), max_tokens=16)
+    write_added(file, {"mine": first, "given": first})
+    assert registry.card("mine").max_tokens == 16
+    assert registry.card("mine") is registry.card("mine"), "cards are kept"
+    assert registry.entry("given") == given
+    write_added(file, {"mine": first.model_copy(update={"max_tokens": 8})})
+    assert registry.card("mine").max_tokens == 8
+    assert read_added(file)["mine"].max_tokens == 8
+    write_added(file, {})
+    with pytest.raises(UnknownModel, match=r"`vectormill models add NAME\|PATH`"):
+        registry.card("mine")
+    file.write_text('{"mine": {"paht": "."}}')
+    with pytest.raises(ModelError, match="add the models again"):
+        registry.names()
 
 
 def test_a_plain_transformers_directory_is_mean_pooled_and_normalized(tmp_path: Path) -> None:
@@ -185,7 +210,7 @@ def test_an_unreachable_hub_is_a_sentence_that_says_what_to_do(
         raise OSError("no route to host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(ModelError, match=r"no route to host.*register its directory"):
+    with pytest.raises(ModelError, match=r"no route to host.*models add PATH"):
         Registry({"m": ModelEntry(path="some-org/some-model")}).card("m")
 
 

@@ -76,6 +76,7 @@ class JobCalls(ExportTransport):
         to: str | None = None,
         gzip: bool = False,
         idempotency_key: str | None = None,
+        wait_for_worker: bool = False,
         progress: bool = False,
         **options: Unpack[RequestedArguments],
     ) -> JobBody:
@@ -92,6 +93,8 @@ class JobCalls(ExportTransport):
 
         If `items` can be iterated again (a list, a table or a file reader, not a generator), the upload is
         repeated after a lost connection under the same Idempotency-Key, so there is never a second job.
+
+        A job is refused if every live worker of its model has failed to load it, unless `wait_for_worker` is set.
         """
         parameters = {
             "model": model,
@@ -99,6 +102,7 @@ class JobCalls(ExportTransport):
             "to": to,
             "priority": priority,
             "metadata": json.dumps(dict(metadata)) if isinstance(metadata, Mapping) else None,
+            "wait_for_worker": wait_for_worker or None,
             **options,
         }
         columns, headers = Columns.choose(text, key, pair, metadata), make_key_header(idempotency_key)
@@ -167,6 +171,7 @@ class JobCalls(ExportTransport):
         to: str | None = None,
         priority: int | None = None,
         idempotency_key: str | None = None,
+        wait_for_worker: bool = False,
         progress: bool = False,
         **options: Unpack[RequestedArguments],
     ) -> JobBody:
@@ -175,7 +180,8 @@ class JobCalls(ExportTransport):
         `urls` are objects or patterns: s3://bucket/articles/*.parquet, gs://, az:// or file://, of Parquet, JSON
         Lines or CSV. The service and its workers read them with credentials of their own. `text`, `key` and
         `pair` name columns; without `key` an item is named by its object and position. A list as `metadata`
-        names the columns to keep with each result; an object is metadata of the job. `to` is as for `submit`.
+        names the columns to keep with each result; an object is metadata of the job. `to` and `wait_for_worker` are
+        as for `submit`.
         With `unique` the service reads all keys first, and refuses the job if two are equal. What takes longer than
         some seconds is read after the answer: the job is `uploading` meanwhile, and `failed` if it is refused.
         """
@@ -188,6 +194,7 @@ class JobCalls(ExportTransport):
                 "to": to,
                 "priority": priority,
                 "metadata": dict(metadata) if isinstance(metadata, Mapping) else None,
+                "wait_for_worker": wait_for_worker or None,
                 "options": given(options),
             }
         )

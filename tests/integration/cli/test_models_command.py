@@ -1,0 +1,126 @@
+"""`vectormill models add` and `remove`: what is checked, converted, certified, and known to the API afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from tests.api_server import api_client
+from tests.models import TinyModels
+from tests.unit.deployment.test_hub import COMMIT, serving_hub
+from tests.unit.deployment.test_registry import write_model
+from vectormill.cli.app import main
+
+
+@pytest.fixture(autouse=True)
+def _own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("VECTORMILL_WORKER_DEVICES", "cpu")
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+def read_names(tmp_path: Path) -> dict[str, dict[str, str]]:
+    file = tmp_path / "data" / "models.json"
+    entries: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
+    return entries
+
+
+def test_a_directory_is_loaded_converted_certified_and_known_to_a_running_api_until_it_is_removed(
+    tmp_path: Path, engine: Engine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = TinyModels(tmp_path / "tiny").sentence_transformer("mean", normalize=True)
+    with api_client(engine, data_dir=tmp_path / "data") as client:
+        refused = client.post("/v1/jobs", json={"model": "mine", "items": [{"key": "a", "text": "one"}]})
+        assert "`vectormill models add NAME|PATH`" in refused.json()["detail"]
+        assert (
+            run("models", "add", str(tiny), "--name", "mine", "--max-tokens", "32", "--certify", "--json")
+            == 0
+        )
+        said = capfd.readouterr()
+        added = json.loads(said.out)
+        assert added["report"]["backend"]["value"] == "openvino"
+        assert (added["dimension"], added["max_tokens"]) == (32, 32)
+        assert read_names(tmp_path) == {"mine": {"path": str(tiny.resolve()), "max_tokens": 32}}
+        assert "vectormill worker --model mine" in said.err
+        assert len(list((tmp_path / "cache" / "openvino").glob("*/network.json"))) == 1
+        assert (tmp_path / "data" / "certificates").is_dir()
+        model = client.get("/v1/models/mine").json()
+        assert (model["dimension"], model["max_tokens"], model["problem"]) == (32, 32, None)
+        monkeypatch.setenv("VECTORMILL_API_URL", str(client.base_url))
+        for command in (("models",), ("models", "list")):
+            assert run(*command) == 0
+            assert "mine\tembed\tdense\t32" in capfd.readouterr().out
+        assert run("models", "add", "mine") == 0, "one that is registered is prepared again"
+        assert run("models", "remove", "mine") == 0
+        assert client.get("/v1/models/mine").status_code == 404
+    assert run("models", "remove", "mine") == 2
+    monkeypatch.setenv("VECTORMILL_MODELS", json.dumps({"mine": {"path": str(tiny)}}))
+    assert run("models", "add", str(tiny), "--name", "mine") == 2
+    assert "VECTORMILL_MODELS has a model 'mine'" in capfd.readouterr().err
+
+
+def test_a_model_whose_results_differ_from_the_reference_is_not_registered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = TinyModels(tmp_path / "tiny").sentence_transformer("mean", normalize=True)
+    monkeypatch.setattr("worker.certificates.measuring.find_promise", lambda *_: 1.1)
+    assert run("models", "add", str(tiny), "--certify") == 1
+    assert "below the promised 1.1" in capfd.readouterr().err
+    assert read_names(tmp_path) == {}
+
+
+def test_models_that_cannot_run_are_refused_and_not_registered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    generative = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "hidden_size": 4}
+    bare = write_model(tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    for directory, words in (
+        (write_model(tmp_path / "gpt2", config=generative), "GPT2LMHeadModel"),
+        (bare, "no weights"),
+        (write_model(tmp_path / "hollow"), "no num_attention_heads"),
+        (tmp_path / "missing", "does not exist here"),
+    ):
+        assert run("models", "add", str(directory)) in (2, 3)
+        assert words in capfd.readouterr().err, directory
+    assert read_names(tmp_path) == {}
+
+
+def test_a_model_of_the_hub_is_registered_at_its_commit_and_without_a_network_it_is_said_what_to_do(
+    tmp_path: Path,
+) -> None:
+    tiny = TinyModels(tmp_path / "tiny").sentence_transformer("mean", normalize=True)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    argv = [sys.executable, "-m", "vectormill.cli", "models", "add", "some-org/some-model"]
+
+    def add(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv,
+            env={**kept, **environment, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    offline = add({"HF_ENDPOINT": "http://127.0.0.1:1"})
+    assert offline.returncode == 2
+    assert "copy the model's directory here and run `vectormill models add PATH`" in offline.stderr
+    with serving_hub(tiny) as (environment, fetched):
+        done = add(environment)
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors" in fetched
+    assert "Fetching" in done.stderr, "a progress bar"
+    assert "hf_secret" not in done.stdout + done.stderr
+    assert read_names(tmp_path) == {"some-model": {"path": "some-org/some-model", "revision": COMMIT}}
+    again = add({"HF_HUB_OFFLINE": "1"})
+    assert again.returncode == 0, "what is in the cache needs no network"
