@@ -184,7 +184,8 @@ class Service:
         """Return the rows of a statement, asked as a user of the database asks it."""
         url = json.loads((self.data_dir / "stack.json").read_text())["database_url"].replace("+psycopg", "")
         with psycopg.connect(url) as connection:
-            return connection.execute(statement.encode()).fetchall()
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
 
     def ask(self, method: str, path: str, status: int = 200, **arguments: Any) -> Any:
         """Send a request, assert its status, and return the JSON of its answer; None where it has none."""

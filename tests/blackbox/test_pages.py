@@ -45,7 +45,10 @@ def make_application(folder: Path, num_rows: int) -> str:
 
 @pytest.fixture(scope="module", params=[3_000, pytest.param(50_000, marks=pytest.mark.slow)])
 def reader(program: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
-    """A service as a reader has it: files and tables with the names that the pages use, and the collection docs."""
+    """A service as a reader has it: files and tables with the names that the pages use, and the collection docs.
+
+    The table `app.articles` of its own Postgres has vectors of the packaged model, as an application would.
+    """
     with new_service(program) as service:
         url = make_application(service.folder, request.param)
         service.environment |= {"ARTICLES_URL": url, "TICKETS_URL": url, "VECTORMILL_INDEX_ROWS": "2000"}
@@ -53,6 +56,14 @@ def reader(program: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
         for name in ("texts.jsonl", "docs.jsonl"):
             (service.folder / name).write_text("\n".join(lines))
         service.start()
+        service.run("collections", "create", "articles", "--keep-text")
+        job = service.run("submit", "docs.jsonl", "--collection", "articles").stdout.strip()
+        service.run("status", job, "--watch")
+        service.sql("CREATE SCHEMA app")
+        service.sql(
+            "CREATE TABLE app.articles AS SELECT row_number() OVER () AS id, text AS body, 'en' AS lang,"
+            " embedding::vector(384) AS embedding FROM articles"
+        )
         yield service
 
 

@@ -1829,4 +1829,31 @@ MUTANTS: Final = (
             "test_a_job_that_every_live_worker_has_failed_to_load_is_refused_unless_it_may_wait",
         ),
     ),
+    Mutant(
+        "an import overwrites what jobs write later",
+        "vectormill/collections/imports.py",
+        "IMPORTED_PLACE: Final = 0",
+        "IMPORTED_PLACE: Final = 1 << 40",
+        ("tests/integration/cli/test_imports.py::test_rows_of_jobs_and_deletions_are_newer_than_an_import",),
+    ),
+    Mutant(
+        "a row with an empty text takes over the vector of a row that was imported without its text",
+        "vectormill/sources/vectors.py",
+        'else own if text else b""',
+        "else own",
+        (
+            "tests/integration/cli/test_imports.py::"
+            "test_a_later_run_encodes_what_differs_from_the_texts_and_all_rows_that_came_without",
+        ),
+    ),
+    Mutant(
+        "vectors of other texts or another model are imported",
+        "vectormill/cli/imports.py",
+        "LEAST_COSINE: Final = 0.99",
+        "LEAST_COSINE: Final = -1.0",
+        (
+            "tests/integration/cli/test_imports.py::"
+            "test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collection",
+        ),
+    ),
 )

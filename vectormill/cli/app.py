@@ -21,6 +21,7 @@ from vectormill.cli import (
     encode,
     estimate,
     exits,
+    imports,
     items,
     jobs,
     keys,
@@ -99,6 +100,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(runs.reindex_app)
 app.add_typer(runs.app, name="runs")
 app.add_typer(schedules.app, name="schedules")
+collections.app.add_typer(imports.app)
 app.add_typer(collections.app, name="collections")
 app.add_typer(sources.app, name="sources")
 app.add_typer(sources.push_app)

@@ -88,13 +88,15 @@ class Item:
 class Items(Sequence[Item]):
     """Many items as columns, so that a chunk can be processed without an object for each item.
 
-    Either every item has its own `place`, or `places` is None.
+    Either every item has its own `place`, or `places` is None. `hashes` replace those of the texts where a row came
+    without its text.
     """
 
     keys: Sequence[str]
     texts: Sequence[bytes]
     metadata: Sequence[bytes]
     places: Sequence[int] | None = None
+    hashes: Sequence[bytes] | None = None
 
     @classmethod
     def of(cls, items: Sequence[Item]) -> "Items":
@@ -121,7 +123,8 @@ class Items(Sequence[Item]):
     def __getitem__(self, place: int | slice) -> "Item | Items":
         if isinstance(place, slice):
             own = None if self.places is None else self.places[place]
-            return Items(self.keys[place], self.texts[place], self.metadata[place], own)
+            hashes = None if self.hashes is None else self.hashes[place]
+            return Items(self.keys[place], self.texts[place], self.metadata[place], own, hashes)
         own_place = None if self.places is None else self.places[place]
         return Item(self.keys[place], self.texts[place], self.metadata[place], own_place)
 
@@ -138,6 +141,7 @@ class Items(Sequence[Item]):
             [self.texts[place] for place in some],
             [self.metadata[place] for place in some],
             None if self.places is None else [self.places[place] for place in some],
+            None if self.hashes is None else [self.hashes[place] for place in some],
         )
 
     def encode_keys(self) -> list[bytes]:
@@ -145,8 +149,12 @@ class Items(Sequence[Item]):
         return list(map(str.encode, self.keys))
 
     def content_hashes(self) -> list[bytes]:
-        """Return the hash of each item's text, as Item.content_hash does."""
-        return [blake2b(text, digest_size=16).digest() for text in self.texts]
+        """Return the hash of each item's text, as Item.content_hash does, or the one in its place."""
+        return (
+            list(self.hashes)
+            if self.hashes is not None
+            else [blake2b(text, digest_size=16).digest() for text in self.texts]
+        )
 
     def metadata_hashes(self) -> list[bytes]:
         """Return the hash of each item's metadata, as Item.metadata_hash does; empty if there is none."""

@@ -152,6 +152,18 @@ class SqlReader(Reader):
                 f"{self._options.key!r}, and must not group or sort by itself. Make one, or read it without pages."
             )
 
+    def read_columns(self, num_rows: int) -> Iterator[list[Sequence[Any]]]:
+        """Yield the values of the columns that the options name, in batches of so many rows of one transaction."""
+        with (
+            self._speaking() as connection,
+            self._transaction(connection),
+            streaming(connection, strip(self._options.query)) as (names, fetch),
+        ):
+            columns = find_columns(names, self._options)
+            while rows := fetch(num_rows):
+                values = list(zip(*rows, strict=True))
+                yield [values[column] for column in columns]
+
     def describe_key(self) -> str:
         """Return the type of the key column, as Postgres writes it in SQL."""
         with self._speaking() as connection, self._transaction(connection):

@@ -1,0 +1,217 @@
+"""`vectormill collections import`: what enters a collection without being encoded, what is refused, and what follows.
+
+Workers are stood in for; the black box imports with real ones (tests/blackbox/test_pages.py).
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.api_server import api_client, encoding_meanwhile
+from tests.indexers import ListedSource, await_run, contents, count_encoded, indexing, row, start_run, wanted
+from tests.outputs import finish_all
+from tests.protocol import submit, vector_of
+from vectormill.cli.app import main
+from vectormill.client import Client
+from vectormill.collections.imports import find_import_target
+from vectormill.jobs.item import Item
+
+NUM_ROWS = 2500  # three batches
+KEYS = [f"k{number}" for number in range(NUM_ROWS)]
+TEXTS = [f"text {number}" for number in range(NUM_ROWS)]
+VECTORS = [vector_of(text.encode()) for text in TEXTS]
+STATED = ("--dimensions", "8")
+
+
+@pytest.fixture(autouse=True)
+def client(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Client]:
+    with api_client(engine) as api, Client(str(api.base_url)) as client:
+        monkeypatch.setenv("VECTORMILL_API_URL", str(api.base_url))
+        monkeypatch.setenv("VECTORMILL_DATABASE_URL", engine.url.render_as_string(hide_password=False))
+        monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
+        yield client
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(("collections", "import", "docs", *arguments))
+    return int(end.value.code or 0)
+
+
+def write(path: Path, **columns: Any) -> str:
+    """Write rows as Parquet; `columns` replace those of all rows."""
+    embedding = pa.FixedSizeListArray.from_arrays(np.concatenate(VECTORS), 8)
+    pq.write_table(pa.table({"key": KEYS, "embedding": embedding, "text": TEXTS} | columns), path)
+    return str(path)
+
+
+def make_table(engine: Engine, kind: str = "halfvec(8)") -> None:
+    """Make a table of an application, whose last row has no vector."""
+    rows = [
+        {"id": number, "body": TEXTS[number], "lang": "en", "vector": str(VECTORS[number].tolist())}
+        for number in range(NUM_ROWS)
+    ]
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA app"))
+        connection.execute(
+            text(f"CREATE TABLE app.articles (id bigint PRIMARY KEY, body text, lang text, vector {kind})")
+        )
+        connection.execute(
+            text(
+                f"INSERT INTO app.articles VALUES (:id, :body, :lang, CAST(CAST(:vector AS vector) AS {kind}))"
+            ),
+            [*rows, {"id": NUM_ROWS, "body": "no vector", "lang": None, "vector": None}],
+        )
+
+
+def read_rows(engine: Engine) -> dict[str, Any]:
+    """Return the rows by key, and the transaction that wrote each."""
+    with engine.connect() as connection:
+        number = connection.execute(text("SELECT id FROM vectormill.generations")).scalar_one()
+        rows = connection.execute(
+            text(f"""
+            SELECT docs.key, docs.embedding::text, docs.metadata, docs.text, own.xmin::text
+              FROM docs JOIN vectormill.generation_{number} AS own ON own.key = docs.key
+        """)
+        ).all()
+    return {row.key: row for row in rows}
+
+
+SQL = ("--sql", "SELECT * FROM app.articles", "--key", "id", "--text", "body", "--vector", "vector")
+
+
+@pytest.mark.parametrize("kind", ["halfvec(8)", "vector(8)", "real[]"])
+def test_a_column_of_pgvector_enters_with_texts_and_a_repetition_changes_nothing(
+    engine: Engine, client: Client, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    make_table(engine, kind)
+    with encoding_meanwhile(engine):
+        assert run(*SQL, *STATED, "--metadata", "lang", "--keep-text", "--json") == 0
+        imported = json.loads(capsys.readouterr().out)
+        assert (imported["num_rows"], imported["num_imported"], imported["num_without_vector"]) == (
+            2500,
+            2500,
+            1,
+        )
+        assert imported["smallest_cosine"] > 0.999
+        before = read_rows(engine)
+        assert (before["7"].metadata, before["7"].text) == ({"lang": "en"}, "text 7")
+        found = np.array(json.loads(before["7"].embedding))
+        np.testing.assert_allclose(found, VECTORS[7], atol=1e-3)
+        assert run(*SQL, *STATED, "--metadata", "lang") == 0
+        assert "0 of 2,500 rows imported" in capsys.readouterr().out
+    assert read_rows(engine) == before, "not even written again"
+    assert list(client.jobs()) == [], "those of samples are deleted"
+
+
+def test_a_later_run_encodes_what_differs_from_the_texts_and_all_rows_that_came_without(
+    engine: Engine, tmp_path: Path
+) -> None:
+    texts: list[str | None] = [*TEXTS]
+    texts[2] = None
+    with encoding_meanwhile(engine):
+        assert run(write(tmp_path / "a.parquet", text=texts), "--text", "text", *STATED) == 0
+        source = ListedSource(
+            [row(key, content) for key, content in zip(KEYS, TEXTS, strict=True)], batch=500
+        )
+        source.items[0] = row("k0", "another text")
+        source.items[3] = Item("k3", b"")  # an empty text takes no vector over from a row without text
+        with indexing(engine, source):
+            ended = await_run(engine, start_run(engine, confirm=True))
+    assert ended.state == "completed_with_errors"
+    assert ended.counts.num_changed == count_encoded(engine) == 3  # k0, k2 and the empty one
+    assert contents(engine).keys() == set(KEYS) - {"k3"}
+    assert contents(engine)["k2"][0] == Item("k2", b"text 2").content_hash()
+
+
+def test_rows_of_jobs_and_deletions_are_newer_than_an_import(
+    engine: Engine, client: Client, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "a.parquet")
+    with encoding_meanwhile(engine):
+        client.wait(client.submit([{"key": "k1", "text": "newer"}], collection="docs", dimensions=8)["id"])
+        assert run(file, "--text", "text", *STATED) == 0
+        assert contents(engine)["k1"][0] == Item("k1", b"newer").content_hash()
+        client.delete_items("docs", ["k2"])
+        assert run(file, "--text", "text") == 0
+        assert "k2" not in contents(engine), "deleted keys are not brought back"
+        client.wait(client.submit([{"key": "k5", "text": "later"}], collection="docs", dimensions=8)["id"])
+    assert contents(engine)["k5"][0] == Item("k5", b"later").content_hash()
+
+
+def test_the_output_of_a_job_enters_with_the_hashes_of_its_texts_and_another_spec_is_refused(
+    engine: Engine, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.create_collection("docs", options={"dimensions": 8})
+    with engine.connect() as connection:
+        spec = find_import_target(connection, "docs").spec
+    items = [row("a", "one", page=1), row("b", "two")]
+    outputs = {name: (tmp_path / name).as_uri() for name in ("same", "other", "codes")}
+    for name, made_with in (
+        ("same", spec),
+        ("other", replace(spec, prompt="query: ")),
+        ("codes", replace(spec, vector_type="binary")),
+    ):
+        submit(engine, items, spec=made_with, output_url=outputs[name])
+    finish_all(engine)
+    assert run(outputs["same"]) == 0
+    assert "2 of 2 rows imported" in capsys.readouterr().out
+    assert contents(engine) == wanted(items)
+    for name, words in (("other", "prompt is '', not 'query: '"), ("codes", "no vectors of float32")):
+        assert run(outputs[name]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collection(
+    engine: Engine, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turned = [VECTORS[-1], *VECTORS[:-1]]
+    nan = [np.full(8, np.nan, dtype=np.float32), *VECTORS[1:]]
+    good = write(tmp_path / "good.parquet")
+
+    def vectors(name: str, rows: list[Any]) -> str:
+        return write(tmp_path / f"{name}.parquet", embedding=pa.array([each.tolist() for each in rows]))
+
+    with encoding_meanwhile(engine):
+        for arguments, words in (
+            ((vectors("turned", turned), "--text", "text", *STATED), "agree by a cosine of"),
+            ((vectors("nan", nan), "--text", "text", *STATED), "'k0' has NaN"),
+            (
+                (vectors("long", [2 * each for each in VECTORS]), "--text", "text", *STATED),
+                "state --no-normalize",
+            ),
+            (
+                (vectors("ragged", [np.ones(3), *VECTORS[1:]]), "--text", "text", *STATED),
+                "different lengths: 3, 8",
+            ),
+            ((good, "--text", "text", "--dimensions", "9"), "have 8 dimensions"),
+            ((good, *STATED), "pass --unchecked"),
+            ((good, "--text", "body", *STATED), "has no column 'body'"),
+            ((good, "--text", "text", "--vector", "text", *STATED), "not lists of numbers"),
+            ((str(tmp_path / "none.parquet"), "--text", "text"), "No file matches"),
+            (("--text", "text"), "Name one source"),
+            (("--sql", "SELECT 1 AS key", "--text", "text", *STATED), "has no column"),
+        ):
+            assert run(*arguments) in (2, 4), arguments
+            assert words in capsys.readouterr().err, arguments
+            assert list(client.collections()) == [], arguments
+        assert run(good, "--unchecked", *STATED) == 0
+        for stated in (("--dimensions", "7"), ("--no-normalize",), ("--max-tokens", "20")):
+            assert run(good, "--unchecked", *stated) == 2
+            assert "vectors of another spec" in capsys.readouterr().err
+        assert len(contents(engine)) == NUM_ROWS
+    with engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)"
+                 " SELECT collection_id, spec, fingerprint, 'retired' FROM vectormill.generations")
+        )  # fmt: skip
+    assert run(good, "--unchecked") == 2
+    assert "would lack the imported rows" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Imports: rows whose vectors exist enter a collection without being encoded.
+
+An imported row is older than whatever a job, a put or a deletion writes (its place in the order of writers is 0), and
+rows that the collection has are left as they are. So an import can run beside other writers, and be repeated.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, text
+
+from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.collections import KEEPS_TEXTS
+from vectormill.collections.generation_tables import find_ranges, upsert_rows
+from vectormill.collections.generations import list_written_generations
+from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
+from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
+from vectormill.domain.task import VECTOR
+from vectormill.jobs.item import Items
+from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_column_rows
+
+# Below every number that a job or a deletion has.
+IMPORTED_PLACE: Final = 0
+# What halves and other roundings of a vector of length 1 may change about its length.
+NORM_TOLERANCE: Final = 0.01
+
+# Deleted keys are not brought back.
+LIST_KNOWN_KEYS: Final = """
+    SELECT key FROM vectormill.{table} WHERE key = ANY(CAST(:keys AS text[]))
+     UNION
+    SELECT key FROM vectormill.tombstones
+     WHERE collection_id = :collection_id AND key = ANY(CAST(:keys AS text[]))
+"""
+
+
+def find_import_target(connection: Connection, collection: str) -> Generation:
+    """Return the generation that an import writes, locked until the transaction ends.
+
+    Raise CollectionNotFound, Conflict if there is another generation, whose rows an import would not be among, and
+    SpecMismatch if the collection has other results than dense vectors.
+    """
+    generations = list_written_generations(connection, collection, is_deletion=True)
+    live = next((each for each in generations if each.state == LIVE), None)
+    if live is None:
+        raise CollectionNotFound(
+            f"Collection {collection!r} does not exist; see `vectormill collections list`."
+        )
+    if len(generations) > 1:
+        raise Conflict(
+            f"Collection {collection!r} has another generation besides the live one, which would lack the imported "
+            f"rows. Wait for its re-index, or see `vectormill collections discard {collection} GENERATION`."
+        )
+    if live.spec.result != VECTOR:
+        raise SpecMismatch(
+            f"Vectors can be imported only into a collection of dense vectors, and {collection!r} has others."
+        )
+    return live
+
+
+def check_vectors(items: Items, vectors: npt.NDArray[np.float32], spec: EncodingSpec) -> None:
+    """Raise SpecMismatch, which names a row, if a vector [n, dimensions] cannot be one of this spec."""
+    if vectors.shape[1] != spec.dimensions and len(vectors):
+        raise SpecMismatch(
+            f"The vectors have {vectors.shape[1]} dimensions, and those of {spec.model} with these options have "
+            f"{spec.dimensions}."
+        )
+    norms = np.linalg.norm(vectors, axis=1)
+    is_half = choose_vector_type(spec, in_collection=True).name == FLOAT16
+    most = MAX_HALF if is_half else np.finfo(np.float32).max
+    for wrong, reason in (
+        (~(np.abs(vectors).max(axis=1, initial=0) <= most), "has NaN, infinity or a value that is too large"),
+        (norms == 0, "is zero"),
+        (
+            spec.normalize & (np.abs(norms - 1) > NORM_TOLERANCE),
+            "does not have length 1; state --no-normalize",
+        ),
+    ):
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
+            raise SpecMismatch(
+                f"The vector of the row {items.keys[place]!r} {reason} (length {norms[place]:.4g})."
+            )
+
+
+def import_rows(
+    connection: Connection,
+    collection: str,
+    spec: EncodingSpec,
+    items: Items,
+    vectors: npt.NDArray[np.float32],
+) -> int:
+    """Write the rows whose keys are new, inside the caller's transaction, and return their number.
+
+    Raise the errors of `find_import_target` and `check_vectors`.
+    """
+    generation = find_import_target(connection, collection)
+    if generation.spec.fingerprint() != spec.fingerprint():
+        raise Conflict(f"Collection {collection!r} was changed to another model during the import.")
+    check_vectors(items, vectors, spec)
+    values: dict[str, Any] = {"keys": list(items.keys), "collection_id": generation.collection_id}
+    statement = text(LIST_KNOWN_KEYS.format(table=generation.table_name))
+    known = set(connection.execute(statement, values).scalars())
+    places = [place for place, key in enumerate(items.keys) if key not in known]
+    kind = choose_vector_type(spec, in_collection=True)
+    ranges = find_ranges(connection, spec) if kind.name == INT8 else None
+    if kind.name == INT8 and ranges is None:
+        raise Conflict(
+            "The ranges of int8 codes of this model are not measured yet: put one text into the collection first."
+        )
+    keep_text = bool(
+        connection.execute(KEEPS_TEXTS, {"collection_id": generation.collection_id}).scalar_one()
+    )
+    rows = make_column_rows(vectors[places], kind, ranges)
+    upsert_rows(
+        connection, generation.id, IMPORTED_PLACE, items.take(places), rows, spec, keep_text=keep_text
+    )
+    return len(places)

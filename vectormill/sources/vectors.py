@@ -1,0 +1,209 @@
+"""Read vectors that exist, with their keys and texts: from Parquet, from a query, or from the output of a job.
+
+A batch is in memory at a time. What a row must have is checked here; whether its vector belongs into a collection is
+not (vectormill/collections/imports.py).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vectormill.domain.encoding import BINARY, INT8, EncodingSpec
+from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.domain.task import VECTOR
+from vectormill.jobs.item import Items
+from vectormill.objects.reading import read_manifest, read_parts
+from vectormill.sources.files import describe_failure, no_column, open_bytes, open_store
+from vectormill.sources.reader import Assembler, Complaints, SourcePlace
+from vectormill.sources.source import ColumnOptions, SqlOptions
+from vectormill.sources.sql import SqlReader
+
+# With 4,096 dimensions as texts of a query this is some 100 MiB.
+BATCH_ROWS: Final = 1024
+# The columns of the output of a job, but for its key.
+OUTPUT_VECTOR, OUTPUT_HASH, OUTPUT_METADATA = "embedding", "content_hash", "metadata"
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRows:
+    """Rows of a source: items, whose texts are empty if the source has none, and a vector [n, dimensions] for each.
+
+    `num_without_vector` rows of the batch had none and are left out.
+    """
+
+    items: Items
+    vectors: Vectors
+    num_without_vector: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImportColumns:
+    """The names of a source's columns. `content_hash` has what Vectormill stores beside a vector of a text."""
+
+    key: str = "key"
+    vector: str = OUTPUT_VECTOR
+    text: str | None = None
+    metadata: tuple[str, ...] = ()
+    metadata_json: str | None = None
+    content_hash: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Return the columns to read, each once."""
+        optional = (self.text, self.metadata_json, self.content_hash)
+        return list(dict.fromkeys([self.key, self.vector, *self.metadata, *filter(None, optional)]))
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSource:
+    """Where vectors are read: their number, if it is known or estimated, and batches. `spec` is known of an output."""
+
+    num_rows: int | None
+    batches: Iterable[VectorRows]
+    spec: EncodingSpec | None = None
+
+
+def open_query(
+    query: str, url_env: str | None, url_file: str | None, columns: ImportColumns, place: SourcePlace
+) -> VectorSource:
+    """Return the rows of a query. Raise SourceFailed without secrets, while it is read too."""
+    others = tuple(name for name in columns.names if name != columns.key)
+    options = SqlOptions(
+        query=query, key=columns.key, text=columns.key, metadata=others, url_env=url_env, url_file=url_file
+    )
+    options.check()
+    reader = SqlReader(options, place)
+    assembler = Assembler("The query", place.settings.max_key_bytes, Complaints())
+
+    def read() -> Iterator[VectorRows]:
+        for values in reader.read_columns(BATCH_ROWS):
+            table = dict(zip(options.columns, values, strict=True))
+            vectors, present = join_values(table[columns.vector])
+            yield make_rows(table, vectors, present, columns, assembler)
+
+    return VectorSource(reader.count_rows(), read())
+
+
+def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> VectorSource:
+    """Return the rows of Parquet files, by path, pattern or URL. Raise SourceFailed, while they are read too."""
+    import pyarrow.parquet as pq
+
+    store, name = open_store(pattern, None)
+    paths = sorted(store.glob(name))
+    if not paths:
+        raise SourceFailed(f"No file matches {pattern}.")
+    assembler = Assembler(pattern, place.settings.max_key_bytes, Complaints())
+
+    def read() -> Iterator[VectorRows]:
+        for path in paths:
+            try:
+                with open_bytes(store, path) as file, pq.ParquetFile(file) as table:
+                    there = table.schema_arrow.names
+                    for missing in (each for each in columns.names if each not in there):
+                        raise no_column(path, missing, there)
+                    for batch in table.iter_batches(BATCH_ROWS, columns=columns.names):
+                        yield read_batch(batch, columns, assembler)
+            except SourceFailed:
+                raise
+            except OSError as error:
+                raise SourceFailed(describe_failure(path, error)) from error
+
+    num_rows = 0
+    for path in paths:
+        with open_bytes(store, path) as file, pq.ParquetFile(file) as table:
+            num_rows += table.metadata.num_rows
+    return VectorSource(num_rows, read())
+
+
+def open_output(url: str, place: SourcePlace) -> VectorSource:
+    """Return the rows of the output of a job. Raise InvalidOption, NotFound, ObjectChanged and StorageUnavailable."""
+    manifest = read_manifest(url)
+    spec = EncodingSpec.from_json(manifest.spec)
+    if spec.result != VECTOR or spec.vector_type in (INT8, BINARY):
+        raise InvalidOption(f"{url} has no vectors of float32 or float16, which alone can be imported.")
+    columns = ImportColumns(content_hash=OUTPUT_HASH, metadata_json=OUTPUT_METADATA)
+    assembler = Assembler(url, place.settings.max_key_bytes, Complaints())
+    batches = (
+        read_batch(batch, columns, assembler)
+        for batch in read_parts(url, manifest, columns.names, max_rows=BATCH_ROWS)
+    )
+    return VectorSource(manifest.num_rows, batches, spec)
+
+
+def read_batch(batch: Any, columns: ImportColumns, assembler: Assembler) -> VectorRows:
+    """Return the rows of a record batch of Arrow."""
+    table = {name: batch.column(name).to_pylist() for name in columns.names if name != columns.vector}
+    column = batch.column(columns.vector)
+    present = np.asarray(column.is_valid())
+    lists = column.drop_null()
+    if not hasattr(lists, "flatten"):
+        raise SourceFailed(f"The column {columns.vector!r} has {column.type}, not lists of numbers.")
+    flat = lists.flatten().to_numpy(zero_copy_only=False)
+    lengths = set(lists.value_lengths().to_pylist())
+    return make_rows(table, shape_vectors(flat, len(lists), lengths), present, columns, assembler)
+
+
+def join_values(values: Sequence[Any]) -> tuple[Vectors, npt.NDArray[np.bool_]]:
+    """Return the vectors of a query's column and which rows have one. A value is text like "[1,2]", or a list."""
+    present = np.array([value is not None for value in values], dtype=np.bool_)
+    rows = [value for value in values if value is not None]
+    try:
+        parsed = [
+            np.array(row.strip("[]{} ").split(","), dtype=np.float32)
+            if isinstance(row, str)
+            else np.asarray(row, dtype=np.float32)
+            for row in rows
+        ]
+    except (TypeError, ValueError) as error:
+        raise SourceFailed(
+            f"The column of vectors has a value that is no list of numbers: {error}."
+        ) from None
+    flat = np.concatenate(parsed) if parsed else np.empty(0, dtype=np.float32)
+    return shape_vectors(flat, len(rows), set(map(len, parsed))), present
+
+
+def shape_vectors(flat: npt.NDArray[Any], num_rows: int, lengths: set[int]) -> Vectors:
+    """Return so many rows of one length as a matrix. Raise SourceFailed if their lengths differ."""
+    if len(lengths) > 1:
+        raise SourceFailed(f"The vectors have different lengths: {', '.join(map(str, sorted(lengths)))}.")
+    return flat.astype(np.float32, copy=False).reshape(num_rows, *(lengths or {0}))
+
+
+def make_rows(
+    table: dict[str, Sequence[Any]],
+    vectors: Vectors,
+    present: npt.NDArray[np.bool_],
+    columns: ImportColumns,
+    assembler: Assembler,
+) -> VectorRows:
+    """Return rows of their columns. `vectors` has those of the rows that are `present`.
+
+    Raise SourceFailed for a key that is missing, occurs twice in the batch, or cannot be stored.
+    """
+    places = np.flatnonzero(present).tolist()
+    taken = {
+        name: [values[place] for place in places] for name, values in table.items() if name != columns.vector
+    }
+    options = ColumnOptions(
+        key=columns.key, text=columns.text or columns.key, metadata=columns.metadata,
+        metadata_json=columns.metadata_json,
+    )  # fmt: skip
+    keys, texts, metadata, _ = options.pick(
+        [taken[name] for name in options.columns], range(len(options.columns))
+    )
+    items = assembler.assemble(keys, texts if columns.text else [""] * len(keys), metadata)
+    if len(items) != len(keys):
+        raise InvalidOption(
+            "A row has a key that no collection can have (empty, too long, or with NUL): leave it out."
+        )
+    given = taken[columns.content_hash] if columns.content_hash else [None] * len(keys)
+    hashes = [
+        bytes(known) if known is not None else own if text else b""
+        for known, own, text in zip(given, items.content_hashes(), items.texts, strict=True)
+    ]
+    return VectorRows(replace(items, hashes=hashes), vectors, len(present) - len(places))
