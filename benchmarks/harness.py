@@ -34,6 +34,7 @@ QUESTIONS: Final = {
     "score": "How fast are pairs scored, compared with CrossEncoder.predict?",
     "extract": "How fast are records extracted in each placement, compared with the reference?",
     "outputs": "What do several outputs of one pass cost, and what do the same bits in any batch?",
+    "quotes": "How often do the intervals of a quote hold, over ten jobs that are quoted and then run?",
     "codes": "What do residual codes of multi-vectors save, and how do they rank documents?",
     "gpu": "Which switches make the encoder faster on this GPU?",
 }

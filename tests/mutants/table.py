@@ -86,7 +86,7 @@ MUTANTS: Final = (
     Mutant(
         "a quote waits for the whole of jobs that take turns with its own",
         "vectormill/quotes/quote.py",
-        "sum(min(own_tokens.value, each) for each in beside)",
+        "sum(min(own.value, each) for each in beside)",
         "sum(beside)",
         ("tests/unit/quotes/test_samples.py::test_more_urgent_jobs_come_first_and_others_take_turns",),
     ),

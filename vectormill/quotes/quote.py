@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.generations import find_in_state
-from vectormill.domain.encoding import FLOAT16, EncodingSpec
+from vectormill.domain.encoding import FLOAT16
 from vectormill.domain.errors import EmptyJob
 from vectormill.domain.task import SCORE, VECTOR
 from vectormill.jobs.bottleneck import HELD
@@ -21,12 +21,10 @@ from vectormill.quotes.bodies import QuoteBody
 from vectormill.quotes.figure import DEVIATIONS, Figure
 from vectormill.quotes.sample import TextSample
 from vectormill.quotes.sizes import Workload, estimate_sizes
+from vectormill.quotes.speed import Measured, Speed, fit_speed
 from vectormill.quotes.token_counts import TokenCounts, count_tokens
 from vectormill.workers.workers import Worker, list_workers
 
-# A worker's rate counts once it has held chunks for so long; jobs reach it within a quarter, whatever their lengths.
-LEAST_HELD_SECONDS: Final = 2.0
-RATE_SHARE: Final = 0.25
 # Of an estimate from bytes instead of the model's tokenizer.
 ESTIMATE_SHARE: Final = 0.3
 BUILD_CORES: Final = 4
@@ -36,6 +34,16 @@ COUNT_KEPT: Final = """
       FROM unnest(CAST(:keys AS text[]), CAST(:hashes AS bytea[])) AS item (key, content_hash)
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
+
+# What was reused took no time. Jobs are looked for among the last thousand that were submitted.
+LIST_MEASURED: Final = text(f"""
+    SELECT num_done - num_reused AS texts, num_tokens * (1 - num_reused::float8 / num_done) AS tokens,
+           (stage_seconds ->> '{HELD}')::float8 AS held
+      FROM (SELECT * FROM vectormill.jobs ORDER BY seq DESC LIMIT 1000) AS last
+     WHERE model = :model AND started_at >= CAST(:since AS timestamptz) AND num_done > num_reused
+       AND stage_seconds ? '{HELD}'
+     ORDER BY seq DESC LIMIT 20
+""")
 
 # The tokens of a job that has not begun are those of its first chunks, by their estimates.
 LIST_AHEAD: Final = text(f"""
@@ -73,12 +81,18 @@ def make_quote(
         sample.num_all, find_mean(counts, is_whole=is_whole), spec.vector_type or FLOAT16, spec.dimensions,
         text_bytes, encoded, key_bytes, metadata_bytes,
     )  # fmt: skip
-    rate, how = measure_rate(list_workers(connection), spec)
+    workers = [each for each in list_workers(connection) if each.model == spec.model and each.slots]
+    speed = fit_speed(list_measured(connection, workers), len(workers)) if workers else None
+    how = f"No live worker has measured its rate with {spec.model} yet."
+    rate = None
+    if speed is not None:
+        how = f"The rate follows from what texts and tokens took the live workers, of which there are {len(workers)}."
+        rate = speed.find_rate(load.tokens_per_row.value)
     sizes = estimate_sizes(load, rate, BUILD_CORES)
     queue = ends_at = None
-    if rate is not None and sizes["seconds"] is not None:
+    if speed is not None:
         ahead = connection.execute(LIST_AHEAD, {"model": spec.model, "priority": job.priority}).all()
-        queue = find_queue([tuple(row) for row in ahead], job.priority, sizes["tokens"], rate)
+        queue = find_queue([tuple(row) for row in ahead], job.priority, sizes["seconds"], speed)
         whole, now = sizes["seconds"] + queue, datetime.now(UTC)
         ends_at = [
             format_moment(now + timedelta(seconds=each)) for each in (whole.value, whole.least, whole.most)
@@ -131,35 +145,29 @@ def find_kept(connection: Connection, generation: Generation, sample: TextSample
     return Figure.of_share(num_kept, len(sample.items), is_whole=sample.is_whole)
 
 
-def measure_rate(workers: Sequence[Worker], spec: EncodingSpec) -> tuple[Figure | None, str]:
-    """Return the tokens per second of the live workers of a model together, and how that is known.
-
-    The rate of a worker is that since its start, while it held chunks; a worker that has not encoded yet is taken for
-    as fast as the others.
-    """
-    serving = [each for each in workers if each.model == spec.model and each.slots]
-    rates = []
-    for worker in serving:
-        held = (worker.report.get("stage_seconds") or {}).get(HELD, 0.0)
-        if held >= LEAST_HELD_SECONDS and worker.report.get("num_tokens"):
-            rates.append(worker.report["num_tokens"] / held)
-    if not rates:
-        return None, f"No live worker has measured its rate with {spec.model} yet."
-    told = f"{len(serving)} live worker{'s' if len(serving) > 1 else ''}"
-    return Figure.around(
-        sum(rates) * len(serving) / len(rates), RATE_SHARE
-    ), f"The rate was measured by {told}."
+def list_measured(connection: Connection, workers: Sequence[Worker]) -> list[Measured]:
+    """List what these workers, all of one model, have encoded: each since its start, and their last jobs."""
+    measured = []
+    for worker in workers:
+        numbers = (worker.report.get(name) or 0 for name in ("num_sequences", "num_tokens"))
+        measured.append((*numbers, (worker.report.get("stage_seconds") or {}).get(HELD, 0.0)))
+    values = {"model": workers[0].model, "since": min(each.started_at for each in workers)}
+    rows = connection.execute(LIST_MEASURED, values).all()
+    return [*measured, *((row.texts, row.tokens, row.held) for row in rows)]
 
 
 def find_queue(
-    ahead: Sequence[tuple[int, int, float | None]], priority: int, own_tokens: Figure, rate: Figure
+    ahead: Sequence[tuple[int, int, float | None]], priority: int, own: Figure, speed: Speed
 ) -> Figure:
     """Return the seconds that open jobs, as (priority, items, tokens of an item), take before a new one ends.
 
     More urgent jobs come first. Jobs of the same priority take turns with it, so each of them takes at most as much
-    before its end as it takes itself.
+    before its end as it takes itself, `own`.
     """
-    before = sum(number * (tokens or 0) for urgency, number, tokens in ahead if urgency < priority)
-    beside = [number * (tokens or 0) for urgency, number, tokens in ahead if urgency == priority]
-    turns = sum(min(own_tokens.value, each) for each in beside)
-    return Figure(before + turns, before, before + sum(beside)) / rate
+    seconds = [
+        (urgency, speed.find_seconds(number, number * tokens)) for urgency, number, tokens in ahead if tokens
+    ]
+    before = sum(each for urgency, each in seconds if urgency < priority)
+    beside = [each for urgency, each in seconds if urgency == priority]
+    turns = sum(min(own.value, each) for each in beside)
+    return Figure(before + turns, before / speed.factor, (before + sum(beside)) * speed.factor)

@@ -17,6 +17,8 @@ KEPT_SHARE: Final = Figure(0.5, 0.25, 0.75)
 # Rows of real tables were within this share of what was computed, and those of attributes too.
 ROW_SHARE: Final = 0.1
 ATTRIBUTE_BYTES: Final = 190
+# Pages that are not full: the last of the table, and the first ones of the index of keys.
+PAGES_BYTES: Final = Figure(12 << 10, 0, 40 << 10)
 BITS: Final = {FLOAT32: 32, FLOAT16: 16, INT8: 16, BINARY: 1}
 # Seconds of the host's cores for a text and for each of its tokens: 35 µs for 16 tokens, 74 for 100 and 155 for 256 in
 # a worker, and 25 to 55 µs in the other processes (docs/SIZING.md, "Host").
@@ -60,7 +62,7 @@ def estimate_sizes(load: Workload, rate: Figure | None, cores: int) -> dict[str,
     return {
         "tokens": tokens,
         **estimate_time(tokens, load.tokens_per_row, rate),
-        "rows_bytes": load.rows * Figure.around(row_bytes, ROW_SHARE),
+        "rows_bytes": load.rows * Figure.around(row_bytes, ROW_SHARE) + PAGES_BYTES,
         "texts_bytes": load.rows * load.text_bytes * KEPT_SHARE,
         "index_bytes": load.rows * graph_bytes if has_index else None,
         "index_seconds": load.rows * BUILD_SECONDS * (load.dimensions / 384 / cores) if has_index else None,

@@ -55,7 +55,7 @@ def quote(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> dic
 
 def measure(engine: Engine, tokens: int, seconds: float) -> None:
     """Register a worker with a measured rate."""
-    report = {"num_tokens": tokens, "stage_seconds": {"held": seconds}}
+    report = {"num_sequences": tokens // 20, "num_tokens": tokens, "stage_seconds": {"held": seconds}}
     with engine.begin() as connection:
         assert beat_worker(connection, "w", uuid4(), DEFAULT_MODEL, 4, report)
 
@@ -82,7 +82,7 @@ def test_a_dry_run_counts_what_the_model_reads_and_stores_nothing(
     assert (told["truncated"], told["repeated"]) == (exact(0.25), exact(0.25))
     assert told["tokens"]["value"] == pytest.approx(sum(counted) * 0.75)
     assert told["seconds"] is told["queue_seconds"] is told["ends_at"] is None
-    assert told["rows_bytes"]["value"] == 4 * estimate_row_bytes(2 * 8, key_bytes=2)
+    assert told["rows_bytes"]["least"] == pytest.approx(4 * estimate_row_bytes(2 * 8, key_bytes=2) * 0.9)
     assert count_jobs(engine) == 0
     assert client.get("/v1/collections").json()["data"] == []
 
@@ -121,10 +121,10 @@ def test_time_and_end_follow_from_the_measured_rate_and_the_queue(
     measure(engine, tokens=1000, seconds=10)
     rows = make_rows(["one two three"] * 1)
     alone = quote(client, rows)
-    assert alone["tokens_per_second"]["value"] == 100
+    assert alone["tokens_per_second"]["value"] == pytest.approx(100)
     assert alone["tokens"] == exact(5)
     assert alone["queue_seconds"] == exact(0)
-    assert alone["seconds"]["least"] < 5 / 100 + 1 < alone["seconds"]["most"]
+    assert alone["seconds"]["least"] < 5 / 100 + 0.7 < alone["seconds"]["most"]
     submit(client, make_rows([f"word {number} " * 50 for number in range(20)]), priority=3)
     behind = quote(client, rows)
     ahead = quote(client, rows, priority=1)
@@ -251,7 +251,7 @@ def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(
     assert "replicate" in told["reasons"]["placement"]
     measure(engine, tokens=1000, seconds=10)
     told = run("--sql", "SELECT i AS key, 'x ' || i AS text FROM generate_series(1, 50) AS i")
-    assert (told["rows"], told["tokens_per_second"]["value"], told["price"]) == (exact(50), 100, None)
+    assert (told["rows"], round(told["tokens_per_second"]["value"]), told["price"]) == (exact(50), 100, None)
     with pytest.raises(SystemExit) as end:
         main(("quote", str(path), "--sql", "SELECT 1", "--api-url", str(client.base_url)))
     assert (end.value.code, "Name one of" in capsys.readouterr().err) == (2, True)

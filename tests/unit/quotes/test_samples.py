@@ -1,18 +1,14 @@
 """What a sample says of all rows, and the arithmetic of intervals."""
 
 import statistics
-from datetime import UTC, datetime
-from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from tests.protocol import SPEC
 from vectormill.jobs.item import Items
 from vectormill.quotes.figure import Figure
-from vectormill.quotes.quote import find_queue, measure_rate
+from vectormill.quotes.quote import find_queue
 from vectormill.quotes.sample import MOST_HASHES, MOST_ROWS, TextSample
-from vectormill.workers.workers import Worker
+from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR, Speed, fit_speed
 
 RATE = Figure(100, 50, 200)
 
@@ -66,29 +62,39 @@ def test_intervals_are_multiplied_and_divided_by_their_ends() -> None:
     assert Figure(0.25, 0.2, 0.5).rest == Figure(0.75, 0.5, 0.8)
 
 
-def worker(model: str = SPEC.model, slots: int = 4, **report: Any) -> Worker:
-    now = datetime.now(UTC)
-    return Worker("w", uuid4(), model, slots, report, now, now)
+def test_the_costs_of_a_text_and_of_a_token_are_found_from_jobs_of_different_lengths() -> None:
+    jobs = [(texts, texts * length, texts * (0.001 + length * 0.0001)) for texts, length in (
+        (2000, 10), (1000, 100), (700, 250), (5000, 40), (3000, 60),
+    )]  # fmt: skip
+    speed = fit_speed([*jobs, (1, 5, 0.9)], 2)  # the last one only waited
+    assert speed is not None
+    assert (speed.text_seconds, speed.token_seconds) == pytest.approx((0.001, 0.0001))
+    assert (speed.num_workers, speed.factor) == (2, LEAST_FACTOR)
+    assert speed.find_seconds(1000, 20_000) == pytest.approx((1 + 2) / 2)
+    rate = speed.find_rate(90)
+    assert (rate.value, rate.most / rate.least) == pytest.approx((90 / 0.01 * 2, LEAST_FACTOR**2))
+    slow = fit_speed([*jobs, (1000, 100_000, 33.0)], 2)
+    assert slow is not None
+    assert slow.factor > 1.5, "a job that took three times as long was measured too"
 
 
-def test_the_rate_is_that_of_live_workers_of_the_model_while_they_held_chunks() -> None:
-    busy = worker(num_tokens=6000, stage_seconds={"held": 60.0, "run": 30.0})
-    twice = worker(num_tokens=12000, stage_seconds={"held": 60.0})
-    others = [worker("another", num_tokens=9e9, stage_seconds={"held": 9.0}), worker(slots=0, num_tokens=9e9)]
-    rate, how = measure_rate([busy, twice, *others], SPEC)
-    assert rate is not None
-    assert (rate.value, "2 live workers" in how) == (300, True)
-    assert rate.least < 300 < rate.most
-    new = worker()  # is taken for as fast as the mean of the others
-    assert getattr(measure_rate([busy, twice, new], SPEC)[0], "value", None) == 450
-    rate, how = measure_rate([new, *others], SPEC)
-    assert (rate, "No live worker has measured" in how) == (None, True)
+def test_few_or_odd_measurements_give_a_wide_interval_and_no_negative_cost() -> None:
+    one = fit_speed([(100, 1000, 10.0)], 1)
+    assert one is not None
+    assert (one.text_seconds, one.token_seconds) == (0.0, 0.01)
+    assert one.factor == pytest.approx(LEAST_FACTOR**FEW_POWER)
+    odd = fit_speed([(100, 1000, 20.0), (100, 2000, 10.0), (200, 2000, 40.0)], 1)
+    assert odd is not None
+    assert min(odd.text_seconds, odd.token_seconds) == 0 < max(odd.text_seconds, odd.token_seconds)
+    assert fit_speed([(100, 1000, 0.5), (0, 0, 60.0)], 1) is None
 
 
 def test_more_urgent_jobs_come_first_and_others_take_turns() -> None:
-    own = Figure.exact(1000)
-    waiting = find_queue([(2, 10, 50.0), (5, 100, 300.0), (5, 1, 200.0)], 5, own, RATE)
-    # 500 tokens first; then as many of the large job as the own has, and all of the small one.
-    assert waiting.value == (500 + 1000 + 200) / 100
-    assert (waiting.least, waiting.most) == (500 / 200, (500 + 30_000 + 200) / 50)
-    assert find_queue([], 5, own, RATE) == Figure.exact(0)
+    speed = Speed(0.0, 0.01, 1, 2.0)
+    waiting = find_queue(
+        [(2, 10, 50.0), (5, 100, 300.0), (5, 1, 200.0), (5, 9, None)], 5, Figure.exact(10), speed
+    )
+    # Five seconds first; then as many of the large job as the own has, and all of the small one.
+    assert waiting.value == pytest.approx(5 + 10 + 2)
+    assert (waiting.least, waiting.most) == pytest.approx((5 / 2, (5 + 300 + 2) * 2))
+    assert find_queue([], 5, Figure.exact(10), speed) == Figure.exact(0)

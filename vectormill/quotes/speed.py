@@ -1,0 +1,63 @@
+"""Speed: what a text and a token cost a worker, found from jobs of different lengths."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from vectormill.quotes.figure import Figure
+
+# Texts and tokens that were encoded, and the seconds in which workers held chunks for them, added up over workers.
+Measured = tuple[float, float, float]
+
+# Shorter measurements are mostly of waiting.
+LEAST_SECONDS: Final = 1.0
+# A job takes at most so many times what was fitted, or more if one of the measured jobs did; few jobs say less.
+LEAST_FACTOR: Final = 1.25
+NUM_FEW: Final = 5
+FEW_POWER: Final = 1.6
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The seconds of one worker for a text and for each of its tokens, and the number of workers.
+
+    The time of a job is expected between the `factor`-th part of what they say and `factor` times as much.
+    """
+
+    text_seconds: float
+    token_seconds: float
+    num_workers: int
+    factor: float
+
+    def find_seconds(self, num_texts: float, num_tokens: float) -> float:
+        """Return the seconds that all workers together need."""
+        return (num_texts * self.text_seconds + num_tokens * self.token_seconds) / self.num_workers
+
+    def find_rate(self, tokens_per_text: float) -> Figure:
+        """Return the tokens per second of texts of this length."""
+        rate = tokens_per_text / self.find_seconds(1, tokens_per_text)
+        return Figure(rate, rate / self.factor, rate * self.factor)
+
+
+def fit_speed(measured: Sequence[Measured], num_workers: int) -> Speed | None:
+    """Fit the costs of a text and of a token by least squares of the relative errors; None without a measurement."""
+    rows = np.array(
+        [each for each in measured if each[2] >= LEAST_SECONDS and min(each) > 0], dtype=np.float64
+    )
+    if not len(rows):
+        return None
+    shares = (
+        rows[:, :2] / rows[:, 2:]
+    )  # [n, 2]: times the costs it is 1 for a job that took as long as fitted
+    costs = np.linalg.lstsq(shares, np.ones(len(shares)))[0]
+    if len(rows) == 1 or costs.min() < 0:  # lengths that hardly differ, or chance: one of the two costs is 0
+        alone = shares.sum(axis=0) / (shares**2).sum(axis=0)
+        errors = ((shares * alone - 1) ** 2).sum(axis=0)
+        use = 1 if len(rows) == 1 else int(errors.argmin())
+        costs = np.where(np.arange(2) == use, alone, 0.0)
+    worst = float(np.abs(np.log(shares @ costs)).max())
+    factor = max(LEAST_FACTOR, math.exp(worst)) ** (FEW_POWER if len(rows) < NUM_FEW else 1)
+    return Speed(float(costs[0]), float(costs[1]), num_workers, factor)
