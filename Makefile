@@ -34,7 +34,7 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test test-tail test-again test-blackbox test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
+.PHONY: help setup run up test test-tail test-again test-blackbox test-browser test-images test-all soak mutants check lint bench docs docs-serve wheel release lock clean torch-build-changes
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,9 @@ test-blackbox: setup ## Test a running service from the outside: commands, HTTP,
 
 test-browser: setup ## Test the console in a real Chromium, which make test leaves out; without one this fails
 	$(PYTEST) --require-browser tests/browser
+
+test-images: setup ## Build both images and run docker-compose.yml: use, kill, upgrade, restore; as root, with an engine of its own
+	$(PYTEST) -m '' tests/images
 
 test-all: lint ## Before a release: core, tail and slow tests: a minute of chaos, outages, an old release next to a new one
 	$(PYTEST) $(PARALLEL) -m '' $(DEAREST_FIRST)
@@ -94,6 +97,9 @@ docs-serve: setup ## Serve the documentation site at http://127.0.0.1:8001 and r
 
 wheel: setup ## Build the wheel and the sdist into dist/
 	$(BIN)/python -m build --no-isolation --quiet
+
+release: setup ## Build wheel, sdist, chart, images, SBOM and checksums of VERSION=x.y.z, at its tag, into dist/
+	$(BIN)/python -m deploy.release $(VERSION)
 
 lock: ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
 	@$(PYTHON) deploy/environment.py lock -- $(LOCK_FLAGS)

@@ -20,7 +20,7 @@ import sys
 import tomllib
 import venv
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -330,18 +330,26 @@ def compile_lock(installer: Installer, flags: list[str]) -> None:
     """Compute the lock from pyproject.toml, with hashes, for every supported platform and Python.
 
     Hashes are read from the main index alone, because a folder or a second index may have only some files of
-    a version. torch and the CUDA libraries of its builds are left out, since each machine chooses its own
-    build.
+    a version.
+    """
+    alone = {"UV_EXTRA_INDEX_URL": "", "UV_FIND_LINKS": "", "UV_CUSTOM_COMPILE_COMMAND": "make lock"}
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    compile_pins(
+        replace(installer, environment={**installer.environment, **alone}),
+        "--universal", "--python-version", oldest, "--generate-hashes", *LOCKED_EXTRAS, "--group", "setup",
+        *flags, "--output-file", LOCK.name, PROJECT.name,
+    )  # fmt: skip
+
+
+def compile_pins(installer: Installer, *arguments: str) -> None:
+    """Compute the version of each package that some extras of the project need.
+
+    torch and the CUDA libraries of its builds are left out, since each machine chooses its own build.
     """
     if not installer.is_uv:
         raise SetupFailed("the lock is computed by uv, which cannot be installed here")
-    alone = {"UV_EXTRA_INDEX_URL": "", "UV_FIND_LINKS": "", "UV_CUSTOM_COMPILE_COMMAND": "make lock"}
-    oldest = ".".join(map(str, OLDEST_PYTHON))
-    Installer(installer.command, {**installer.environment, **alone}, is_uv=True).run(
-        "compile", "--config-file", str(LOCK_SETTINGS), "--universal", "--python-version", oldest,
-        "--generate-hashes", *LOCKED_EXTRAS, "--group", "setup", "--no-annotate", "--no-emit-package", "torch",
-        *flags, "--output-file", LOCK.name, PROJECT.name,
-    )  # fmt: skip
+    settings = ("--config-file", str(LOCK_SETTINGS), "--no-annotate", "--no-emit-package", "torch")
+    installer.run("compile", *settings, *arguments)
 
 
 if __name__ == "__main__":

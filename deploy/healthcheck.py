@@ -5,7 +5,8 @@
     healthcheck.py indexer                         an indexer has sent a heartbeat lately
     healthcheck.py worker                          a worker of this host has sent a heartbeat lately
 
-Scheduler, indexer and workers listen on no port; their heartbeats are in Postgres.
+Scheduler, indexer and workers listen on no port; their heartbeats are in Postgres. An address is checked every few
+seconds, so that needs only the standard library.
 """
 
 import socket
@@ -13,31 +14,39 @@ import sys
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from vectormill.db.session import make_engine
-from vectormill.settings import load_settings
-from vectormill.workers.workers import INDEXER, SCHEDULER, list_signs_of_life, list_workers
-
 
 def find_complaint(subject: str) -> str | None:
     """Return a sentence that says why the process is unhealthy; None if it is healthy."""
+    if "://" not in subject:
+        return find_missing_heartbeat(subject)
     try:
-        if subject not in (SCHEDULER, INDEXER, "worker"):
-            urlopen(subject, timeout=4).close()  # noqa: S310 - the URL is one that docker-compose.yml names
-            return None
+        urlopen(subject, timeout=4).close()  # noqa: S310 - the URL is one that docker-compose.yml names
+    except URLError as error:
+        return f"Cannot check {subject}: {error}"
+    return None
+
+
+def find_missing_heartbeat(process: str) -> str | None:
+    """Return a sentence if this kind of process, or a worker of this host, has sent no heartbeat lately."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from vectormill.db.session import make_engine
+    from vectormill.settings import load_settings
+    from vectormill.workers.workers import list_signs_of_life, list_workers
+
+    try:
         engine = make_engine(
             load_settings().database_url or "", application_name="vectormill healthcheck", pool_size=1
         )
         with engine.connect() as connection:
-            if subject in (SCHEDULER, INDEXER):
-                is_alive = subject in list_signs_of_life(connection)
-            else:
+            if process == "worker":
                 host = socket.gethostname()
                 is_alive = any(worker.name.endswith(f"@{host}") for worker in list_workers(connection))
-    except (URLError, SQLAlchemyError) as error:
-        return f"Cannot check {subject}: {error}"
-    return None if is_alive else f"No {subject} on this host has sent a heartbeat recently."
+            else:
+                is_alive = process in list_signs_of_life(connection)
+    except SQLAlchemyError as error:
+        return f"Cannot check {process}: {error}"
+    return None if is_alive else f"No {process} on this host has sent a heartbeat recently."
 
 
 if __name__ == "__main__":

@@ -1800,6 +1800,23 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the health check of an address loads what only the others need",
+        "deploy/healthcheck.py",
+        'if "://" not in subject:',
+        "if find_missing_heartbeat(subject):",
+        ("tests/unit/deployment/test_compose.py::test_an_address_is_checked_by_the_standard_library_alone",),
+    ),
+    Mutant(
+        "a release is built from a tree with changes",
+        "deploy/release.py",
+        'if read_git("status", "--porcelain"):',
+        "if False:",
+        (
+            "tests/integration/distribution/test_release.py::"
+            "test_only_a_clean_tree_at_its_tag_with_one_version_and_a_section_is_released",
+        ),
+    ),
+    Mutant(
         "a run reads from the mark of the last run, and so misses late commits",
         "vectormill/runs/increments.py",
         '"since": before["newest"]',
