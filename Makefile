@@ -24,6 +24,8 @@ PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder -
 # Slow tests first, so that no process is still busy with a long file when the others have finished.
 DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/contract tests/unit tests/architecture tests/docs
 SOAK_SECONDS ?= 600
+# Further flags of `docker build` for `make release`, for example IMAGE_FLAGS='--build-arg TORCH_INDEX_URL=https://…'.
+IMAGE_FLAGS ?=
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=
 
@@ -99,7 +101,7 @@ wheel: setup ## Build the wheel and the sdist into dist/
 	$(BIN)/python -m build --no-isolation --quiet
 
 release: setup ## Build wheel, sdist, chart, images, SBOM and checksums of VERSION=x.y.z, at its tag, into dist/
-	$(BIN)/python -m deploy.release $(VERSION)
+	$(BIN)/python -m deploy.release $(VERSION) -- $(IMAGE_FLAGS)
 
 lock: ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
 	@$(PYTHON) deploy/environment.py lock -- $(LOCK_FLAGS)

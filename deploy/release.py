@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,10 +41,11 @@ def main() -> None:
     """Build the release that the command line names into dist/."""
     parser = argparse.ArgumentParser(description="Build every file and image of a release.")
     parser.add_argument("version", help="the version, as in the tag without its v")
-    version = parser.parse_args().version
+    parser.add_argument("flags", nargs="*", help="further flags of `docker build`, after --")
+    asked = parser.parse_args()
     try:
-        check(version)
-        output = build(version)
+        check(asked.version)
+        output = build(asked.version, asked.flags)
     except (ReleaseRefused, SetupFailed, helm_python.HelmError, subprocess.CalledProcessError) as error:
         sys.exit(f"There is no release: {error}")
     say(f"The release is in {output.relative_to(ROOT)}:")
@@ -97,7 +98,7 @@ def read_versions() -> Mapping[str, str]:
 # -- What it consists of -----------------------------------------------------------------------------------------------
 
 
-def build(version: str) -> Path:
+def build(version: str, image_flags: Sequence[str]) -> Path:
     """Build everything into an empty folder, and return it. Files carry the time of the commit, not of the build."""
     output = ROOT / "dist" / f"vectormill-{version}"
     shutil.rmtree(output, ignore_errors=True)
@@ -106,7 +107,7 @@ def build(version: str) -> Path:
     run("-m", "build", "--no-isolation", "--quiet", "--outdir", str(output), environment=environment)
     helm_python.package(CHART, destination=output)
     list_components(output / f"vectormill-{version}.cdx.json", environment)
-    if images := build_images(version):
+    if images := build_images(version, *image_flags):
         (output / "images.txt").write_text("".join(f"{line}\n" for line in images), encoding="utf-8")
     else:
         say("No images are built, because no container engine answers here.")
@@ -140,8 +141,8 @@ def list_components(output: Path, environment: Mapping[str, str]) -> None:
     pins.unlink()
 
 
-def build_images(version: str) -> list[str]:
-    """Build both images, and return the name and the digest of each; an empty list if no engine answers."""
+def build_images(version: str, *flags: str) -> list[str]:
+    """Build both images, and return the name and the id of each; an empty list if no engine answers."""
     try:
         subprocess.run(["docker", "info"], check=True, capture_output=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
@@ -152,12 +153,12 @@ def build_images(version: str) -> list[str]:
         labels = (f"version={version}", f"revision={read_git('rev-parse', 'HEAD')}")
         options = [word for label in labels for word in ("--label", f"org.opencontainers.image.{label}")]
         subprocess.run(
-            ["docker", "build", *options, "--file", f"deploy/Dockerfile.{image}", "--tag", name, "."],
+            ["docker", "build", *flags, *options, "--file", f"deploy/Dockerfile.{image}", "--tag", name, "."],
             cwd=ROOT,
             check=True,
         )
-        digest = subprocess.check_output(["docker", "inspect", "--format", "{{.Id}}", name], text=True)
-        built.append(f"{name} {digest.strip()}")
+        image_id = subprocess.check_output(["docker", "inspect", "--format", "{{.Id}}", name], text=True)
+        built.append(f"{name} {image_id.strip()}")
     return built
 
 
