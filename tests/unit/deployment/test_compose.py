@@ -280,7 +280,12 @@ def test_images_are_made_of_the_wheel_and_the_lock_and_their_user_is_not_root() 
 
 def test_an_address_is_checked_by_the_standard_library_alone() -> None:
     """It is checked every ten seconds, and loading our packages takes a second or two of a processor."""
-    command = [sys.executable, "-S", ROOT / "deploy/healthcheck.py", f"http://127.0.0.1:{free_port()}/readyz"]
+    command = [
+        sys.executable,
+        "-S",
+        str(ROOT / "deploy/healthcheck.py"),
+        f"http://127.0.0.1:{free_port()}/readyz",
+    ]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert (checked.returncode, "Cannot check http" in checked.stderr) == (1, True), checked.stderr
 
