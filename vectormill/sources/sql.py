@@ -153,11 +153,14 @@ class SqlReader(Reader):
             )
 
     def read_columns(self, num_rows: int) -> Iterator[list[Sequence[Any]]]:
-        """Yield the values of the columns that the options name, in batches of so many rows of one transaction."""
+        """Yield the values of the columns that the options name, in batches of so many rows of one transaction.
+
+        A value of a type that psycopg does not know, such as `vector`, is the bytes of its binary form.
+        """
         with (
             self._speaking() as connection,
             self._transaction(connection),
-            streaming(connection, strip(self._options.query)) as (names, fetch),
+            streaming(connection, strip(self._options.query), is_binary=True) as (names, fetch),
         ):
             columns = find_columns(names, self._options)
             while rows := fetch(num_rows):
@@ -278,7 +281,9 @@ class SqlReader(Reader):
 
 
 @contextmanager
-def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], Fetch]]:
+def streaming(
+    connection: Connection, query: str, *, is_binary: bool = False
+) -> Iterator[tuple[list[str], Fetch]]:
     """Yield the column names of a query, and a function that fetches its next rows from a server-side cursor.
 
     With psycopg its own cursor is used, because building SQLAlchemy's rows takes as long as fetching them. No
@@ -288,7 +293,7 @@ def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], F
         driver: Any = connection.connection.driver_connection
         with driver.cursor(name="vectormill_source") as cursor:
             set_json_loads(msgspec.json.decode, cursor)
-            cursor.execute(query.encode())
+            cursor.execute(query.encode(), binary=is_binary)
             yield [column.name for column in cursor.description or ()], cursor.fetchmany
         return
     options = {"stream_results": True, "max_row_buffer": 1, "no_parameters": True}

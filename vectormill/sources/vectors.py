@@ -149,22 +149,34 @@ def read_batch(batch: Any, columns: ImportColumns, assembler: Assembler) -> Vect
 
 
 def join_values(values: Sequence[Any]) -> tuple[Vectors, npt.NDArray[np.bool_]]:
-    """Return the vectors of a query's column and which rows have one. A value is text like "[1,2]", or a list."""
+    """Return the vectors of a query's column and which rows have one.
+
+    A value is the binary form of a vector or halfvec, a list, or text like "[1,2]".
+    """
     present = np.array([value is not None for value in values], dtype=np.bool_)
     rows = [value for value in values if value is not None]
     try:
-        parsed = [
-            np.array(row.strip("[]{} ").split(","), dtype=np.float32)
-            if isinstance(row, str)
-            else np.asarray(row, dtype=np.float32)
-            for row in rows
-        ]
+        parsed = list(map(read_value, rows))
     except (TypeError, ValueError) as error:
         raise SourceFailed(
             f"The column of vectors has a value that is no list of numbers: {error}."
         ) from None
     flat = np.concatenate(parsed) if parsed else np.empty(0, dtype=np.float32)
     return shape_vectors(flat, len(rows), set(map(len, parsed))), present
+
+
+def read_value(value: Any) -> Vectors:
+    """Return one vector. Raise TypeError or ValueError if the value is none."""
+    if isinstance(value, str):
+        return np.array(value.strip("[]{} ").split(","), dtype=np.float32)
+    if not isinstance(value, bytes):
+        return np.asarray(value, dtype=np.float32)
+    # The header of four bytes begins with the dimensions (vectormill/vectors/vector_types.py).
+    dimensions, num_bytes = int.from_bytes(value[:2]), len(value) - 4
+    if not dimensions or num_bytes not in (2 * dimensions, 4 * dimensions):
+        raise ValueError("its type is neither vector nor halfvec nor an array")
+    wire = ">f2" if num_bytes == 2 * dimensions else ">f4"
+    return np.frombuffer(value, dtype=wire, offset=4).astype(np.float32)
 
 
 def shape_vectors(flat: npt.NDArray[Any], num_rows: int, lengths: set[int]) -> Vectors:

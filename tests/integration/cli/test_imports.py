@@ -198,6 +198,15 @@ def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collectio
             ((good, "--text", "text", "--vector", "text", *STATED), "not lists of numbers"),
             ((str(tmp_path / "none.parquet"), "--text", "text"), "No file matches"),
             (("--text", "text"), "Name one source"),
+            (
+                (
+                    "--sql",
+                    "SELECT 1 AS key, CAST('{1:1}/8' AS sparsevec) AS embedding",
+                    "--unchecked",
+                    *STATED,
+                ),
+                "its type is neither vector",
+            ),
             (("--sql", "SELECT 1 AS key", "--text", "text", *STATED), "has no column"),
         ):
             assert run(*arguments) in (2, 4), arguments
