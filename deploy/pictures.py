@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import httpx
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from tests.chromium import ARGUMENTS, NO_BROWSER, find_chromium
 from tests.clusters import new_directory
@@ -39,7 +39,8 @@ def running_stack(chunk_max_items: int) -> Iterator[httpx.Client]:
     with new_directory() as home:
         command = [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(home)]
         command += ["--api-port", str(port), "--flower-port", str(flower_port)]
-        environment = {**os.environ, "VECTORMILL_CHUNK_MAX_ITEMS": str(chunk_max_items)}
+        own = {"VECTORMILL_CHUNK_MAX_ITEMS": str(chunk_max_items), "VECTORMILL_WORKER_DEVICES": "cpu:0,cpu:1"}
+        environment = {**os.environ, **own}
         stack = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
@@ -114,19 +115,12 @@ def submit_work(client: httpx.Client, docstrings: Sequence[Docstring]) -> str:
     return shown
 
 
-def open_pages(browser: Browser, url: str, job_id: str) -> dict[str, Page]:
-    """Open the pages to photograph, and return them by picture name. They update live, as for a visitor."""
+def take_pictures(page: Page, name: str) -> None:
+    """Take a picture of a page in light and then in dark colours, which shows the same moment within a second."""
     schemes: tuple[tuple[Literal["light", "dark"], str], ...] = (("light", ""), ("dark", "-dark"))
-    pages = {}
     for scheme, suffix in schemes:
-        for name, path, window in (
-            ("console-jobs", "/console/jobs", WINDOW),
-            ("console-job", f"/console/jobs/{job_id}", TALL_WINDOW),
-        ):
-            page = browser.new_context(viewport=window, color_scheme=scheme).new_page()
-            page.goto(url + path)
-            pages[f"{name}{suffix}.png"] = page
-    return pages
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.screenshot(path=PICTURES / f"{name}{suffix}.png")
 
 
 def main() -> None:
@@ -139,12 +133,24 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with running_stack(max(wanted.texts // 40, 8)) as client, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        client.post("/v1/collections", json={"name": "stdlib", "keep_text": True}).raise_for_status()
         shown = submit_work(client, take_evenly(list(read_docstrings()), wanted.texts))
-        pages = open_pages(browser, str(client.base_url).rstrip("/"), shown)
+        pages = {}
+        for name, path, window in (
+            ("console-jobs", "/console/jobs", WINDOW),
+            ("console-job", f"/console/jobs/{shown}", TALL_WINDOW),
+            ("console-workers", "/console/workers", TALL_WINDOW),
+        ):
+            pages[name] = browser.new_context(viewport=window).new_page()
+            pages[name].goto(f"{client.base_url}{path}")  # it updates itself, as for a visitor
         wait_for_share(client, [shown], SHOWN_SHARE)
         for name, page in pages.items():
             page.wait_for_timeout(1500)  # until the page has received the latest event
-            page.screenshot(path=PICTURES / name)
+            take_pictures(page, name)
+        wait_for_share(client, [shown], 1.0)
+        page = browser.new_context(viewport=TALL_WINDOW).new_page()
+        page.goto(f"{client.base_url}/console/collections/stdlib/search?q=read+a+file+from+a+zip+archive")
+        take_pictures(page, "console-search")
         browser.close()
 
 

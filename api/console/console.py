@@ -41,6 +41,7 @@ FILTERS: Final = {
     "moment": words.format_moment,
     "ago": words.tell_ago,
     "state": words.tell_state,
+    "stage": words.tell_stage,
     "sentence": words.tell_sentence,
     "query": words.tell_query,
     "json": words.tell_json,
@@ -121,13 +122,15 @@ class Console:
             asset=lambda name: self._assets[name].url, navigation=navigation, version=version
         )
 
-    def render(self, name: str, visitor: Visitor | None, path: str = "", **values: Any) -> str:
-        """Return a template's text. `path` is that of the requested page, and empty for a part of a page."""
-        return self._templates.get_template(name).render(visitor=visitor, path=path, **values)
+    def render(
+        self, name: str, visitor: Visitor | None, path: str = "", host: str = "", **values: Any
+    ) -> str:
+        """Return a template's text. `path` and `host` are those of the request, and empty for a part of a page."""
+        return self._templates.get_template(name).render(visitor=visitor, path=path, host=host, **values)
 
     def page(self, request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Return a whole page as a response, rendered for the visitor of the request."""
-        text = self.render(name, request.state.visitor, request.url.path, **values)
+        text = self.render(name, request.state.visitor, request.url.path, request.url.netloc, **values)
         return HTMLResponse(text, status_code=status)
 
     def answer_asset(self, digest: str, name: str) -> Response:

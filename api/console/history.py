@@ -12,11 +12,17 @@ from itertools import groupby, pairwise
 from typing import Any, Final
 from uuid import UUID
 
+import numpy as np
+
+from api.console.words import STAGE_WORDS
 from vectormill.jobs.bottleneck import QUEUE, STAGES, WAIT, find_bottleneck
 from vectormill.jobs.job import Job
 
 MAX_JOBS: Final = 256
 MAX_SAMPLES: Final = 120
+# A chunk is counted when it is committed, so a rate is a mean over at least this time or this share of the chart.
+SMOOTHED_SECONDS: Final = 10.0
+SMOOTHED_SHARE: Final = 0.05
 # While a chunk waits, nothing works on it.
 BUSY_STAGES: Final = tuple(stage for stage in STAGES if stage != WAIT)
 
@@ -143,14 +149,23 @@ def find_runs(stretches: Sequence[Interval]) -> list[StageInterval]:
 
 
 def chart_rate(stretches: Sequence[Interval]) -> dict[str, Any] | None:
-    """Return the chart of texts per second, or None when there are fewer than two stretches."""
+    """Return the chart of texts per second, or None when there are fewer than two stretches.
+
+    Each value is the mean of the time before it, since the start if that is shorter.
+    """
     if len(stretches) < 2:
         return None
-    x, values = [round(stretches[0].begin, 1)], [round(stretches[0].items_per_second, 1)]
-    for stretch in stretches:
-        x.append(round(stretch.end, 1))
-        values.append(round(stretch.items_per_second, 1))
-    return {"x": x, "series": [{"label": "texts/s", "values": values, "colour": "--pico-primary"}]}
+    x = np.array([stretches[0].begin, *(stretch.end for stretch in stretches)])
+    ended = np.cumsum(
+        [0.0, *(stretch.items_per_second * (stretch.end - stretch.begin) for stretch in stretches)]
+    )
+    window = max(SMOOTHED_SECONDS, SMOOTHED_SHARE * (x[-1] - x[0]))
+    begins = np.maximum(x - window, x[0])
+    begins[0] = x[0] - (x[1] - x[0])  # nothing is known before the first stretch, so its own mean is drawn
+    values = (ended - np.interp(begins, x, ended)) / (x - begins)
+    values[0] = values[1]
+    series = {"label": "texts/s", "values": values.round(1).tolist(), "colour": "--pico-primary"}
+    return {"x": x.round(1).tolist(), "series": [series]}
 
 
 def chart_stages(stretches: Sequence[Interval]) -> dict[str, Any] | None:
@@ -161,7 +176,7 @@ def chart_stages(stretches: Sequence[Interval]) -> dict[str, Any] | None:
     used = [stage for stage in BUSY_STAGES if any(stretch.shares[stage] > 0.001 for stretch in measured)]
     series = [
         {
-            "label": stage,
+            "label": STAGE_WORDS[stage],
             "values": [round(100 * stretch.shares[stage], 1) for stretch in (measured[0], *measured)],
             "colour": f"--s-{stage}",
         }

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
 from sqlalchemy import Connection
 
 from api.console.console import Console
@@ -21,6 +23,7 @@ from api.console.history import (
     share_of,
 )
 from api.console.pages import Page, cut_page
+from api.console.words import round_shares
 from api.cursors import decode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import Problem
@@ -31,17 +34,7 @@ from vectormill.domain.task import RESULT_ROUTES, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
 from vectormill.jobs.backlog import Waiting, count_open_jobs, list_waiting
 from vectormill.jobs.bodies import ResultQuery, VectorQuery
-from vectormill.jobs.bottleneck import (
-    COLLATE,
-    COLLECT,
-    LOAD,
-    PERSIST,
-    QUEUE,
-    RUN,
-    STAGES,
-    TOKENIZE,
-    WAIT,
-)
+from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import (
     COMPLETED_WITH_ERRORS,
     FAILED,
@@ -65,27 +58,15 @@ ERRORS_ON_A_PAGE: Final = 100
 # The queue page explains the newest jobs of each state only; its table counts all.
 MAX_EXPLAINED: Final = 50
 
-# The work of each stage in words for a reader who does not know the code.
-STAGE_WORDS: Final = {
-    LOAD: "texts are read from Postgres",
-    TOKENIZE: "texts are tokenized",
-    WAIT: "chunks wait for the device",
-    COLLATE: "batches are assembled",
-    RUN: "the model runs",
-    COLLECT: "vectors are copied from the device",
-    PERSIST: "vectors are committed to Postgres",
-    QUEUE: "no worker has a chunk",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage of a job: its seconds, and its share of the busy seconds, which is None for waiting."""
+    """A stage in which a job's chunks were worked on: its seconds and its share, and the share in whole percents."""
 
     name: str
-    words: str
     seconds: float
-    share: float | None
+    share: float
+    percent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +112,15 @@ class JobView:
 
     @property
     def stages(self) -> list[StageRow]:
-        spent = self.job.stage_seconds
-        total = sum(spent.get(stage, 0.0) for stage in BUSY_STAGES)
-        return [
-            StageRow(
-                stage,
-                STAGE_WORDS[stage],
-                spent[stage],
-                share_of(spent[stage], total) if stage in BUSY_STAGES else None,
-            )
-            for stage in STAGES
-            if stage in spent
-        ]
+        spent = {stage: self.job.stage_seconds.get(stage, 0.0) for stage in BUSY_STAGES}
+        shares = [share_of(seconds, sum(spent.values())) for seconds in spent.values()]
+        rows = zip(spent, spent.values(), shares, round_shares(shares), strict=True)
+        return [StageRow(*row) for row in rows if row[1]]
+
+    @property
+    def waited_seconds(self) -> float:
+        """Return how long a chunk waited for the device on average, while others were computed."""
+        return share_of(self.job.stage_seconds.get(WAIT, 0.0), self.job.num_chunks - self.job.num_open_chunks)
 
     @property
     def runs(self) -> list[StageInterval]:
@@ -200,17 +178,47 @@ class JobsView:
     open_jobs: Counter[str]
     state: str | None
     is_first: bool
+    collection: str = ""
+    since: date | None = None
+    until: date | None = None
+
+    def find_query(self, **other: str | None) -> dict[str, str | None]:
+        """Return the parameters of this page's address with others, without a place in the list."""
+        days = {"since": self.since, "until": self.until}
+        told = {name: day.isoformat() if day else None for name, day in days.items()}
+        return {"state": self.state, "collection": self.collection or None, **told, **other}
+
+
+Day = Annotated[date | None, BeforeValidator(lambda given: given or None)]  # a form sends an empty field
 
 
 def read_jobs(
-    connection: Connection, console: Console, state: str | None = None, after: str | None = None
+    connection: Connection,
+    console: Console,
+    state: str | None = None,
+    after: str | None = None,
+    collection: str = "",
+    since: Day = None,
+    until: Day = None,
 ) -> JobsView:
-    """Return a page of jobs, newest first, of one state or of all. Raise Problem for an unknown state."""
+    """Return a page of jobs, newest first: of one state or of all, of a collection, of days from `since` to `until`.
+
+    Days are those of UTC. Raise Problem for an unknown state.
+    """
+    state = state or None
     if state is not None and state not in JOB_STATES:
         raise Problem(
             422, "invalid-request", f"Unknown job state {state!r}; expected one of: {', '.join(JOB_STATES)}."
         )
-    jobs = list_jobs(connection, state=state, before_seq=decode_cursor(after), limit=JOBS_ON_A_PAGE + 1)
+    jobs = list_jobs(
+        connection,
+        state=state,
+        collection=collection.strip() or None,
+        since=begin_of(since),
+        until=begin_of(until and until + timedelta(days=1)),
+        before_seq=decode_cursor(after),
+        limit=JOBS_ON_A_PAGE + 1,
+    )
     page, following = cut_page(jobs, JOBS_ON_A_PAGE, lambda job: job.seq)
     reasons = explain_waits(connection, page)
     counts: Counter[str] = Counter()
@@ -220,8 +228,19 @@ def read_jobs(
         if not job.is_terminal:
             console.histories.note(job)
     return JobsView(
-        [JobView(job, reasons.get(job.id)) for job in page], following, counts, state, after is None
+        [JobView(job, reasons.get(job.id)) for job in page],
+        following,
+        counts,
+        state,
+        after is None,
+        collection.strip(),
+        since,
+        until,
     )
+
+
+def begin_of(day: date | None) -> datetime | None:
+    return None if day is None else datetime.combine(day, time(), UTC)
 
 
 def read_job(connection: Connection, console: Console, job_id: JobId) -> JobView:
@@ -313,7 +332,7 @@ def carry_out(wish: str, resources: Resources, job_id: UUID) -> None:
 
 
 PAGES: Final = (
-    Page(path="/console/jobs", title="Jobs", template="jobs.html", read=read_jobs),
+    Page(path="/console/jobs", title="Jobs", template="jobs.html", above="jobs_form.html", read=read_jobs),
     Page(
         path="/console/jobs/{job_id}",
         title="Job {job_id!s:.8}",

@@ -1,17 +1,30 @@
 """Words: numbers, times and states as the console writes them. All functions are pure."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
+from vectormill.jobs.bottleneck import COLLATE, COLLECT, LOAD, PERSIST, QUEUE, RUN, TOKENIZE, WAIT
+
 NOTHING: Final = "–"
 MINUTE: Final = 60
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 MOST_SHOWN_CHARS: Final = 600
+STAGE_WORDS: Final = {
+    LOAD: "reading texts",
+    TOKENIZE: "tokenizer",
+    WAIT: "waiting for the device",
+    COLLATE: "building batches",
+    RUN: "model",
+    COLLECT: "copying results",
+    PERSIST: "writing results",
+    QUEUE: "no chunk at a worker",
+}
 
 
 def tell_count(number: float | None) -> str:
@@ -54,6 +67,21 @@ def tell_share(share: float | None) -> str:
     if 99.5 <= percent < 100:
         return "99 %"
     return f"{percent:.0f} %"
+
+
+def round_shares(shares: Sequence[float]) -> list[int]:
+    """Return shares that add up to one as whole percents that add up to 100: the largest remainders are rounded up."""
+    percents = [100 * share for share in shares]
+    rounded = [int(percent) for percent in percents]
+    missing = round(sum(percents)) - sum(rounded)
+    for place in sorted(range(len(shares)), key=lambda place: rounded[place] - percents[place])[:missing]:
+        rounded[place] += 1
+    return rounded
+
+
+def tell_stage(stage: str) -> str:
+    """Return a stage of a chunk, or what limits a job, in words for a reader who does not know the code."""
+    return STAGE_WORDS.get(stage, stage)
 
 
 def tell_duration(seconds: float | None) -> str:

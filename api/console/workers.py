@@ -27,6 +27,7 @@ from vectormill.workers.workers import ALIVE_SECONDS, Worker, find_worker, list_
 # A line has about a kilobyte, and all lines are sent again when one has changed.
 MOST_LINES: Final = 200
 MOST_NAME_CHARS: Final = 500
+MOST_CHARTED: Final = 4
 SPARK_WIDTH: Final = 100
 SPARK_HEIGHT: Final = 24
 CHOICES: Final = ("device", "backend", "precision", "attention", "batching")
@@ -211,6 +212,11 @@ class WorkersView:
     @property
     def lines(self) -> list[WorkerView]:
         return self.workers[:MOST_LINES]
+
+    @property
+    def is_small(self) -> bool:
+        """Return whether there are so few workers that their charts fit on the page."""
+        return len(self.workers) <= MOST_CHARTED
 
     @property
     def num_models(self) -> int:

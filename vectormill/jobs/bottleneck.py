@@ -75,10 +75,10 @@ def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) 
         return Bottleneck(QUEUE, f"the queue: workers held no chunk for {idle:.0%} of the time")
     said = f"the device was computing for {computing:.0%} of the time"
     if computing >= BUSY_SHARE:
-        others = max(computing - busy[RUN] / held, 0.0)
-        return Bottleneck(
-            RUN, f"the model: {said}" + (f", {others:.0%} for other jobs" if others >= 0.05 else "")
-        )
+        others = round(100 * max(computing - busy[RUN] / held, 0.0))
+        own = round(100 * computing) - others
+        shared = f", {own}% for this job and {others}% for others" if others >= 5 else ""
+        return Bottleneck(RUN, f"the model: {said}{shared}")
     stage = max(busy, key=lambda name: busy[name])
     owner, doing = WORDS[stage]
     share = busy[stage] / sum(busy.values())

@@ -1,7 +1,8 @@
 """Jobs as clients use them: find, list, pause, resume, cancel, retry, and list the errors of items."""
 
 from dataclasses import dataclass, fields
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
@@ -49,19 +50,26 @@ FROM_JOBS = """
 # A job that is being deleted is hidden from readers: see deletion.py.
 FIND_JOB = text(f"SELECT {JOB_COLUMNS} {FROM_JOBS} WHERE jobs.id = :job_id AND jobs.state <> 'deleting'")
 
-LIST_JOBS = text(f"""
+LIST_JOBS = f"""
     SELECT {JOB_COLUMNS} {FROM_JOBS}
      WHERE jobs.seq < :before_seq AND jobs.state <> 'deleting'
-     ORDER BY jobs.seq DESC LIMIT :limit
-""")
-
-# Comparing pairs makes the planner read ix_jobs_state_seq. It read through all newer jobs of other states when it
-# took this state for a frequent one.
-LIST_JOBS_IN_STATE = text(f"""
-    SELECT {JOB_COLUMNS} {FROM_JOBS}
-     WHERE jobs.state >= :state AND (jobs.state, jobs.seq) < (:state, CAST(:before_seq AS bigint))
-     ORDER BY jobs.state DESC, jobs.seq DESC LIMIT :limit
-""")
+"""
+# Each part is added if it is asked for, so that the planner knows what it selects by.
+SELECTIONS: Final = {
+    "collection": """
+       AND jobs.generation_id IN (
+           SELECT of_it.id FROM vectormill.generations AS of_it JOIN vectormill.collections AS it
+               ON it.id = of_it.collection_id WHERE it.name = :collection
+       )
+""",
+    "since": " AND jobs.created_at >= :since",
+    "until": " AND jobs.created_at < :until",
+    # Comparing pairs makes the planner read ix_jobs_state_seq. It read through all newer jobs of other states when it
+    # took this state for a frequent one.
+    "state": " AND jobs.state >= :state AND (jobs.state, jobs.seq) < (:state, CAST(:before_seq AS bigint))",
+}
+NEWEST_FIRST = " ORDER BY jobs.seq DESC LIMIT :limit"
+NEWEST_OF_STATE_FIRST = " ORDER BY jobs.state DESC, jobs.seq DESC LIMIT :limit"
 
 _MAX_SEQ = 2**63 - 1
 
@@ -84,17 +92,29 @@ def find_job(connection: Connection, job_id: UUID) -> Job:
     return _job(row)
 
 
-def list_jobs(connection: Connection, *, state: str | None, before_seq: int | None, limit: int) -> list[Job]:
+def list_jobs(
+    connection: Connection,
+    *,
+    state: str | None = None,
+    collection: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    before_seq: int | None = None,
+    limit: int,
+) -> list[Job]:
     """List the newest jobs with a seq below `before_seq`, the newest first.
 
-    This is a keyset page, so a late page is as cheap as the first.
+    They are in this state, write to this collection, and were submitted from `since` on and before `until`. This is a
+    keyset page, so a late page is as cheap as the first. Raise WrongJobState for an unknown state.
     """
-    values: dict[str, Any] = {"before_seq": _MAX_SEQ if before_seq is None else before_seq, "limit": limit}
-    if state is None:
-        return [_job(row) for row in connection.execute(LIST_JOBS, values)]
-    if state not in JOB_STATES:
+    if state is not None and state not in JOB_STATES:
         raise WrongJobState(f"Unknown job state {state!r}; expected one of: {', '.join(JOB_STATES)}.")
-    return [_job(row) for row in connection.execute(LIST_JOBS_IN_STATE, {**values, "state": state})]
+    given = {"state": state, "collection": collection, "since": since, "until": until}
+    selected = {name: value for name, value in given.items() if value is not None}
+    order = NEWEST_FIRST if state is None else NEWEST_OF_STATE_FIRST
+    statement = text(LIST_JOBS + "".join(SELECTIONS[name] for name in selected) + order)
+    values = {"before_seq": _MAX_SEQ if before_seq is None else before_seq, "limit": limit, **selected}
+    return [_job(row) for row in connection.execute(statement, values)]
 
 
 def _job(row: Row[Any]) -> Job:

@@ -108,6 +108,7 @@ jobs = Table(
     Index("ix_jobs_generation_id", "generation_id", postgresql_where=text("generation_id IS NOT NULL")),
     Index("ix_jobs_twin_of", "twin_of", postgresql_where=text("twin_of IS NOT NULL")),
     Index("ix_jobs_forget_at", "forget_at", postgresql_where=text("forget_at IS NOT NULL")),
+    Index("ix_jobs_created_at", "created_at"),
     Index("ix_jobs_finished_at", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "1000"},
 )

@@ -68,6 +68,7 @@ def log_in(client: httpx.Client, engine: Engine, scope: str) -> None:
 
 
 def test_empty_pages_say_how_what_they_list_is_made(client: httpx.Client) -> None:
+    assert f"{client.base_url.netloc.decode()} no key" in words_of(client.get("/console/queue"))
     for name, command in (
         ("jobs", "vectormill submit"),
         ("workers", "vectormill worker"),
@@ -108,6 +109,36 @@ def test_jobs_are_listed_by_state_a_page_at_a_time(client: httpx.Client, engine:
     assert paused.count('<tr id="job-') == 1
     assert 'hx-sse:connect="/console/live/jobs?state=paused"' in paused
     assert "No job is failed." in client.get("/console/jobs?state=failed").text
+
+
+def test_jobs_are_selected_by_collection_and_day(client: httpx.Client, engine: Engine) -> None:
+    jobs = [submit(engine, make_items(2), collection=name) for name in ("docs", "docs", "tickets")]
+    execute(
+        engine, f"UPDATE vectormill.jobs SET created_at = '2026-03-01 23:59+00' WHERE id = '{jobs[0].id}'"
+    )
+
+    def listed(query: str) -> list[int]:
+        answer = client.get(f"/console/jobs?{query}")
+        assert answer.status_code == 200, answer.text
+        return [place for place, job in enumerate(jobs) if str(job.id) in answer.text]
+
+    assert listed("collection=docs&since=&until=") == [0, 1]
+    assert listed("since=2026-03-01&until=2026-03-01") == [0]
+    assert listed("since=2026-03-02") == [1, 2]
+    assert listed("until=2026-02-28") == []
+    assert listed("collection=docs&since=2026-03-02&state=queued") == [1]
+    assert "No job of this collection and these days" in words_of(client.get("/console/jobs?collection=none"))
+    page = client.get("/console/jobs?collection=docs&since=2026-03-01").text
+    assert 'href="/console/jobs?state=failed&amp;collection=docs&amp;since=2026-03-01"' in page
+    assert client.get("/console/jobs?since=yesterday").status_code == 422
+
+
+def test_every_page_says_who_looks_and_where(
+    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    log_in(client, engine, "read")
+    assert f"{client.base_url.netloc.decode()} read read Log out" in words_of(client.get("/console/queue"))
 
 
 def test_a_job_tells_its_errors_and_nothing_of_them_is_markup(client: httpx.Client, engine: Engine) -> None:
@@ -433,7 +464,9 @@ def test_workers_are_listed_with_what_each_runs_on_how_fast_it_is_and_what_bound
     page = client.get("/console/workers")
     said = words_of(page)
     assert "m-cuda0@host all-MiniLM-L6-v2 running cuda:0 torch, bf16 1,000" in said
-    assert "6.0 GiB of 24.0 GiB 93 % run" in said
+    assert "6.0 GiB of 24.0 GiB 93 % model" in said
+    assert "The last ten minutes" in said
+    assert "Tokens per second, m-cuda0@host" in said
     assert "sick is waiting to commit: No space left on device" in said
     assert "new all-MiniLM-L6-v2 starting – –, –" in said
     assert 'points="0.0,0.0' in page.text

@@ -107,7 +107,12 @@ LARGE_JOB = {"load": 1.0, "tokenize": 12.0, "wait": 400.0, "run": 94.0, "collect
         # Two workers held chunks all the time.
         (LARGE_JOB | {"run": 188.0, "held": 200.0, "device": 188.0}, 100.0, "run", "computing for 94% of the time"),
         # Its own share is small, because the worker has other jobs.
-        (LARGE_JOB | {"run": 40.0, "held": 100.0, "device": 95.0}, 100.0, "run", "95% of the time, 55% for other jobs"),
+        (
+            LARGE_JOB | {"run": 40.0, "held": 100.0, "device": 95.0},
+            100.0,
+            "run",
+            "95% of the time, 40% for this job and 55% for others",
+        ),
         # A slow database: the device waits for chunks that are being written.
         (LARGE_JOB | {"persist": 400.0, "held": 100.0, "device": 94.0, "run": 40.0} | {"device": 40.0}, 100.0,
          "persist", "the database: the device was computing for 40% of the time"),

@@ -45,9 +45,28 @@ def test_what_bounded_it_is_told_for_each_stretch_and_neighbours_are_one_run() -
     assert page.rate_chart is not None
     assert page.rate_chart["series"][0]["values"] == [5.0, 5.0, 4.0, 1.0]
     assert page.stage_chart is not None
-    assert [one["label"] for one in page.stage_chart["series"]] == ["run", "persist"]
+    assert [one["label"] for one in page.stage_chart["series"]] == ["model", "writing results"]
     assert {len(one["values"]) for one in page.stage_chart["series"]} == {len(page.stage_chart["x"])}
     assert [row.name for row in page.stages] == ["run", "persist"]
+
+
+def test_a_rate_is_a_mean_of_ten_seconds_and_not_of_the_chunk_that_was_just_committed() -> None:
+    histories = Histories()
+    for seconds in range(1, 31):  # a chunk of 500 texts every five seconds
+        histories.note(after(seconds, 500 * (seconds // 5), run=seconds))
+    page = JobView(after(30, 3000), None, stretches=histories.find(JOB.id))
+    assert page.rate_chart is not None
+    values = page.rate_chart["series"][0]["values"]
+    assert len(values) == len(page.rate_chart["x"])
+    assert values[2:] == [100.0] * (len(values) - 2)
+
+
+def test_whole_percents_of_stages_add_up_to_a_hundred() -> None:
+    spent = {"load": 2.45, "tokenize": 7.4, "collate": 3.35, "run": 84.42, "collect": 0.2, "persist": 2.18}
+    spent["wait"] = 900  # while a chunk waits, nothing is busy with it
+    page = JobView(after(30, 3000, **spent), None)
+    assert [row.percent for row in page.stages] == [3, 7, 3, 85, 0, 2]
+    assert page.waited_seconds == pytest.approx(900 / (JOB.num_chunks - JOB.num_open_chunks))
 
 
 def test_a_long_job_keeps_its_start_and_its_end_and_never_many_samples() -> None:
