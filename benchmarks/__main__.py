@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.harness import GPU, QUESTIONS, BenchmarkFailed, Harness
+from benchmarks.harness import GPU, ONLY_NAMED, QUESTIONS, BenchmarkFailed, Harness
 from benchmarks.tables import README, Report, replace_section
 from vectormill.domain.errors import VectormillError
 
@@ -24,12 +24,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m benchmarks",
         description="Measure speed and memory. Run nothing else at the same time.",
-        epilog=f"benchmarks:\n{listed}\n\nWithout a name, all of them except {GPU} run.",
+        epilog=f"benchmarks:\n{listed}\n\nWithout a name, all of them except {' and '.join(ONLY_NAMED)} run.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="a benchmark from the list below")
     add("--items", type=int, help="number of texts, instead of each benchmark's default")
+    add("--rows", type=int, help="millions: number of rows, instead of 5,000,000")
     add("--repeat", type=int, default=3, help="repetitions of each measurement (3)")
     add(
         "--quick",
@@ -69,19 +70,27 @@ def main(arguments: list[str] | None = None) -> int:
     is_gpu = GPU in asked.names
     if is_gpu and len(asked.names) > 1:
         parser.error(f"{GPU} cannot be combined with other benchmarks")
-    small = asked.items or asked.mixes or asked.systems or asked.shapes or asked.max_tokens or asked.quick
+    small = (
+        asked.items
+        or asked.rows
+        or asked.mixes
+        or asked.systems
+        or asked.shapes
+        or asked.max_tokens
+        or asked.quick
+    )
     if asked.write and (small or (asked.device not in (None, "cpu") and not is_gpu)):
         parser.error("--write needs the default measurement of each benchmark, on the CPU")
     harness = Harness(
         asked.repeat, asked.items, asked.device or ("cuda" if is_gpu else "cpu"), tuple(asked.mixes),
         tuple(asked.systems), tuple(asked.shapes), asked.max_tokens, asked.against, asked.state,
-        tuple(asked.again), asked.minutes, asked.quick, asked.write,
+        tuple(asked.again), asked.minutes, asked.quick, asked.write, asked.rows,
     )  # fmt: skip
     # Handle SIGTERM as Ctrl-C: processes are stopped and temporary directories are removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     _ = harness.machine
     failures = 0
-    for name in asked.names or [name for name in QUESTIONS if name != GPU]:
+    for name in asked.names or [name for name in QUESTIONS if name not in ONLY_NAMED]:
         try:
             report = harness.answer(name)
         except (BenchmarkFailed, VectormillError, LookupError) as error:

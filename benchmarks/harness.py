@@ -36,10 +36,13 @@ QUESTIONS: Final = {
     "outputs": "What do several outputs of one pass cost, and what do the same bits in any batch?",
     "quotes": "How often do the intervals of a quote hold, over ten jobs that are quoted and then run?",
     "codes": "What do residual codes of multi-vectors save, and how do they rank documents?",
+    "millions": "What do millions of rows take from job to search, beside the estimate, if the device takes no time?",
     "gpu": "Which switches make the encoder faster on this GPU?",
 }
-# This benchmark needs exclusive use of a card for an hour, so it runs only if it is named.
+# This benchmark needs exclusive use of a card for an hour, so it runs only if it is named; so does that of millions of
+# rows, which takes hours.
 GPU: Final = "gpu"
+ONLY_NAMED: Final = (GPU, "millions")
 
 
 class BenchmarkFailed(Exception):
@@ -50,8 +53,9 @@ class BenchmarkFailed(Exception):
 class Harness:
     """The options of one run. An option that is empty or None leaves the choice to the benchmark.
 
-    `items` replaces the number of texts; `mixes`, `systems` and `shapes` select some of several. `against` is
-    another checkout of the project. `is_quick` asks for a size that only shows that everything works.
+    `items` replaces the number of texts, and `rows` that of millions; `mixes`, `systems` and `shapes` select
+    some of several. `against` is another checkout of the project. `is_quick` asks for a size that only shows
+    that everything works.
     """
 
     repeat: int = 3
@@ -67,6 +71,7 @@ class Harness:
     minutes: float = 40.0
     is_quick: bool = False
     is_written: bool = False
+    rows: int | None = None
     began: float = field(default_factory=time.monotonic)
 
     @cached_property

@@ -20,10 +20,14 @@ LOADER: Final = "\ndef load_encoder("
 ENCODERS: Final = ("worker.model.encoder", "worker.encoder.encoder")
 # Appended to that module: the rest of it is needed, and the last definition of a name is the one in force.
 FACTORY: Final = "\n\nfrom benchmarks.children.null_device import load_encoder as load_encoder\n"
+FACTORY_OF_OWN_VECTORS: Final = (
+    "\n\nfrom benchmarks.children.null_device import load_own_encoder as load_encoder\n"
+)
+NUM_PARTS: Final = 8192
 
 
-def link_tree(tree: Path, target: Path) -> Path:
-    """Fill `target` with links to a checkout and to these benchmarks, with the null encoder as the encoder.
+def link_tree(tree: Path, target: Path, has_own_vectors: bool = False) -> Path:
+    """Fill `target` with links to a checkout and to these benchmarks, with a null encoder as the encoder.
 
     A worker of any commit, started as usual, then has a device that takes no time. Raise LookupError when
     `tree` is not a checkout of the project.
@@ -36,6 +40,9 @@ def link_tree(tree: Path, target: Path) -> Path:
     for name in PRODUCT:
         if (tree / name).exists():
             _link(tree, target, Path(name), factory.relative_to(tree))
+    if has_own_vectors:
+        linked = target / factory.relative_to(tree)
+        linked.write_text(linked.read_text(encoding="utf-8") + FACTORY_OF_OWN_VECTORS, encoding="utf-8")
     (target / "benchmarks").symlink_to(ROOT / "benchmarks")
     return target
 
@@ -124,3 +131,26 @@ class NullPass:
 def load_encoder(order: Any) -> NullEncoder:
     """Return the null encoder, under the name of the worker's function that it replaces."""
     return NullEncoder(order)
+
+
+class OwnVectors(NullEncoder):
+    """A null encoder that gives each text the sum of two random vectors, which its tokens choose."""
+
+    def __init__(self, order: Any) -> None:
+        super().__init__(order)
+        random = np.random.default_rng(0)
+        shape = (2, NUM_PARTS, order.card.dimension)
+        self._parts: NDArray[np.float32] = random.standard_normal(shape, dtype=np.float32)
+
+    def prepare(self, batch: Any) -> NullPass:
+        ids = batch.inputs["input_ids"]
+        mixed = (ids.covered.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        chosen = np.add.reduceat(mixed ^ (mixed >> np.uint64(32)), ids.offsets[:-1] - ids.offsets[0])
+        first, second = chosen % NUM_PARTS, (chosen // NUM_PARTS) % NUM_PARTS
+        return NullPass(self._parts[0, first] + self._parts[1, second])
+
+
+def load_own_encoder(order: Any) -> OwnVectors:
+    """Return the null encoder whose texts have vectors of their own."""
+    return OwnVectors(order)

@@ -133,31 +133,35 @@ class Bench:
         variables: Mapping[str, str] = MappingProxyType({}),
         *,
         is_null: bool = True,
+        has_own_vectors: bool = False,
     ) -> None:
         """Prepare the stack; `variables` are added to its environment.
 
-        Without `is_null` the checkout's own encoder computes on the devices that the variables name.
+        Without `is_null` the checkout's own encoder computes on the devices that the variables name. With
+        `has_own_vectors` the null device gives each text a vector of its own.
         """
         directory.mkdir(mode=0o711)
         self._directory = directory
         self._card = card
-        self._linked = link_tree(tree.resolve(), directory / "tree") if is_null else tree.resolve()
+        self._linked = (
+            link_tree(tree.resolve(), directory / "tree", has_own_vectors) if is_null else tree.resolve()
+        )
         variables = {
             **variables, **python_environment(self._linked), **(BATCH_TOKENS if is_null else {}),
             "VECTORMILL_MODELS": json.dumps({MODEL: {"path": str(card.path)}}),
         }  # fmt: skip
-        self._stack = OwnStack(directory / "data", variables, MODEL)
+        self.stack = OwnStack(directory / "data", variables, MODEL)
         self._num_jobs = 0
 
     def __enter__(self) -> "Bench":
-        self._stack.__enter__()
-        self._client = Client(self._stack.url)
+        self.stack.__enter__()
+        self.client = Client(self.stack.url)
         self.run_job(["The first text of all."])  # opens connections and fills caches
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._client.close()
-        self._stack.__exit__()
+        self.client.close()
+        self.stack.__exit__()
 
     def run_job(self, texts: list[str]) -> dict[str, Any]:
         """Run a job; return its seconds, and the processor seconds that each process spent on it."""
@@ -169,13 +173,13 @@ class Bench:
 
     def measure(self, submit: Callable[[Client], JobBody]) -> dict[str, Any]:
         """Submit a job and wait for its end; return the seconds of both, and processor seconds by process."""
-        before = count_cpu_seconds(self._stack.pid)
+        before = count_cpu_seconds(self.stack.pid)
         asked = time.perf_counter()
-        submitted = submit(self._client)
+        submitted = submit(self.client)
         submission_seconds = time.perf_counter() - asked
-        between = count_cpu_seconds(self._stack.pid)
-        job = self._client.wait(submitted["id"], poll_seconds=0.25)
-        after = count_cpu_seconds(self._stack.pid)
+        between = count_cpu_seconds(self.stack.pid)
+        job = self.client.wait(submitted["id"], poll_seconds=0.25)
+        after = count_cpu_seconds(self.stack.pid)
         if job["state"] != "completed":
             raise BenchmarkFailed(f"The job ended {job['state']}.")
         started, finished = (

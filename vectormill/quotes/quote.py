@@ -12,7 +12,7 @@ from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.generations import find_in_state
 from vectormill.domain.encoding import FLOAT16
 from vectormill.domain.errors import EmptyJob
-from vectormill.domain.task import SCORE, VECTOR
+from vectormill.domain.task import DENSE, SCORE, VECTOR
 from vectormill.jobs.bottleneck import HELD
 from vectormill.jobs.job import DISPATCHED_JOB_STATES, NewJob
 from vectormill.models.model_card import ModelCard
@@ -79,7 +79,7 @@ def make_quote(
     is_whole = sample.is_whole and len(counts.num_tokens) == len(sample.items)
     load = Workload(
         sample.num_all, find_mean(counts, is_whole=is_whole), spec.vector_type or FLOAT16, spec.dimensions,
-        text_bytes, encoded, key_bytes, metadata_bytes,
+        text_bytes, encoded, key_bytes, metadata_bytes, spec.has_output(DENSE),
     )  # fmt: skip
     workers = [each for each in list_workers(connection) if each.model == spec.model and each.slots]
     speed = fit_speed(list_measured(connection, workers), len(workers)) if workers else None

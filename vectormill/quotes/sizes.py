@@ -33,7 +33,7 @@ class Workload:
     """What is to be encoded and kept.
 
     `tokens_per_row` counts what the model reads of a row, and `encoded` is the share of all tokens that are encoded:
-    the others are in texts that are known. The bytes are those of a row on average.
+    the others are in texts that are known. The bytes are those of a row on average. Scores and records have no index.
     """
 
     rows: Figure
@@ -44,6 +44,7 @@ class Workload:
     encoded: Figure = Figure.exact(1)  # noqa: RUF009 - frozen
     key_bytes: float = 16
     metadata_bytes: float = 0
+    has_vectors: bool = True
 
 
 def estimate_sizes(load: Workload, rate: Figure | None, cores: int) -> dict[str, Any]:
@@ -52,7 +53,9 @@ def estimate_sizes(load: Workload, rate: Figure | None, cores: int) -> dict[str,
     `cores` are those of the Postgres server that builds the index. `index_reason` says why there is none.
     """
     kind, reason = find_operator_class(load.vector_type, load.dimensions)
-    has_index = kind is not None and load.dimensions > 0
+    if not (load.has_vectors and load.dimensions):
+        kind, reason = None, "Only dense vectors have an index that can be computed before."
+    has_index = kind is not None
     _, m, _ = max(shape for shape in SHAPES if shape[0] <= load.rows.value)
     graph_bytes = estimate_graph_bytes(1, kind.vector_bytes(load.dimensions), m) if kind else 0
     row_bytes = estimate_row_bytes(load.dimensions * BITS[load.vector_type] // 8, round(load.key_bytes))

@@ -8,6 +8,7 @@ from vectormill.jobs.item import Items
 from vectormill.quotes.figure import Figure
 from vectormill.quotes.quote import find_queue
 from vectormill.quotes.sample import MOST_HASHES, MOST_ROWS, TextSample
+from vectormill.quotes.sizes import Workload, estimate_sizes
 from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR, Speed, fit_speed
 
 RATE = Figure(100, 50, 200)
@@ -87,6 +88,18 @@ def test_few_or_odd_measurements_give_a_wide_interval_and_no_negative_cost() -> 
     assert odd is not None
     assert min(odd.text_seconds, odd.token_seconds) == 0 < max(odd.text_seconds, odd.token_seconds)
     assert fit_speed([(100, 1000, 0.5), (0, 0, 60.0)], 1) is None
+
+
+def test_scores_have_no_index_and_no_time_is_told_without_a_rate() -> None:
+    rows = Figure.exact(1000)
+    scores = estimate_sizes(Workload(rows, rows, "float32", 3, 100, has_vectors=False), None, 4)
+    vectors = estimate_sizes(Workload(rows, rows, "float32", 3, 100), RATE, 4)
+    assert (scores["index_bytes"], scores["index_seconds"], scores["seconds"]) == (None, None, None)
+    assert scores["index_reason"]
+    assert not vectors["index_reason"]
+    assert scores["rows_bytes"] == vectors["rows_bytes"]
+    assert vectors["seconds"].value == pytest.approx(1e6 / 100, rel=0.01)
+    assert vectors["index_bytes"].value > 1000 * (3 * 4 + 32 * 16)
 
 
 def test_more_urgent_jobs_come_first_and_others_take_turns() -> None:
