@@ -16,6 +16,7 @@ BLOCK: Final = re.compile(
 COMMAND: Final = re.compile(
     r"(?:^|[;|(]\s*|&&\s*)(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*/)?vectormill (?P<rest>[a-z].*)$"
 )
+WHOLE_PAGE: Final = re.compile(r"^<!-- nothing of this page is run: (?P<why>.+?) -->$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,14 @@ def find_pages() -> list[Path]:
 
 
 def find_blocks(page: Path) -> Iterator[Block]:
-    """Yield the fenced blocks of a page."""
+    """Yield the fenced blocks of a page. A reason why the whole page is not run is that of all its blocks."""
     content = page.read_text(encoding="utf-8")
+    whole = WHOLE_PAGE.search(content)
     for found in BLOCK.finditer(content):
         line = content.count("\n", 0, found.start("fence")) + 1
-        yield Block(page.name, line, found["language"], found["code"], found["why"])
+        yield Block(
+            page.name, line, found["language"], found["code"], found["why"] or (whole and whole["why"])
+        )
 
 
 def find_commands(block: Block) -> Iterator[Sequence[str]]:
