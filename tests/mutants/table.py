@@ -1873,4 +1873,21 @@ MUTANTS: Final = (
             "test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collection",
         ),
     ),
+    Mutant(
+        "a backup fails when a collection is deleted meanwhile",
+        "vectormill/db/backup.py",
+        "DUMP_ATTEMPTS: Final = 3",
+        "DUMP_ATTEMPTS: Final = 1",
+        ("tests/integration/cli/test_backups.py::test_a_dump_that_met_a_dropped_table_is_repeated",),
+    ),
+    Mutant(
+        "a rate jumps with each chunk that is committed",
+        "api/console/history.py",
+        "SMOOTHED_SECONDS: Final = 10.0",
+        "SMOOTHED_SECONDS: Final = 0.1",
+        (
+            "tests/unit/api/console/test_history.py::"
+            "test_a_rate_is_a_mean_of_ten_seconds_and_not_of_the_chunk_that_was_just_committed",
+        ),
+    ),
 )

@@ -1,0 +1,36 @@
+"""A backup is repeated if pg_dump met a table that was being dropped, and fails with its words after three times."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from vectormill.db.backup import dump
+from vectormill.domain.errors import ConfigurationError
+from vectormill.embedded.binaries import find_client
+
+FAILS = """#!/bin/sh
+echo attempt >> {log}
+if [ "$(wc -l < {log})" -le {failures} ]; then
+    echo 'pg_dump: error: relation "vectormill.generation_7" does not exist' >&2
+    exit 1
+fi
+exec {program} "$@"
+"""
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_dump_that_met_a_dropped_table_is_repeated(engine: Engine, tmp_path: Path, failures: int) -> None:
+    program, log, output = tmp_path / "pg_dump", tmp_path / "log", tmp_path / "vectormill.dump"
+    program.write_text(FAILS.format(log=log, failures=failures, program=find_client("pg_dump")))
+    program.chmod(0o755)
+    url = engine.url.render_as_string(hide_password=False)
+    if failures == 2:
+        dump(str(program), url, output)
+        assert output.read_bytes().startswith(b"PGDMP")
+    else:
+        with pytest.raises(ConfigurationError, match="generation_7"):
+            dump(str(program), url, output)
+        assert not output.exists()
+    assert len(log.read_text().splitlines()) == 3
+    assert not list(tmp_path.glob("*.partial"))
