@@ -1874,6 +1874,26 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "an import that fails deletes what others have written into its collection",
+        "vectormill/collections/removals.py",
+        "counts != (num_imported, num_imported)",
+        "counts[1] != num_imported",
+        (
+            "tests/integration/cli/test_imports.py::"
+            "test_vectors_that_differ_at_the_end_are_removed_unless_others_have_written_into_the_collection",
+        ),
+    ),
+    Mutant(
+        "the binary form of a value enters as metadata",
+        "vectormill/sources/vectors.py",
+        "else [read_text(value, name) for value in column]",
+        "else column",
+        (
+            "tests/integration/cli/test_imports.py::"
+            "test_values_of_a_type_of_the_database_enter_as_texts_and_others_are_refused",
+        ),
+    ),
+    Mutant(
         "a backup fails when a collection is deleted meanwhile",
         "vectormill/db/backup.py",
         "DUMP_ATTEMPTS: Final = 3",

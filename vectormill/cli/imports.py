@@ -10,8 +10,8 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.printing import tell
-from vectormill.domain.encoding import EncodingOptions
-from vectormill.domain.errors import InvalidOption, SpecMismatch
+from vectormill.domain.encoding import PASSAGES, EncodingOptions
+from vectormill.domain.errors import CollectionInUse, CollectionNotFound, InvalidOption, SpecMismatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,7 +42,7 @@ def show_imported(imported: Mapping[str, Any]) -> None:
     )
     left = imported["num_rows"] - imported["num_imported"]
     if left:
-        tell(f"{left:,} rows were left out: their keys are in the collection or were deleted from it.")
+        tell(f"{left:,} rows were left out: their keys are in the collection, occur twice, or were deleted.")
     if imported["num_without_vector"]:
         tell(f"{imported['num_without_vector']:,} rows have no vector and were left out.")
     if imported["smallest_cosine"] is not None:
@@ -110,28 +110,50 @@ def import_vectors(
 
     columns = ImportColumns(key, vector, text, tuple(metadata or ()), metadata_json, content_hash)
     stated = {"model": model, **asdict(options)}
-    with endpoint.connected(api_url, data_dir) as client:
-        is_new = create_missing(client, collection, stated, keep_text=keep_text)
+    with endpoint.connected(api_url, data_dir) as client, keys.connected(data_dir) as (engine, settings):
+        place = SourcePlace(engine, settings, open_registry(settings), collection=collection)
+        opened = open_source(source, sql, url_env, url_file, columns, place)
+        is_checked = not unchecked and opened.spec is None
+        if is_checked and text is None:
+            raise InvalidOption(
+                "Name the column of the texts (--text), of which workers encode a sample; or pass --unchecked."
+            )
+        wanted = stated if opened.spec is None else state_spec(place, opened.spec)
+        is_new = create_missing(client, collection, wanted, keep_text=keep_text)
         num_imported = 0
         try:
-            with keys.connected(data_dir) as (engine, settings):
-                place = SourcePlace(engine, settings, open_registry(settings), collection=collection)
-                opened = open_source(source, sql, url_env, url_file, columns, place)
-                with engine.connect() as connection:
-                    spec = find_import_target(connection, collection).spec
-                refuse_other(place, spec, {} if is_new else stated, opened)
-                if not unchecked and opened.spec is None and text is None:
-                    raise InvalidOption(
-                        "Name the column of the texts (--text), of which workers encode a sample; or pass --unchecked."
-                    )
-                is_checked = not unchecked and opened.spec is None
-                for imported in carry_out(client, engine, collection, spec, opened, is_checked=is_checked):
-                    num_imported = imported["num_imported"]
+            with engine.connect() as connection:
+                spec = find_import_target(connection, collection).spec
+            refuse_other(place, spec, stated, opened)
+            for imported in carry_out(
+                client, engine, collection, spec, opened, is_checked=is_checked, is_new=is_new
+            ):
+                num_imported = imported["num_imported"]
             return imported
         except BaseException:
             if is_new and num_imported == 0:
-                client.delete_collection(collection)
+                withdraw(engine, collection, 0)
             raise
+
+
+def state_spec(place: "SourcePlace", spec: "EncodingSpec") -> dict[str, Any]:
+    """Return the model and the options with which a new collection has this spec. Raise UnknownModel."""
+    from vectormill.models.specs import list_own_options
+
+    own = list_own_options(place.registry.card(spec.model), spec.task)
+    stated = {name: getattr(spec, name) for name in ("model", *own)}
+    return stated if spec.long_texts == PASSAGES else stated | {"passage_overlap": None}
+
+
+def withdraw(engine: "Engine", collection: str, num_imported: int) -> bool:
+    """Remove a collection that has nothing but so many imported rows. Return False if it has more, or is in use."""
+    from vectormill.collections.removals import remove_collection
+
+    try:
+        remove_collection(engine, collection, num_imported=num_imported)
+    except (CollectionInUse, CollectionNotFound):
+        return False
+    return True
 
 
 def create_missing(client: "Client", collection: str, stated: Mapping[str, Any], *, keep_text: bool) -> bool:
@@ -193,10 +215,12 @@ def carry_out(
     source: "VectorSource",
     *,
     is_checked: bool,
+    is_new: bool,
 ) -> Iterator[dict[str, Any]]:
     """Import batch by batch, each in a transaction, and yield what is imported so far.
 
-    Before anything is written, a sample of the first batch is compared; at the end, a sample of the others.
+    Before anything is written, a sample of the first batch is compared; at the end, a sample of the others. If that one
+    differs, a collection that was created for the import is removed.
     """
     import time
 
@@ -232,7 +256,16 @@ def carry_out(
             smallest = min(cosines, default=None)
             yield {"collection": collection, **counts, "smallest_cosine": smallest, "seconds": seconds}
     if kept:
-        cosines.append(compare(client, spec, kept))
+        try:
+            cosines.append(compare(client, spec, kept))
+        except SpecMismatch as error:
+            num_imported = counts["num_imported"]
+            if num_imported == 0 or (is_new and withdraw(engine, collection, num_imported)):
+                raise
+            raise SpecMismatch(
+                f"{error} {num_imported:,} rows are imported already, and no import replaces them: delete the "
+                "collection, or re-index it."
+            ) from error
     seconds = time.monotonic() - started
     yield {
         "collection": collection,

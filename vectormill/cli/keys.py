@@ -126,6 +126,7 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
 
     Raise ConfigurationError if the database was never migrated.
     """
+    from psycopg.errors import UndefinedTable
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
     from vectormill.db.session import make_engine
@@ -139,6 +140,8 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
         try:
             yield engine, settings
         except ProgrammingError as error:
+            if not isinstance(error.orig, UndefinedTable) or "api_keys" not in str(error.orig):
+                raise
             raise ConfigurationError(
                 "The database has no table of API keys: run `vectormill migrate` first."
             ) from error

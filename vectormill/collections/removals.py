@@ -17,8 +17,9 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.generation_tables import attributes_name, send_text
+from vectormill.collections.generation_tables import attributes_name, send_text, table_name
 from vectormill.collections.generations import lock_collection
+from vectormill.collections.imports import IMPORTED_PLACE
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import (
@@ -101,6 +102,10 @@ IS_OUR_VIEW: Final = text("""
            AND link.refobjid IN (SELECT to_regclass(name) FROM unnest(CAST(:tables AS text[])) AS name))
 """)
 
+COUNT_ROWS: Final = """
+    SELECT count(*), count(*) FILTER (WHERE job_seq = :place) FROM vectormill.{table}
+"""
+
 DELETE_COLLECTION: Final = text("DELETE FROM vectormill.collections WHERE id = :collection_id")
 
 
@@ -117,10 +122,15 @@ def stop_work(engine: Engine, name: str) -> None:
             continue  # the job has ended meanwhile
 
 
-def remove_collection(engine: Engine, name: str) -> None:
-    """Remove a collection. Raise CollectionNotFound, or CollectionInUse, which names the jobs, runs or views in use."""
+def remove_collection(engine: Engine, name: str, *, num_imported: int | None = None) -> None:
+    """Remove a collection; if `num_imported` is given, only one that has so many imported rows and no others.
+
+    Raise CollectionNotFound, or CollectionInUse, which names the jobs, runs, views or rows in use.
+    """
     try:
-        act_in_short_locks(engine, lambda connection: _remove(connection, name), patience_seconds=0)
+        act_in_short_locks(
+            engine, lambda connection: _remove(connection, name, num_imported), patience_seconds=0
+        )
     except LocksHeld as error:
         raise CollectionInUse(
             f"Collection {name!r} is being read or written, so it cannot be deleted now; try again in a moment.",
@@ -128,12 +138,14 @@ def remove_collection(engine: Engine, name: str) -> None:
         ) from error
 
 
-def _remove(connection: Connection, name: str) -> None:
+def _remove(connection: Connection, name: str, num_imported: int | None) -> None:
     lock_collection(connection, name)
     found = connection.execute(FIND_COLLECTION, {"name": name}).one_or_none()
     if found is None:
         raise CollectionNotFound(f"Collection {name!r} does not exist; see `vectormill collections list`.")
     _refuse_open_work(connection, name, found.id, found.generation_ids)
+    if num_imported is not None:
+        _refuse_other_rows(connection, name, found.generation_ids, num_imported)
     view = f"public.{name}"
     tables = [
         f"vectormill.generation_{generation_id}{suffix}"
@@ -181,6 +193,15 @@ def _refuse_open_work(
             f"Collection {name!r} is in use by {named}{more}. Cancel these, or delete it with `force`, which does so.",
             is_passing=all(work.state == "cancelling" for _, work in open_work),
         )
+
+
+def _refuse_other_rows(
+    connection: Connection, name: str, generation_ids: list[int], num_imported: int
+) -> None:
+    statement = text(COUNT_ROWS.format(table=table_name(generation_ids[0])))
+    counts = tuple(connection.execute(statement, {"place": IMPORTED_PLACE}).one())
+    if len(generation_ids) > 1 or counts != (num_imported, num_imported):
+        raise CollectionInUse(f"Collection {name!r} has rows of other writers.")
 
 
 # A table whose generation does not exist is orphaned for good: both are created in one transaction, and ids are never

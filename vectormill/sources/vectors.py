@@ -4,7 +4,9 @@ A batch is in memory at a time. What a row must have is checked here; whether it
 not (vectormill/collections/imports.py).
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,6 +27,10 @@ from vectormill.sources.sql import SqlReader
 BATCH_ROWS: Final = 1024
 # The columns of the output of a job, but for its key.
 OUTPUT_VECTOR, OUTPUT_HASH, OUTPUT_METADATA = "embedding", "content_hash", "metadata"
+
+# Characters that the binary form of another type has, and a text hardly. That of ltree begins with
+# \x01; bytes that are no UTF-8 are decoded as surrogates.
+CONTROL: Final = re.compile("[\x00-\x08\x0e-\x1f\udc80-\udcff]")
 
 Vectors = npt.NDArray[np.float32]
 
@@ -82,7 +88,12 @@ def open_query(
 
     def read() -> Iterator[VectorRows]:
         for values in reader.read_columns(BATCH_ROWS):
-            table = dict(zip(options.columns, values, strict=True))
+            table = {
+                name: column
+                if name in (columns.vector, columns.content_hash)
+                else [read_text(value, name) for value in column]
+                for name, column in zip(options.columns, values, strict=True)
+            }
             vectors, present = join_values(table[columns.vector])
             yield make_rows(table, vectors, present, columns, assembler)
 
@@ -91,6 +102,7 @@ def open_query(
 
 def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> VectorSource:
     """Return the rows of Parquet files, by path, pattern or URL. Raise SourceFailed, while they are read too."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     store, name = open_store(pattern, None)
@@ -99,23 +111,26 @@ def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> Vect
         raise SourceFailed(f"No file matches {pattern}.")
     assembler = Assembler(pattern, place.settings.max_key_bytes, Complaints())
 
+    @contextmanager
+    def opened(path: str) -> Iterator[pq.ParquetFile]:
+        try:
+            with open_bytes(store, path) as file, pq.ParquetFile(file) as table:
+                yield table
+        except (OSError, pa.ArrowException) as error:
+            raise SourceFailed(describe_failure(path, error)) from error
+
     def read() -> Iterator[VectorRows]:
         for path in paths:
-            try:
-                with open_bytes(store, path) as file, pq.ParquetFile(file) as table:
-                    there = table.schema_arrow.names
-                    for missing in (each for each in columns.names if each not in there):
-                        raise no_column(path, missing, there)
-                    for batch in table.iter_batches(BATCH_ROWS, columns=columns.names):
-                        yield read_batch(batch, columns, assembler)
-            except SourceFailed:
-                raise
-            except OSError as error:
-                raise SourceFailed(describe_failure(path, error)) from error
+            with opened(path) as table:
+                there = table.schema_arrow.names
+                for missing in (each for each in columns.names if each not in there):
+                    raise no_column(path, missing, there)
+                for batch in table.iter_batches(BATCH_ROWS, columns=columns.names):
+                    yield read_batch(batch, columns, assembler)
 
     num_rows = 0
     for path in paths:
-        with open_bytes(store, path) as file, pq.ParquetFile(file) as table:
+        with opened(path) as table:
             num_rows += table.metadata.num_rows
     return VectorSource(num_rows, read())
 
@@ -148,6 +163,21 @@ def read_batch(batch: Any, columns: ImportColumns, assembler: Assembler) -> Vect
     return make_rows(table, shape_vectors(flat, len(lists), lengths), present, columns, assembler)
 
 
+def read_text(value: Any, name: str) -> Any:
+    """Return a value of a query; the bytes of a type that the driver does not know, such as an enum, as text.
+
+    Raise SourceFailed if they are none, which the binary form of another type may be.
+    """
+    if not isinstance(value, bytes):
+        return value
+    text = value.decode("utf-8", "surrogateescape")
+    if CONTROL.search(text):
+        raise SourceFailed(
+            f"The column {name!r} has a type that cannot be read; cast it to text in the query."
+        )
+    return text
+
+
 def join_values(values: Sequence[Any]) -> tuple[Vectors, npt.NDArray[np.bool_]]:
     """Return the vectors of a query's column and which rows have one.
 
@@ -170,7 +200,10 @@ def read_value(value: Any) -> Vectors:
     if isinstance(value, str):
         return np.array(value.strip("[]{} ").split(","), dtype=np.float32)
     if not isinstance(value, bytes):
-        return np.asarray(value, dtype=np.float32)
+        numbers = np.asarray(value, dtype=np.float32)
+        if numbers.ndim != 1:
+            raise ValueError("it is nested, or a single number")
+        return numbers
     # The header of four bytes begins with the dimensions (vectormill/vectors/vector_types.py).
     dimensions, num_bytes = int.from_bytes(value[:2]), len(value) - 4
     if not dimensions or num_bytes not in (2 * dimensions, 4 * dimensions):
@@ -195,7 +228,8 @@ def make_rows(
 ) -> VectorRows:
     """Return rows of their columns. `vectors` has those of the rows that are `present`.
 
-    Raise SourceFailed for a key that is missing, occurs twice in the batch, or cannot be stored.
+    Raise SourceFailed for a key that is missing or occurs twice in the batch, and InvalidOption for a key, metadata or
+    a hash that cannot be stored: what a row lacks, no later import adds.
     """
     places = np.flatnonzero(present).tolist()
     taken = {
@@ -213,7 +247,19 @@ def make_rows(
         raise InvalidOption(
             "A row has a key that no collection can have (empty, too long, or with NUL): leave it out."
         )
+    for key, described, stored in zip(items.keys, metadata or (), items.metadata, strict=False):
+        if described and not stored:
+            raise InvalidOption(
+                f"The metadata of the row {key!r} is no JSON object that can be stored (without NUL, at most 100 "
+                "levels deep): mend it, or leave the row out."
+            )
     given = taken[columns.content_hash] if columns.content_hash else [None] * len(keys)
+    if any(
+        known is not None and (not isinstance(known, bytes) or len(known) not in (0, 16)) for known in given
+    ):
+        raise InvalidOption(
+            f"The column {columns.content_hash!r} has no hashes of texts that Vectormill exported (16 bytes each)."
+        )
     hashes = [
         bytes(known) if known is not None else own if text else b""
         for known, own, text in zip(given, items.content_hashes(), items.texts, strict=True)

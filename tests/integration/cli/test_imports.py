@@ -14,14 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import ProgrammingError
 
 from tests.api_server import api_client, encoding_meanwhile
 from tests.indexers import ListedSource, await_run, contents, count_encoded, indexing, row, start_run, wanted
 from tests.outputs import finish_all
 from tests.protocol import submit, vector_of
+from vectormill.cli import keys
 from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.collections.imports import find_import_target
+from vectormill.domain.errors import SpecMismatch
 from vectormill.jobs.item import Item
 
 NUM_ROWS = 2500  # three batches
@@ -162,7 +165,11 @@ def test_the_output_of_a_job_enters_with_the_hashes_of_its_texts_and_another_spe
     ):
         submit(engine, items, spec=made_with, output_url=outputs[name])
     finish_all(engine)
-    assert run(outputs["same"]) == 0
+    client.delete_collection("docs")
+    assert run(outputs["same"], "--dimensions", "7") == 2
+    assert "vectors of another spec" in capsys.readouterr().err
+    assert list(client.collections()) == []
+    assert run(outputs["same"]) == 0, "a new collection has the model and the options of the job"
     assert "2 of 2 rows imported" in capsys.readouterr().out
     assert contents(engine) == wanted(items)
     for name, words in (("other", "prompt is '', not 'query: '"), ("codes", "no vectors of float32")):
@@ -176,6 +183,8 @@ def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collectio
     turned = [VECTORS[-1], *VECTORS[:-1]]
     nan = [np.full(8, np.nan, dtype=np.float32), *VECTORS[1:]]
     good = write(tmp_path / "good.parquet")
+    damaged = str(tmp_path / "damaged.parquet")
+    Path(damaged).write_bytes(b"nonsense")
 
     def vectors(name: str, rows: list[Any]) -> str:
         return write(tmp_path / f"{name}.parquet", embedding=pa.array([each.tolist() for each in rows]))
@@ -207,6 +216,41 @@ def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collectio
                 ),
                 "its type is neither vector",
             ),
+            (
+                ("--sql", "SELECT 1 AS key, '{{1},{2}}'::real[] AS embedding", "--unchecked", *STATED),
+                "nested",
+            ),
+            ((damaged, "--unchecked", *STATED), "cannot be read"),
+            (
+                (
+                    write(tmp_path / "m.parquet", m=["{}", "[1]"] * 1250),
+                    "--metadata-json",
+                    "m",
+                    "--unchecked",
+                    *STATED,
+                ),
+                "The metadata of the row 'k1'",
+            ),
+            (
+                (
+                    write(tmp_path / "h.parquet", h=["abc"] * NUM_ROWS),
+                    "--content-hash",
+                    "h",
+                    "--unchecked",
+                    *STATED,
+                ),
+                "no hashes of texts",
+            ),
+            (
+                (
+                    write(tmp_path / "i.parquet", h=[7] * NUM_ROWS),
+                    "--content-hash",
+                    "h",
+                    "--unchecked",
+                    *STATED,
+                ),
+                "no hashes of texts",
+            ),
             (("--sql", "SELECT 1 AS key", "--text", "text", *STATED), "has no column"),
         ):
             assert run(*arguments) in (2, 4), arguments
@@ -224,3 +268,63 @@ def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collectio
         )  # fmt: skip
     assert run(good, "--unchecked") == 2
     assert "would lack the imported rows" in capsys.readouterr().err
+
+
+def test_vectors_that_differ_at_the_end_are_removed_unless_others_have_written_into_the_collection(
+    engine: Engine,
+    client: Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = VECTORS[:1024]  # a batch that agrees, and then all others turned
+    turned = [each.tolist() for each in [*first, *VECTORS[1025:], VECTORS[1024]]]
+    file = write(tmp_path / "a.parquet", embedding=pa.array(turned))
+
+    def put() -> None:
+        client.wait(
+            client.submit([{"key": "mine", "text": "of others"}], collection="docs", dimensions=8)["id"]
+        )
+
+    with encoding_meanwhile(engine):
+        assert run(file, "--text", "text", *STATED) == 2
+        assert "agree by a cosine of" in capsys.readouterr().err
+        assert list(client.collections()) == []
+        client.create_collection("docs", options={"dimensions": 8})
+        assert run(file, "--text", "text") == 2
+        assert "2,500 rows are imported already, and no import replaces them" in capsys.readouterr().err
+        client.delete_collection("docs")
+
+        def refuse(*_: object) -> float:
+            put()
+            raise SpecMismatch("agree by nothing")
+
+        monkeypatch.setattr("vectormill.cli.imports.compare", refuse)
+        assert run(file, "--text", "text", *STATED) == 2
+    assert contents(engine).keys() == {"mine"}, "what others have written meanwhile stays"
+
+
+def test_values_of_a_type_of_the_database_enter_as_texts_and_others_are_refused(
+    engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TYPE mood AS ENUM ('good', 'bad')"))
+        connection.execute(text("CREATE EXTENSION IF NOT EXISTS ltree"))
+    columns = "'k' AS key, '[1,0,0,0,0,0,0,0]'::vector AS embedding"
+    for value in ("ARRAY['good'::mood]", "'a.b'::ltree", "'\\xff'::bytea"):
+        query = f"SELECT {columns}, {value} AS mood"
+        assert run("--sql", query, "--metadata", "mood", "--unchecked", *STATED) == 2, value
+        assert "cast it to text in the query" in capsys.readouterr().err, value
+    query = f"SELECT {columns}, 'good'::mood AS mood"
+    assert run("--sql", query, "--metadata", "mood", "--unchecked", *STATED) == 0
+    assert read_rows(engine)["k"].metadata == {"mood": "good"}
+
+
+def test_a_key_that_occurs_twice_and_an_error_of_the_database_are_told_as_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = write(tmp_path / "a.parquet", key=[*KEYS[:-1], "k0"])
+    assert run(twice, "--unchecked", *STATED) == 0
+    assert "1 rows were left out: their keys are in the collection, occur twice" in capsys.readouterr().err
+    with pytest.raises(ProgrammingError), keys.connected(None) as (engine, _), engine.connect() as connection:
+        connection.execute(text("SELECT nothing"))

@@ -289,8 +289,8 @@ def test_a_deletion_that_is_killed_anywhere_leaves_all_or_tables_for_the_pruner(
                 remove_collection(engine, "docs")
         assert ask(engine, "SELECT count(*) FROM docs") == 10
 
-    def kill_at_commit(connection: Connection, name: str) -> None:
-        removals_remove(connection, name)
+    def kill_at_commit(connection: Connection, *arguments: Any) -> None:
+        removals_remove(connection, *arguments)
         raise Killed
 
     removals_remove = removals._remove
