@@ -1517,6 +1517,16 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "a query of a source ends the read-only transaction and writes",
+        "vectormill/sources/sql.py",
+        "driver.execute(query.encode(), binary=True)",
+        "driver.execute(query.encode())",
+        (
+            "tests/integration/sources/test_source_readers.py::"
+            "test_no_way_of_asking_a_query_runs_a_second_statement",
+        ),
+    ),
+    Mutant(
         "a key that lies on two pages is not found",
         "vectormill/sources/sql.py",
         "if num_known > 1:",

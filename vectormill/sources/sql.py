@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import set_json_loads
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from vectormill.db.session import make_engine
@@ -143,8 +143,7 @@ class SqlReader(Reader):
     def _refuse_sorting(self, connection: Connection, query: str) -> None:
         """Raise SourceFailed if Postgres would sort many rows for this page, and so for each one."""
         with self._transaction(connection):
-            plain = connection.execution_options(no_parameters=True)
-            (plan,) = plain.exec_driver_sql("EXPLAIN (FORMAT JSON) " + query).scalar_one()
+            ((plan,),) = ask(connection, "EXPLAIN (FORMAT JSON) " + query).fetchone()
         sorted_rows = [node["Plan Rows"] for node in walk_plan(plan["Plan"]) if node["Node Type"] == "Sort"]
         if max(sorted_rows, default=0) > MOST_SORTED_ROWS:
             raise SourceFailed(
@@ -170,11 +169,10 @@ class SqlReader(Reader):
     def describe_key(self) -> str:
         """Return the type of the key column, as Postgres writes it in SQL."""
         with self._speaking() as connection, self._transaction(connection):
-            driver: Any = connection.connection.driver_connection
-            found = driver.execute(write_page(self._options, None, 0).encode())
-            names = [column.name for column in found.description]
-            type_code = found.description[find_columns(names, self._options)[0]].type_code
-            return str(driver.execute("SELECT format_type(%s::oid, NULL)", (type_code,)).fetchone()[0])
+            found = ask(connection, write_page(self._options, None, 0)).description
+            key, *_ = find_columns([column.name for column in found], self._options)
+            statement = text("SELECT format_type(CAST(:oid AS oid), NULL)")
+            return str(connection.execute(statement, {"oid": found[key].type_code}).scalar_one())
 
     def cancel(self) -> None:
         """Cancel the query on the server, from another thread, so that reading fails.
@@ -200,11 +198,10 @@ class SqlReader(Reader):
     def count_rows(self) -> int | None:
         """Return the Postgres planner's estimate of the number of rows; None for other databases."""
         with self._speaking() as connection, self._transaction(connection):
-            if connection.dialect.name != "postgresql":
+            if connection.dialect.driver != "psycopg":
                 return None
-            plain = connection.execution_options(no_parameters=True)
-            plan = plain.exec_driver_sql("EXPLAIN (FORMAT JSON) " + strip(self._options.query)).scalar_one()
-            return int(plan[0]["Plan"]["Plan Rows"])
+            ((plan,),) = ask(connection, "EXPLAIN (FORMAT JSON) " + strip(self._options.query)).fetchone()
+            return int(plan["Plan"]["Plan Rows"])
 
     def thin(self, num_rows: int) -> tuple[int, int] | None:
         """Let `read` yield only about so many random rows; return how many rows and different texts there are.
@@ -213,15 +210,14 @@ class SqlReader(Reader):
         other databases and if the timeout of a statement ends before.
         """
         with self._speaking() as connection:
-            if connection.dialect.name != "postgresql":
+            if connection.dialect.driver != "psycopg":
                 return None
             quoted = connection.dialect.identifier_preparer.quote(self._options.text)
             query = COUNT_TEXTS.format(query=strip(self._options.query), text=quoted)
-            plain = connection.execution_options(no_parameters=True)
             try:
                 with self._transaction(connection):
-                    num_all, num_distinct = plain.exec_driver_sql(query).one()
-            except OperationalError:  # the timeout
+                    num_all, num_distinct = ask(connection, query).fetchone()
+            except psycopg.OperationalError:  # the timeout
                 return None
         if num_all > num_rows:
             share = num_rows / num_all
@@ -299,6 +295,16 @@ def streaming(
     options = {"stream_results": True, "max_row_buffer": 1, "no_parameters": True}
     with connection.execution_options(**options).exec_driver_sql(query) as result:
         yield list(result.keys()), result.fetchmany
+
+
+def ask(connection: Connection, query: str) -> Any:
+    """Run a query without parameters and return its cursor of psycopg.
+
+    Only the extended protocol, which psycopg needs for binary values, refuses several statements. In the simple one
+    a query of a source could end the read-only transaction and go on to write.
+    """
+    driver: Any = connection.connection.driver_connection
+    return driver.execute(query.encode(), binary=True)
 
 
 # The key is compared in its own type and order, for which its text is an untyped literal.

@@ -1,6 +1,6 @@
 """Sources that Postgres itself is asked for: queries, pushes, and what a collection keeps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -19,6 +19,7 @@ from vectormill.sources.opening import open_source
 from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.sources.sources import save_source
+from vectormill.sources.sql import SqlReader
 
 QUERY = {"key": "id", "text": "body"}
 
@@ -107,6 +108,36 @@ def test_what_cannot_be_read_is_refused_with_its_reason(place: SourcePlace) -> N
             read_all(open_query(place, query))
         with place.engine.connect() as connection:
             assert connection.execute(text("SELECT to_regclass('vectormill.jobs')")).scalar_one() is not None
+
+
+ESCAPES = {
+    "after": "SELECT 'a' AS id, 'b' AS body; COMMIT; DROP TABLE victim; SELECT 1",
+    "from within": "SELECT 'a' AS id, 'b' AS body) AS source; COMMIT; DROP TABLE victim; "
+    "SELECT source.id, source.body FROM (SELECT 'a' AS id, 'b' AS body",
+}
+WAYS: dict[str, Callable[[SqlReader], object]] = {
+    "read": read_all,
+    "columns": lambda reader: list(reader.read_columns(10)),
+    "type of the key": SqlReader.describe_key,
+    "planned rows": SqlReader.count_rows,
+    "sample": lambda reader: reader.thin(1),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("escape", ESCAPES)
+@pytest.mark.parametrize("pages", [False, True])
+def test_no_way_of_asking_a_query_runs_a_second_statement(
+    place: SourcePlace, way: str, escape: str, *, pages: bool
+) -> None:
+    with place.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE victim AS SELECT 1 AS a"))
+    reader = open_query(place, ESCAPES[escape], pages=pages)
+    assert isinstance(reader, SqlReader)
+    with pytest.raises(SourceFailed, match=r"cannot insert multiple commands|syntax error"):
+        WAYS[way](reader)
+    with place.engine.connect() as connection:
+        assert connection.execute(text("SELECT a FROM victim")).scalar_one() == 1
 
 
 ARTICLES = """
