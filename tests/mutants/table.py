@@ -1527,6 +1527,30 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "different pairs with the same question are quoted as repeated",
+        "vectormill/sources/sql.py",
+        "for name in self._options.texts]",
+        "for name in self._options.texts[:1]]",
+        (
+            "tests/integration/sources/test_source_readers.py::"
+            "test_pairs_that_share_their_first_text_are_counted_as_different",
+        ),
+    ),
+    Mutant(
+        "a part of CSV that begins within quotes is read with the quotes reversed",
+        "vectormill/quotes/objects.py",
+        "bool(start and header) and _begins_within_quotes(content, format, len(header))",
+        "False",
+        (f"{QUOTES}::test_parts_begin_within_quotes_and_rows_are_longer_than_a_part",),
+    ),
+    Mutant(
+        "rows that are longer than a part are not counted",
+        "vectormill/quotes/objects.py",
+        "for part_bytes in (PART_BYTES, 2 * settings.max_line_bytes):",
+        "for part_bytes in (PART_BYTES,):",
+        (f"{QUOTES}::test_parts_begin_within_quotes_and_rows_are_longer_than_a_part",),
+    ),
+    Mutant(
         "a key that lies on two pages is not found",
         "vectormill/sources/sql.py",
         "if num_known > 1:",

@@ -1,9 +1,10 @@
 """Samples of objects in a store: parts that are spread evenly over the bytes of all objects."""
 
+import re
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final
 
 from vectormill.domain.encoding import EncodingSpec
@@ -52,7 +53,9 @@ def sample_objects(
             parts = groups[len(groups) * offset // num_bytes :][:1]
         else:
             next(cuts, None)  # refuses missing columns
-            parts, num_rows, num_bytes = list(_find_lines(each, format, wanted, offset)), 0, PART_BYTES
+            parts, num_rows, num_bytes = [], 0, 0
+            for part_bytes in (PART_BYTES, 2 * settings.max_line_bytes):  # the second has a whole row
+                parts = parts or list(_find_lines(each, format, wanted, offset, part_bytes))
             for part in parts:
                 num_rows, num_bytes = part.num_rows, part.end - part.start
         ratios.append(num_rows / max(1, num_bytes))
@@ -69,20 +72,47 @@ def sample_objects(
     )
 
 
-def _find_lines(found: StoredObject, format: str, wanted: InputBody, offset: int) -> Iterator[ItemReference]:
-    """Yield a reference to the whole rows in the PART_BYTES around an offset, if there are any."""
-    start = max(0, min(offset - PART_BYTES // 2, found.num_bytes - PART_BYTES))
-    content = read_range(found.url, found.tag, start, min(start + PART_BYTES, found.num_bytes))
+def _find_lines(
+    found: StoredObject, format: str, wanted: InputBody, offset: int, num_bytes: int
+) -> Iterator[ItemReference]:
+    """Yield a reference to the whole rows in so many bytes around an offset, if there are any."""
+    start = max(0, min(offset - num_bytes // 2, found.num_bytes - num_bytes))
+    stop = min(start + num_bytes, found.num_bytes)
+    content = read_range(found.url, found.tag, start, stop)
     header: tuple[str, ...] = ()
     if format in DELIMITERS:
         _, first = next(split_rows(read_range(found.url, found.tag, 0, PART_BYTES), format))
         header = tuple(read_cells(first.removeprefix(b"\xef\xbb\xbf"), format))
     if start or header:
-        skipped = content.find(b"\n") + 1  # the rest of a row, or the header
+        is_within = bool(start and header) and _begins_within_quotes(content, format, len(header))
+        opened = b'"' if is_within else b""
+        end, _ = next(split_rows(opened + content, format), (0, b""))  # of the rest of a row, or the header
+        skipped = end - len(opened)
         start, content = start + skipped, content[skipped:]
-    ends = [end for end, row in split_rows(content, format) if row.endswith(b"\n")]
+    ends = [end for end, _ in split_rows(content, format)]
+    if stop < found.num_bytes:
+        del ends[-1:]  # a row that may be broken off
     if ends:
         yield ItemReference(
             found.url, found.tag, found.num_bytes, format, wanted.columns, len(ends), start=start,
             end=start + ends[-1], header=header,
         )  # fmt: skip
+
+
+# A quote that stands alone with a character of a cell on one side begins or ends a cell, since one within a cell is
+# doubled (RFC 4180). The last group is there only if it ends one.
+EDGE_OF_CELL: Final = re.compile(rb"""(?<=[,\t\n])"(?=[^",\t\r\n])|(?<=[^",\t\r\n])(")(?=[,\t\r\n])""")
+
+
+def _begins_within_quotes(content: bytes, format: str, num_cells: int) -> bool:
+    """Return True if a part of a CSV or TSV file begins within quotes.
+
+    A part without an end of a quoted cell is within one if its lines do not have as many cells as the header. Of a
+    single column such a part tells nothing, and is taken for whole rows.
+    """
+    edge = EDGE_OF_CELL.search(content)
+    if edge is None:
+        rows = [row for _, row in islice(split_rows(content, format), 1, 1000)][:-1]
+        return sum(len(read_cells(row, format)) == num_cells for row in rows) < 0.9 * len(rows)
+    is_within_before = content.count(b'"', 0, edge.start()) % 2 == 1  # if the part began outside
+    return is_within_before != (edge[1] is not None)

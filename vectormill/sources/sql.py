@@ -204,7 +204,7 @@ class SqlReader(Reader):
             return int(plan["Plan"]["Plan Rows"])
 
     def thin(self, num_rows: int) -> tuple[int, int] | None:
-        """Let `read` yield only about so many random rows; return how many rows and different texts there are.
+        """Let `read` yield only about so many random rows; return how many rows and different texts or pairs there are.
 
         Postgres counts them and draws the rows, each in one reading of the query. Return None, and change nothing, for
         other databases and if the timeout of a statement ends before.
@@ -212,8 +212,8 @@ class SqlReader(Reader):
         with self._speaking() as connection:
             if connection.dialect.driver != "psycopg":
                 return None
-            quoted = connection.dialect.identifier_preparer.quote(self._options.text)
-            query = COUNT_TEXTS.format(query=strip(self._options.query), text=quoted)
+            texts = [f"source.{sql.Identifier(name).as_string(None)}" for name in self._options.texts]
+            query = COUNT_TEXTS.format(query=strip(self._options.query), texts=", E'\\x1f', ".join(texts))
             try:
                 with self._transaction(connection):
                     num_all, num_distinct = ask(connection, query).fetchone()
@@ -325,7 +325,7 @@ def write_page(options: SqlOptions, first: str | None, limit: int, *, only_null:
 
 
 COUNT_TEXTS: Final = """
-SELECT count(*), count(DISTINCT hashtextextended(CAST(source.{text} AS text), 0)) FROM (
+SELECT count(*), count(DISTINCT hashtextextended(concat({texts}), 0)) FROM (
 {query}
 ) AS source
 """

@@ -1,5 +1,6 @@
 """A quote tells what a job would take, refuses what a submission refuses, and stores nothing."""
 
+import csv
 import json
 import math
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from vectormill.cli.app import main
 from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import DEFAULT_MODEL
 from vectormill.models.registry import Registry
+from vectormill.objects.reference import DELIMITERS
 from vectormill.quotes import objects, sources
 from vectormill.workers.workers import beat_worker
 
@@ -229,6 +231,57 @@ def test_objects_are_read_whole_if_they_are_small_and_else_in_parts(
     body["input"] = wanted | {"text": "nothing"}
     assert_problem(client.post("/v1/jobs", json=body), 422, "invalid-option", "nothing")
     assert count_jobs(engine) == 0
+
+
+@pytest.mark.parametrize(
+    ("format", "names", "num_lines"),
+    [
+        ("jsonl", ("id", "body"), 5),
+        ("jsonl", ("id", "body"), 150),  # rows that are longer than a part
+        ("csv", ("body",), 5),
+        ("csv", ("id", "body"), 5),
+        ("csv", ("body", "id"), 5),
+        ("csv", ("id", "body"), 150),
+        ("tsv", ("body", "id"), 5),
+        ("tsv", ("id", "body"), 150),
+    ],
+)
+def test_parts_begin_within_quotes_and_rows_are_longer_than_a_part(
+    client: httpx.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,
+    names: tuple[str, ...],
+    num_lines: int,
+) -> None:
+    monkeypatch.setattr("api.intake.submissions.WHOLE_BYTES", 0)
+    monkeypatch.setattr(objects, "PART_BYTES", 5000)
+    body = "\n".join(['said, "so" it, is', "some\twords of\ta line, of a ticket,"] * num_lines)
+    path, num_rows = tmp_path / "in" / f"rows.{format}", 4000 // num_lines
+    rows = [{"id": number, "body": body} for number in range(num_rows)]
+    with path.open("w", newline="") as file:
+        if format == "jsonl":
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        else:
+            writer = csv.writer(file, delimiter=DELIMITERS[format], lineterminator="\n")
+            writer.writerows([names, *([row[name] for name in names] for row in rows)])
+    wanted = {"urls": [path.as_uri()], "text": "body"}
+    answer = client.post("/v1/jobs", json={"input": wanted, "dry_run": True, "options": SMALL})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert told["rows"]["least"] <= num_rows <= told["rows"]["most"] <= 1.1 * num_rows
+    assert told["tokens_per_row"]["value"] == count_tokens([body])[0]
+
+
+def test_objects_of_one_row_without_a_line_break_are_no_empty_job(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.intake.submissions.WHOLE_BYTES", 0)
+    for number in range(40):
+        (tmp_path / "in" / f"{number}.jsonl").write_text(json.dumps({"text": "The mill grinds."}))
+    wanted = {"urls": [f"file://{tmp_path}/in/*.jsonl"]}
+    answer = client.post("/v1/jobs", json={"input": wanted, "dry_run": True, "options": SMALL})
+    assert answer.json()["rows"]["value"] == pytest.approx(40), answer.text
 
 
 def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(

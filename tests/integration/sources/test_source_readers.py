@@ -140,6 +140,17 @@ def test_no_way_of_asking_a_query_runs_a_second_statement(
         assert connection.execute(text("SELECT a FROM victim")).scalar_one() == 1
 
 
+def test_pairs_that_share_their_first_text_are_counted_as_different(place: SourcePlace) -> None:
+    query = """
+        SELECT n AS id, 'question ' || n % 50 AS body, nullif(n / 50 % 90, 0) AS answer
+          FROM generate_series(0, 4999) AS n
+    """
+    for options, num_distinct in (({}, 50), ({"text_pair": "answer"}, 50 * 90)):
+        reader = open_query(place, query, **options)
+        assert isinstance(reader, SqlReader)
+        assert reader.thin(10) == (5000, num_distinct)
+
+
 ARTICLES = """
     CREATE TABLE articles (
         id {type}, body text GENERATED ALWAYS AS ('text ' || id::text) STORED, lang text DEFAULT 'de'
