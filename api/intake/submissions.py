@@ -151,15 +151,23 @@ async def receive_stream(
         return await run_in_threadpool(store_rest, writer)
 
 
+def admit_job(new_job: NewJob, intake: Intake, connection: Connection) -> None:
+    """Raise the error of a limit that is reached, and ModelNotServed unless the job may wait for a worker."""
+    intake.admit(connection)
+    if not new_job.wait_for_worker:
+        refuse_unserved(connection, new_job.spec)
+
+
 def open_writer(
     new_job: NewJob, resources: Resources, intake: Intake, keep: Callable[[], object] = lambda: None
 ) -> JobWriter:
-    def admit(connection: Connection) -> None:
-        intake.admit(connection)
-        if not new_job.wait_for_worker:
-            refuse_unserved(connection, new_job.spec)
-
+    admit = partial(admit_job, new_job, intake)
     return JobWriter(resources.engine, new_job, resources.settings, admit=admit, keep=keep)
+
+
+def open_trial(new_job: NewJob, resources: Resources, intake: Intake) -> JobTrial:
+    admit = partial(admit_job, new_job, intake)
+    return JobTrial(resources.engine, new_job, resources.settings, resources.registry, admit)
 
 
 AnyWriter = JobWriter | JobTrial
@@ -167,9 +175,7 @@ AnyWriter = JobWriter | JobTrial
 
 def open_any(new_job: NewJob, resources: Resources, intake: Intake, *, is_dry: bool) -> AnyWriter:
     """Return the writer of a job, or a trial that stores nothing."""
-    if not is_dry:
-        return open_writer(new_job, resources, intake)
-    return JobTrial(resources.engine, new_job, resources.settings, resources.registry, intake.admit)
+    return open_trial(new_job, resources, intake) if is_dry else open_writer(new_job, resources, intake)
 
 
 class OutOfTime(Exception):
@@ -204,7 +210,7 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
     """Return the quote of the job of some objects: of all their rows if they are small, else of parts of them."""
     settings = resources.settings
     refuse_local_files(wanted, settings)
-    with JobTrial(resources.engine, new_job, settings, resources.registry, intake.admit) as trial:
+    with open_trial(new_job, resources, intake) as trial:
         found = list(find_inputs(wanted, settings))
         if sum(each.num_bytes for each in found) <= WHOLE_BYTES:
             add_objects(trial, wanted, new_job.spec, settings, intake.take_items)

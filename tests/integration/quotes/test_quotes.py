@@ -117,6 +117,26 @@ def test_what_a_submission_refuses_a_dry_run_refuses(engine: Engine, client: htt
     assert count_jobs(engine) == 1
 
 
+def test_a_dry_run_is_refused_if_no_worker_could_load_the_model_as_a_submission_is(
+    engine: Engine, client: httpx.Client, tmp_path: Path
+) -> None:
+    with engine.begin() as connection:
+        report = {"state": "dead", "state_reason": "openvino was killed by SIGFPE"}
+        assert beat_worker(connection, "w", uuid4(), DEFAULT_MODEL, 0, report)
+    path = tmp_path / "in" / "a.jsonl"
+    path.write_bytes(lines(make_rows(["a"])))
+    bodies: list[dict[str, Any]] = [{"items": make_rows(["a"])}, {"input": {"urls": [path.as_uri()]}}]
+    for dry_run in (False, True):
+        for body in bodies:
+            answer = client.post("/v1/jobs", json={**body, "options": SMALL, "dry_run": dry_run})
+            assert_problem(answer, 409, "model-not-served", "SIGFPE")
+    assert (
+        client.post("/v1/jobs", json={**bodies[0], "dry_run": True, "wait_for_worker": True}).status_code
+        == 200
+    )
+    assert count_jobs(engine) == 0
+
+
 def test_time_and_end_follow_from_the_measured_rate_and_the_queue(
     engine: Engine, client: httpx.Client
 ) -> None:
