@@ -197,7 +197,7 @@ def read_jobs(
     console: Console,
     state: str | None = None,
     after: str | None = None,
-    collection: str = "",
+    collection: Annotated[str, Query(pattern=r"^[^\x00]*$")] = "",  # Postgres knows no NUL
     since: Day = None,
     until: Day = None,
 ) -> JobsView:
@@ -215,7 +215,7 @@ def read_jobs(
         state=state,
         collection=collection.strip() or None,
         since=begin_of(since),
-        until=begin_of(until and until + timedelta(days=1)),
+        until=begin_of(until + timedelta(days=1) if until and until < date.max else None),
         before_seq=decode_cursor(after),
         limit=JOBS_ON_A_PAGE + 1,
     )

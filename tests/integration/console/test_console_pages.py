@@ -130,7 +130,9 @@ def test_jobs_are_selected_by_collection_and_day(client: httpx.Client, engine: E
     assert "No job of this collection and these days" in words_of(client.get("/console/jobs?collection=none"))
     page = client.get("/console/jobs?collection=docs&since=2026-03-01").text
     assert 'href="/console/jobs?state=failed&amp;collection=docs&amp;since=2026-03-01"' in page
-    assert client.get("/console/jobs?since=yesterday").status_code == 422
+    assert listed("since=0001-01-01&until=9999-12-31") == [0, 1, 2]
+    for refused in ("since=yesterday", "until=10000-01-01", "collection=a%00b"):
+        assert client.get(f"/console/jobs?{refused}").status_code == 422, refused
 
 
 def test_every_page_says_who_looks_and_where(
