@@ -1928,6 +1928,26 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "of two models that are added at once one is lost",
+        "vectormill/models/registry.py",
+        "fcntl.flock(lock, fcntl.LOCK_EX)",
+        "pass",
+        (
+            "tests/unit/deployment/test_registry.py::"
+            "test_commands_that_add_models_at_once_wait_for_one_another",
+        ),
+    ),
+    Mutant(
+        "the event loop reads the files of a model that was replaced",
+        "vectormill/models/registry.py",
+        "self._find_card(name, entry, weights=False) is not None",
+        "(name, False) in self._cards",
+        (
+            "tests/unit/deployment/test_registry.py::"
+            "test_a_card_that_was_read_of_another_entry_is_not_told_as_read",
+        ),
+    ),
+    Mutant(
         "a backup fails when a collection is deleted meanwhile",
         "vectormill/db/backup.py",
         "DUMP_ATTEMPTS: Final = 3",

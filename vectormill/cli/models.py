@@ -20,7 +20,7 @@ from vectormill.cli.service import CHOICES, describe_choice, explain_choice
 if TYPE_CHECKING:
     from vectormill.client import Client
     from vectormill.models.model_card import ModelCard
-    from vectormill.settings import Settings
+    from vectormill.settings import ModelEntry, Settings
 
 app = typer.Typer(
     epilog="Example: vectormill models add BAAI/bge-m3",
@@ -103,7 +103,7 @@ def add(
             registered.
     """
     from vectormill.domain.errors import InvalidOption
-    from vectormill.models.registry import Registry, name_added, open_registry, read_added, write_added
+    from vectormill.models.registry import Registry, change_added, name_added, open_registry, read_added
     from vectormill.models.specs import find_own_task
     from vectormill.settings import ModelEntry, load_settings
 
@@ -114,7 +114,8 @@ def add(
         "template": template, "adapter": adapter,
     }  # fmt: skip
     options = {option: value for option, value in given.items() if value is not None}
-    registry = open_registry(settings)
+    known = registry = open_registry(settings)
+    read_added(file)  # if it is damaged, refused before all the work
     is_new = model not in registry.names() or name is not None or bool(options)
     if is_new:
         directory = Path(model).expanduser()
@@ -124,11 +125,16 @@ def add(
             raise InvalidOption(f"VECTORMILL_MODELS has a model {name!r}; choose another one with --name.")
         registry = Registry({name: ModelEntry(path=path, **options)})
     name = name or model
-    registry.card(name)  # refused from its small files, if at all
-    card = registry.card(name, weights=True)
+    card = registry.card(name)  # refused from its small files, if at all
     entry = registry.entry(name)
     if not Path(entry.path).is_dir():
         entry = entry.model_copy(update={"revision": card.revision})
+    if name in known.names() and known.entry(name) != entry:
+        raise InvalidOption(
+            f"A model {name!r} is registered already with other options or files; remove it first, or choose another "
+            "name with --name."
+        )
+    card = registry.card(name, weights=True)
     report = try_to_load(card, settings)
     answer = {
         **entry.model_dump(),
@@ -143,7 +149,7 @@ def add(
     if certify and has_flaws(card, report, settings):
         return Outcome(answer, ITEMS_FAILED)
     if is_new:
-        write_added(file, read_added(file) | {name: entry})
+        change_added(file, lambda entries: entries | {name: entry})
         tell(
             f"Registered {name} in {file}. On other machines set VECTORMILL_MODELS to "
             f"{json.dumps({name: entry.model_dump(exclude_none=True)})}."
@@ -191,12 +197,15 @@ def remove(name: str, *, data_dir: Path | None = None) -> str:
         name (NAME): The name of the model.
     """
     from vectormill.domain.errors import InvalidOption
-    from vectormill.models.registry import name_added, read_added, write_added
+    from vectormill.models.registry import change_added, name_added
     from vectormill.settings import load_settings
 
     file = name_added(load_settings(data_dir=data_dir))
-    entries = read_added(file)
-    if name not in entries:
-        raise InvalidOption(f"{file} has no model {name!r}; it has {', '.join(entries) or 'none'}.")
-    write_added(file, {other: entry for other, entry in entries.items() if other != name})
+
+    def forget(entries: "dict[str, ModelEntry]") -> "dict[str, ModelEntry]":
+        if name not in entries:
+            raise InvalidOption(f"{file} has no model {name!r}; it has {', '.join(entries) or 'none'}.")
+        return {other: entry for other, entry in entries.items() if other != name}
+
+    change_added(file, forget)
     return f"Removed {name} from {file}."

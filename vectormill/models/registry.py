@@ -4,6 +4,7 @@ It reads only a model's small files, so that the API can check a job, and loads 
 """
 
 import difflib
+import fcntl
 import importlib.util
 import json
 import logging
@@ -33,6 +34,7 @@ __all__ = [
     "EncodingOptions",
     "ModelCard",
     "Registry",
+    "change_added",
     "make_spec",
     "name_added",
     "open_registry",
@@ -93,7 +95,10 @@ class Registry:
         stamp = None if self._added is None else stamp_file(self._added)
         if self._added is None or stamp == known:
             return entries
-        entries = self._packaged | read_added(self._added) | self._given
+        try:
+            entries = self._packaged | read_added(self._added) | self._given
+        except ModelError as error:
+            logger.error("%s Until then, the models that were known before stay.", error)
         self._read = stamp, entries
         return entries
 
@@ -131,7 +136,8 @@ class Registry:
 
     def is_read(self, name: str) -> bool:
         """Return True if `card` can answer from its cache."""
-        return (name, False) in self._cards
+        entry = self._entries().get(name)
+        return entry is not None and self._find_card(name, entry, weights=False) is not None
 
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
         is_here = Path(entry.path).expanduser().is_dir()
@@ -212,6 +218,17 @@ def read_added(path: Path) -> dict[str, ModelEntry]:
             f"The file of added models, {path}, cannot be read: {str(error).splitlines()[0]}. Delete it, and add the "
             "models again."
         ) from error
+
+
+def change_added(path: Path, change: Callable[[dict[str, ModelEntry]], Mapping[str, ModelEntry]]) -> None:
+    """Replace the entries of the added models by what `change` returns of them; commands that do so at once wait.
+
+    Raise ModelError if the file is damaged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_added(path, change(read_added(path)))
 
 
 def write_added(path: Path, entries: Mapping[str, ModelEntry]) -> None:

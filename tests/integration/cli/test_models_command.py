@@ -61,6 +61,10 @@ def test_a_directory_is_loaded_converted_certified_and_known_to_a_running_api_un
             assert run(*command) == 0
             assert "mine\tembed\tdense\t32" in capfd.readouterr().out
         assert run("models", "add", "mine") == 0, "one that is registered is prepared again"
+        for name in ("mine", "all-MiniLM-L6-v2"):
+            assert run("models", "add", str(tiny), "--name", name) == 2
+            assert "is registered already with other options or files" in capfd.readouterr().err, name
+        assert read_names(tmp_path).keys() == {"mine"}
         assert run("models", "remove", "mine") == 0
         assert client.get("/v1/models/mine").status_code == 404
     assert run("models", "remove", "mine") == 2

@@ -19,6 +19,7 @@ from vectormill.models.registry import (
     DEFAULT_MODEL,
     EncodingOptions,
     Registry,
+    change_added,
     find_packaged_model,
     make_spec,
     read_added,
@@ -107,9 +108,57 @@ def test_a_model_that_is_added_or_removed_is_known_at_once_and_the_environment_d
     write_added(file, {})
     with pytest.raises(UnknownModel, match=r"`vectormill models add NAME\|PATH`"):
         registry.card("mine")
+
+
+def test_a_card_that_was_read_of_another_entry_is_not_told_as_read(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    registry = Registry({}, added=file)
+    entry = ModelEntry(path=str(write_model(tmp_path / "mine")))
+    write_added(file, {"mine": entry})
+    assert not registry.is_read("mine")
+    registry.card("mine")
+    assert registry.is_read("mine")
+    write_added(file, {"mine": entry.model_copy(update={"max_tokens": 8})})
+    assert not registry.is_read("mine")
+    write_added(file, {})
+    assert not registry.is_read("mine")
+
+
+def test_a_damaged_file_of_added_models_is_logged_once_and_leaves_the_models_known_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "models.json"
+    registry = Registry({}, added=file)
+    write_added(file, {"mine": ModelEntry(path=str(tmp_path))})
+    assert registry.names() == [DEFAULT_MODEL, "mine"]
     file.write_text('{"mine": {"paht": "."}}')
+    for _ in range(2):
+        assert registry.names() == [DEFAULT_MODEL, "mine"]
+    assert Registry({}, added=file).names() == [DEFAULT_MODEL]
+    assert [record.message.count("add the models again") for record in caplog.records] == [1, 1]
     with pytest.raises(ModelError, match="add the models again"):
-        registry.names()
+        change_added(file, dict)
+
+
+def test_commands_that_add_models_at_once_wait_for_one_another(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    has_read = threading.Event()
+
+    def add_slowly(entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
+        has_read.set()
+        assert not second.done(), "the other waits"
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        return {**entries, "a": ModelEntry(path="a")}
+
+    def add_meanwhile() -> None:
+        assert has_read.wait(10)
+        change_added(file, lambda entries: {**entries, "b": ModelEntry(path="b")})
+
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(add_meanwhile)
+        change_added(file, add_slowly)
+    assert read_added(file).keys() == {"a", "b"}
 
 
 def test_a_plain_transformers_directory_is_mean_pooled_and_normalized(tmp_path: Path) -> None:
