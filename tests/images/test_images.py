@@ -119,6 +119,9 @@ def submit_many(service: ComposedService, name: str) -> tuple[str, dict[str, str
     texts = {f"k{n}": f"{name} {n} " + "some words of text " * (n % 20) for n in range(1500)}
     job = service.submit(texts, collection=name)
     wait_for(lambda: service.ask("GET", f"/v1/jobs/{job}")["num_done"] > 0, "the first vectors are there")
+    assert service.ask("GET", f"/v1/jobs/{job}")["state"] == "running", (
+        "a test would break nothing that is under way"
+    )
     return job, texts
 
 
