@@ -34,6 +34,7 @@ VectormillError
 │   ├── RowsMissing           a rollback would leave out rows whose texts are not kept
 │   ├── TextsNotKept          a text search of a collection without texts
 │   ├── CodebookMissing       residual codes of multi-vectors whose codebook the database does not have
+│   ├── ModelNotServed        every live worker of the model has failed to load it
 │   ├── CollectionInUse       other work uses it, or objects depend on its view
 │   ├── TooManyCollections
 │   ├── TooManyWebhooks

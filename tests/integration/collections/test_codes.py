@@ -183,7 +183,8 @@ def test_a_search_of_all_rows_takes_the_same_memory_for_more_rows(
         tracemalloc.stop()
         if number == 1:
             put(engine, make_items(1200, "more"))
-    assert peaks[1] < 1.2 * peaks[0]
+    # All rows at once would be sixteen times as many; other objects differ by a fifth.
+    assert peaks[1] < 2 * peaks[0]
 
 
 def test_a_run_that_was_ended_goes_on_where_it_was(engine: Engine) -> None:
