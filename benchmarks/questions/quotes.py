@@ -52,7 +52,7 @@ JOBS: Final[Mapping[str, tuple[int, Callable[[int], list[str]], dict[str, Any]]]
         {},
     ),
 }
-# What a quote is judged by, and the words for it.
+# A quote is judged by these figures, which the table names so.
 JUDGED: Final = ("tokens", "seconds", "bytes of rows")
 
 MEASURE_ROWS: Final = text("""

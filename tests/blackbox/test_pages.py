@@ -19,7 +19,7 @@ from tests.docs.pages import Block, find_blocks, find_commands, find_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("sh", "bash", "python", "sql")
-# What must be there before the commands of a page are run; the pages do not make it themselves.
+# These commands prepare what a page assumes to exist before its own commands are run.
 DOCS = """
 vectormill collections create docs --keep-text --language english
 vectormill status "$(vectormill submit known.jsonl --collection docs)" --watch

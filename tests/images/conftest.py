@@ -14,4 +14,5 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if OBSTACLE and item.path.parent.name == "images":
+            # Docker needs root and a kernel that allows it, which not every machine has; the reason is printed.
             item.add_marker(pytest.mark.skip(reason=OBSTACLE))

@@ -27,7 +27,7 @@ app = typer.Typer()
 
 # The number of texts that workers encode, once of the first rows and once of all of them.
 SAMPLE_TEXTS: Final = 100
-# What the weakest arithmetic of workers promises. Another prompt, pooling or model gives far less.
+# The weakest arithmetic of workers promises this cosine. Another prompt, pooling or model gives far less.
 LEAST_COSINE: Final = 0.99
 # The fields of a spec with which a job encodes a sample; the vectors of a sample are compared in float32.
 SAMPLE_OPTIONS: Final = ("normalize", "dimensions", "prompt", "max_tokens", "long_texts")

@@ -22,7 +22,7 @@ from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_c
 
 # Below every number that a job or a deletion has.
 IMPORTED_PLACE: Final = 0
-# What halves and other roundings of a vector of length 1 may change about its length.
+# Rounding a vector of length 1, for example to halves, may change its length by this much.
 NORM_TOLERANCE: Final = 0.01
 
 # Deleted keys are not brought back.

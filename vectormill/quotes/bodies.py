@@ -21,7 +21,7 @@ class FigureBody(TypedDict):
 
 
 class QuoteBody(TypedDict):
-    """What a job or a re-index would take. Times are null if no live worker has measured its rate."""
+    """A quote says what a job or a re-index would take. Times are null if no live worker has measured its rate."""
 
     model: str
     rows: FigureBody

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-# Of a normal distribution, 95 % lie within so many standard deviations.
+# 95 % of a normal distribution lie within this number of standard deviations.
 DEVIATIONS = 1.96
 
 

@@ -25,7 +25,7 @@ from vectormill.quotes.speed import Measured, Speed, fit_speed
 from vectormill.quotes.token_counts import TokenCounts, count_tokens
 from vectormill.workers.workers import Worker, list_workers
 
-# Of an estimate from bytes instead of the model's tokenizer.
+# An estimate from bytes instead of the model's tokenizer is off by up to this share.
 ESTIMATE_SHARE: Final = 0.3
 BUILD_CORES: Final = 4
 
@@ -35,7 +35,7 @@ COUNT_KEPT: Final = """
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
 
-# What was reused took no time. Jobs are looked for among the last thousand that were submitted.
+# Reused texts are left out, because they took no time. Only the last thousand submitted jobs are searched.
 LIST_MEASURED: Final = text(f"""
     SELECT num_done - num_reused AS texts, num_tokens * (1 - num_reused::float8 / num_done) AS tokens,
            (stage_seconds ->> '{HELD}')::float8 AS held

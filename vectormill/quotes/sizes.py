@@ -30,7 +30,7 @@ AROUND_SECONDS: Final = Figure(0.7, 0.2, 2.5)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is to be encoded and kept.
+    """A workload is the texts that are to be encoded and the rows that are to be kept.
 
     `tokens_per_row` counts what the model reads of a row, and `encoded` is the share of all tokens that are encoded:
     the others are in texts that are known. The bytes are those of a row on average. Scores and records have no index.

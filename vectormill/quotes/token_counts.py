@@ -15,7 +15,7 @@ from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS, estimate_tokens
 from vectormill.jobs.item import Item, split_pair
 from vectormill.models.model_card import ModelCard
 
-# Of all sampled texts together so many bytes are tokenized, which takes a few seconds of one core.
+# At most this number of bytes of the sampled texts is tokenized, which takes a few seconds of one core.
 MOST_BYTES: Final = 4 << 20
 # A text that will be cut is read up to so many bytes for each token that the model reads of it.
 BYTES_PER_TOKEN: Final = 32

@@ -1,4 +1,4 @@
-"""What a sample says of all rows, and the arithmetic of intervals."""
+"""A sample is projected to all rows, and intervals are computed with."""
 
 import statistics
 
@@ -34,7 +34,7 @@ def test_of_many_rows_each_is_as_likely_to_be_in_the_sample() -> None:
     found = sample([f"{row:06}".encode() for row in range(number)])
     places = [int(item.text) for item in found.items]
     assert (found.is_whole, found.num_rows, len(set(places))) == (False, number, MOST_ROWS)
-    # Of uniform places the mean is normal with this deviation; four of them are left by one seed of 16,000.
+    # The mean of uniform places is normally distributed with this deviation; one seed of 16,000 leaves four deviations.
     deviation = number / 12**0.5 / MOST_ROWS**0.5
     assert abs(statistics.mean(places) - number / 2) < 4 * deviation
     quarters = [sum(place // (number // 4) == quarter for place in places) for quarter in range(4)]
