@@ -171,14 +171,26 @@ def test_pauses_grow_while_a_child_goes_on_dying() -> None:
         assert [backoff.pause_after(ran) for ran in runs] == pauses
 
 
+# In a process of its own, since a signal without a handler would end the process that runs the tests.
+STOPPED = """
+import os, signal, sys
+from vectormill.processes.stopping import StopSignals
+
+for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
+    earlier = signal.getsignal(number)
+    with StopSignals() as stopping:
+        was_set = stopping.is_set()
+        os.kill(os.getpid(), number)
+        is_set = stopping.wait(float(sys.argv[1]))
+    print(number.name, was_set, is_set, signal.getsignal(number) is earlier, flush=True)
+"""
+
+
 def test_a_stop_signal_sets_the_event_and_handlers_come_back() -> None:
-    for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
-        earlier = signal.getsignal(number)
-        with StopSignals() as stopping:
-            assert not stopping.is_set()
-            os.kill(os.getpid(), number)
-            assert stopping.wait(DEADLINE_SECONDS)
-        assert signal.getsignal(number) is earlier
+    argv = [sys.executable, "-c", STOPPED, str(DEADLINE_SECONDS)]
+    ended = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=100, check=False)
+    outcomes = [f"{name} False True True\n" for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+    assert (ended.returncode, ended.stdout) == (0, "".join(outcomes))
 
 
 def test_what_follows_a_child_is_told_how_it_ended(tmp_path: Path) -> None:
