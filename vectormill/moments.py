@@ -5,6 +5,8 @@ from typing import Annotated, overload
 
 from msgspec import Meta
 
+from vectormill.domain.errors import InvalidOption
+
 # A point in time in an answer of the API, as RFC 3339 text.
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
@@ -12,6 +14,18 @@ Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 def in_utc(moment: datetime | None) -> datetime | None:
     """Return the moment in UTC; None stays None."""
     return moment.astimezone(UTC) if moment else None
+
+
+def parse_moment(option: str, written: str) -> datetime:
+    """Parse an ISO 8601 date, or date and time, in UTC unless it names another zone.
+
+    Raise InvalidOption, which names the option.
+    """
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError as error:
+        raise InvalidOption(f"{option} expects an ISO 8601 moment such as 2026-11-23T08:00.") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def describe_moment(moment: datetime) -> str:

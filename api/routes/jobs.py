@@ -72,7 +72,15 @@ def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
         raise Problem(422, "invalid-request", detail, errors=[Place(detail, parameter="state")])
     before_seq = decode_cursor(query.after)
     with resources.engine.connect() as connection:
-        jobs = list_jobs(connection, state=query.state, before_seq=before_seq, limit=query.limit + 1)
+        jobs = list_jobs(
+            connection,
+            state=query.state,
+            collection=query.collection,
+            since=query.since,
+            until=query.until,
+            before_seq=before_seq,
+            limit=query.limit + 1,
+        )
         page, cursor = cut_page(jobs, query.limit, lambda job: job.seq)
         bodies = make_job_bodies(connection, page)
     return JobPage(data=bodies, next=cursor)

@@ -294,7 +294,7 @@ def compare(client: "Client", spec: "EncodingSpec", sample: Sample) -> float:
     from vectormill.cli.jobs import watch_job
 
     options = {name: getattr(spec, name) for name in SAMPLE_OPTIONS}
-    if spec.passage_overlap:
+    if spec.long_texts == PASSAGES:
         options["passage_overlap"] = spec.passage_overlap
     items = [{"key": str(place), "text": text} for place, (_, text, _) in enumerate(sample)]
     job = watch_job(client, client.submit(items, model=spec.model, priority=0, **options))

@@ -21,6 +21,7 @@ from vectormill.domain.task import EMBED, TASKS, VECTOR
 from vectormill.files.formats import InputName, OutputName
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import CANCELLING
+from vectormill.moments import parse_moment
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -168,6 +169,7 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
 @command(
     app,
     "vectormill jobs --state running",
+    "vectormill jobs --collection docs --since 2026-11-23",
     view=listing(
         "id",
         "state",
@@ -178,13 +180,30 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
         ("created", lambda job: job["created_at"][:19]),
     ),
 )
-def jobs(client: "Client", *, state: str | None = None, limit: int = 50) -> Iterator[Job]:
+def jobs(
+    client: "Client",
+    *,
+    state: str | None = None,
+    collection: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    limit: int = 50,
+) -> Iterator[Job]:
     """List jobs, newest first.
 
     Args:
         state (STATE): List only jobs in this state.
+        collection (NAME): List only jobs that write to this collection.
+        since (MOMENT): List only jobs submitted from this moment on: ISO 8601, in UTC unless it names another zone.
+        until (MOMENT): List only jobs submitted before this moment.
     """
-    return itertools.islice(client.jobs(state), limit)
+    found = client.jobs(
+        state,
+        collection=collection,
+        since=None if since is None else parse_moment("--since", since),
+        until=None if until is None else parse_moment("--until", until),
+    )
+    return itertools.islice(found, limit)
 
 
 @command(app, "vectormill status JOB --watch", "vectormill status", note=f"With --watch: {EXIT_CODES_HELP}")

@@ -10,10 +10,9 @@ from vectormill.cli.command import command
 from vectormill.cli.exits import UNAVAILABLE, CommandFailed
 from vectormill.cli.printing import listing, tell
 from vectormill.domain.errors import InvalidOption
+from vectormill.moments import parse_moment
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from vectormill.client import Client
 
 app = typer.Typer(
@@ -149,20 +148,9 @@ def replay(
         client.replay_delivery(webhook, delivery)
         return f"Delivery {delivery} will be sent again."
     if failed_since is not None and delivery is None:
-        num_replayed = client.replay_failed_deliveries(webhook, parse_moment(failed_since))
+        num_replayed = client.replay_failed_deliveries(webhook, parse_moment("--failed-since", failed_since))
         return f"{num_replayed:,} deliveries will be sent again."
     raise InvalidOption("Give either --delivery ID or --failed-since MOMENT.")
-
-
-def parse_moment(written: str) -> "datetime":
-    """Parse an ISO 8601 date and time, in UTC unless it names another zone. Raise InvalidOption."""
-    from datetime import UTC, datetime
-
-    try:
-        moment = datetime.fromisoformat(written)
-    except ValueError as error:
-        raise InvalidOption("--failed-since expects an ISO 8601 moment such as 2026-11-23T08:00.") from error
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 @command(app, "vectormill webhooks test 1", name="test")

@@ -1,5 +1,6 @@
 """Jobs, their items and their results as the API accepts and returns them, and as the client returns them."""
 
+from datetime import datetime
 from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
@@ -24,6 +25,8 @@ Priority = Annotated[
     int,
     Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY, description="0 is the most urgent, 9 the least."),
 ]
+# Postgres cannot store NUL, nor compare with it.
+Storable = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 DryRun = Annotated[
     bool,
     Meta(
@@ -104,6 +107,11 @@ class JobQuery(PageQuery, kw_only=True):
     """The page of jobs that a client requests."""
 
     state: Annotated[str | None, Meta(extra_json_schema={"enum": list(JOB_STATES)})] = None
+    collection: Annotated[Storable | None, Meta(description="Only jobs that write to this collection.")] = (
+        None
+    )
+    since: Annotated[datetime, Meta(tz=True, description="Only jobs submitted from then on.")] | None = None
+    until: Annotated[datetime, Meta(tz=True, description="Only jobs submitted before then.")] | None = None
 
 
 class ItemQuery(PageQuery, kw_only=True):
@@ -118,9 +126,8 @@ class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     partial: Annotated[
         bool, Meta(description="Export the available results even if the job has not ended.")
     ] = False
-    # `after` may be any key that Postgres can store.
     after: Annotated[
-        Annotated[str, Meta(pattern=r"^[^\u0000]*$", max_length=10_000)] | None,
+        Annotated[Storable, Meta(max_length=10_000)] | None,
         Meta(
             description="Export only the items after the one with this key, to resume an interrupted ndjson export."
         ),

@@ -56,12 +56,34 @@ def test_pages_of_jobs_are_newest_first_and_lose_none(client: httpx.Client) -> N
     assert [job["id"] for job in cancelled["data"]] == [ids[2]]
 
 
+def test_jobs_are_listed_by_collection_and_time_of_submission(engine: Engine, client: httpx.Client) -> None:
+    ids = [submit(client, ITEMS, collection=name)["id"] for name in ("docs", "docs", "tickets")]
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.jobs SET created_at = '2026-03-01T23:30Z' WHERE id = :id"), {"id": ids[0]}
+        )
+
+    def listed(**query: str) -> list[int]:
+        answer = client.get("/v1/jobs", params=query)
+        assert answer.status_code == 200, answer.text
+        return [ids.index(job["id"]) for job in answer.json()["data"]][::-1]
+
+    assert listed(collection="docs") == [0, 1]
+    assert listed(since="2026-03-02T00:00:00+01:00", until="2026-03-01T23:31:00Z") == [0]
+    assert listed(until="2026-03-01T23:30:00Z") == [], "until is the first moment that does not count"
+    assert listed(collection="docs", since="2026-03-01T23:31:00Z", state="queued") == [1]
+    assert listed(collection="none") == []
+
+
 def test_a_listing_refuses_what_it_does_not_understand(refusing_client: httpx.Client) -> None:
     for query, code in (
         ("state=done", "invalid-request"),  # a chunk's state, not a job's
         ("limit=0", "invalid-request"),
         ("limit=201", "invalid-request"),
         ("status=queued", "invalid-request"),  # silently ignored, it would list every job
+        ("since=2026-03-01T00:00", "invalid-request"),  # of which zone?
+        ("until=yesterday", "invalid-request"),
+        ("collection=a%00b", "invalid-request"),
         ("after=7", "invalid-cursor"),
     ):
         problem = assert_problem(refusing_client.get(f"/v1/jobs?{query}"), 422, code)

@@ -138,6 +138,19 @@ def test_what_is_wrong_with_a_submission_is_told_and_leaves_no_job(
     assert len(list(client.jobs())) == before
 
 
+def test_jobs_are_selected_by_collection_and_days(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    made = client.submit(["one"], dimensions=8, collection="days")
+
+    def list_ids(*options: str) -> list[str]:
+        assert run("jobs", "--collection", "days", *options, "--json") == 0
+        return [job["id"] for job in read_json(capsys.readouterr().out)]
+
+    assert list_ids() == list_ids("--since", made["created_at"]) == [made["id"]]
+    assert list_ids("--since", "2026-01-01", "--until", "2026-01-02") == []
+    assert run("jobs", "--until", "tomorrow") == 2
+    assert "--until expects an ISO 8601 moment" in capsys.readouterr().err
+
+
 def test_jobs_are_listed_newest_first_up_to_a_limit(
     client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Unpack
 
@@ -27,6 +28,7 @@ from vectormill.jobs.bodies import (
     VectorRow,
 )
 from vectormill.jobs.job import TERMINAL_JOB_STATES
+from vectormill.moments import format_moment
 from vectormill.operation import Answer
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 from vectormill.quotes import operations as quote_operations
@@ -249,9 +251,21 @@ class JobCalls(ExportTransport):
         """Return the job in its current state."""
         return await self.ask(operations.SHOW, job_id)
 
-    def jobs(self, state: str | None = None) -> AsyncIterator[JobBody]:
-        """Yield all jobs, or those in one state, newest first, page by page."""
-        return self.pages(JobBody, operations.LIST.path, {"state": state})
+    def jobs(
+        self,
+        state: str | None = None,
+        *,
+        collection: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> AsyncIterator[JobBody]:
+        """Yield jobs, newest first, page by page.
+
+        They are in this state, write to this collection, and were submitted from `since` on and before `until`;
+        None selects by none of these. Both times must have a time zone.
+        """
+        days = {"since": format_moment(since), "until": format_moment(until)}
+        return self.pages(JobBody, operations.LIST.path, {"state": state, "collection": collection, **days})
 
     async def wait(
         self,
