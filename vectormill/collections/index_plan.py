@@ -13,6 +13,7 @@ from vectormill.collections.collection import AUTO, NO_INDEX
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption
 
+KIB: Final = 1 << 10  # the unit of maintenance_work_mem
 MIB: Final = 1 << 20
 
 LEAST_M: Final = 2
@@ -282,14 +283,14 @@ def _choose_shape(num_rows: int, wishes: IndexSettings, reasons: list[str]) -> t
 def _choose_memory(
     graph_bytes: int, wishes: IndexSettings, room: ServerCapacity, share: float, reasons: list[str]
 ) -> int:
-    wanted = int(graph_bytes * (1 + SPARE_SHARE)) + SPARE_BYTES
+    wanted = math.ceil(graph_bytes * (1 + SPARE_SHARE) / KIB) * KIB + SPARE_BYTES
     if wishes.memory_bytes is not None:
         memory, because = wishes.memory_bytes, "as requested"
     else:
         most = max(int(room.free_bytes * share), room.maintenance_bytes)
         memory = min(max(wanted, 2 * WORKER_BYTES), most, MOST_MEMORY_BYTES)
-        because = f"limited to {share:.0%} of {_mib(room.free_bytes)} ({room.source})"
-    memory = max(memory // 1024 * 1024, LEAST_MEMORY_BYTES)
+        because = f"at most {share:.0%} of {_mib(room.free_bytes)} ({room.source})"
+    memory = max(memory // KIB * KIB, LEAST_MEMORY_BYTES)
     fits = "fits" if wanted <= memory else "does not fit, so the rest is built on disk, many times slower"
     reasons.append(
         f"The graph takes about {_mib(graph_bytes)} and {fits}: maintenance_work_mem = {_mib(memory)}, {because}."
