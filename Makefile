@@ -19,7 +19,7 @@ PROCESSES ?= 3
 # each that collects tests would rewrite the asserts of 300 files.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # The 15 slowest tests are listed at the end. A test process that dies ends the run: xdist would start another and then
-# wait for ever for the tests of the dead one.
+# wait for ever for the tests of the dead one. `make test-again` runs them.
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=15
 # Slow tests first, so that no process is still busy with a long file when the others have finished.
 DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/contract tests/unit tests/architecture tests/docs
@@ -55,7 +55,7 @@ test: lint ## For every change: lint and the core tests, which find most faults 
 test-tail: setup ## What CI runs after make test: slow tests that seldom find a fault (decision 0052)
 	$(PYTEST) $(PARALLEL) -m 'tail and not slow' $(DEAREST_FIRST)
 
-test-again: setup ## Run the tests that failed in the last run again, one by one; fails if that run was aborted
+test-again: setup ## Run what failed in the last run, or was not reached since a test process died, again, one by one
 	$(PYTEST) -m '' --last-failed --last-failed-no-failures=none tests
 
 test-blackbox: setup ## Test a running service from the outside: commands, HTTP, SQL, kills (BLACKBOX_FLAGS="--vectormill PROGRAM" for another release)

@@ -1,4 +1,4 @@
-"""What failed is tried again by itself, and only where the run before came to its end."""
+"""What failed, and what a dead process did not reach, is tried again by itself."""
 
 import os
 import subprocess
@@ -65,9 +65,18 @@ def test_what_passes_by_itself_is_good_and_what_fails_twice_is_not(project: Path
     assert (again.returncode, "1 failed, 1 passed" in again.stdout) == (1, True)
 
 
-def test_behind_a_run_that_was_broken_off_nothing_is_tried_again(project: Path) -> None:
+def test_what_a_dead_process_left_is_run_again_with_what_failed(project: Path) -> None:
+    assert "1 failed" in run(project, *TOGETHER, DIES="1").stdout
+    again = run(project, *AGAIN)
+    assert again.returncode == 1
+    assert "1 failed, 3 passed" in again.stdout, "the test that died, and those behind it"
+    (project / "was_there").touch()
+    assert run(project, *AGAIN).returncode == 0
+
+
+def test_after_a_killed_run_nothing_is_tried_again(project: Path) -> None:
     assert run(project, *AGAIN).returncode == 4  # nor where there was none
-    assert run(project, *TOGETHER, DIES="1").returncode == 1
+    assert run(project, "-p", "no:xdist", DIES="1").returncode == 3  # the only process dies
     again = run(project, *AGAIN)
     assert again.returncode == 4
     assert "was broken off before its end" in again.stderr

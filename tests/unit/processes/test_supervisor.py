@@ -14,7 +14,6 @@ import pytest
 
 from tests.waiting import wait_for
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import Backoff, ChildNotReady, ChildSpec, Supervisor
 
 ENV = {"PATH": os.defpath}
