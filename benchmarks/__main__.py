@@ -31,6 +31,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("names", nargs="*", metavar="NAME", help="a benchmark from the list below")
     add("--items", type=int, help="number of texts, instead of each benchmark's default")
     add("--rows", type=int, help="millions: number of rows, instead of 5,000,000")
+    add(
+        "--graph",
+        type=int,
+        nargs=2,
+        metavar=("M", "EF"),
+        help="millions: m and ef_construction of the index, instead of those that Vectormill chooses",
+    )
     add("--repeat", type=int, default=3, help="repetitions of each measurement (3)")
     add(
         "--quick",
@@ -73,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     small = (
         asked.items
         or asked.rows
+        or asked.graph
         or asked.mixes
         or asked.systems
         or asked.shapes
@@ -85,6 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         asked.repeat, asked.items, asked.device or ("cuda" if is_gpu else "cpu"), tuple(asked.mixes),
         tuple(asked.systems), tuple(asked.shapes), asked.max_tokens, asked.against, asked.state,
         tuple(asked.again), asked.minutes, asked.quick, asked.write, asked.rows,
+        asked.graph and tuple(asked.graph),
     )  # fmt: skip
     # Handle SIGTERM as Ctrl-C: processes are stopped and temporary directories are removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

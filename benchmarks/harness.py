@@ -53,7 +53,8 @@ class BenchmarkFailed(Exception):
 class Harness:
     """The options of one run. An option that is empty or None leaves the choice to the benchmark.
 
-    `items` replaces the number of texts, and `rows` that of millions; `mixes`, `systems` and `shapes` select
+    `items` replaces the number of texts, and `rows` that of millions, whose index has the m and
+    ef_construction of `graph`; `mixes`, `systems` and `shapes` select
     some of several. `against` is another checkout of the project. `is_quick` asks for a size that only shows
     that everything works.
     """
@@ -72,6 +73,7 @@ class Harness:
     is_quick: bool = False
     is_written: bool = False
     rows: int | None = None
+    graph: tuple[int, int] | None = None
     began: float = field(default_factory=time.monotonic)
 
     @cached_property

@@ -102,9 +102,10 @@ class NullEncoder:
 
     def describe(self) -> Any:
         encoder = find_module(*ENCODERS)
-        value = encoder.Choice("none", "a benchmark of the host")
+        because = "a benchmark of the host"
         known = {
-            "device": value, "backend": value, "precision": encoder.Choice("bf16", "as on a GPU"),
+            "device": encoder.Choice("null device", because), "backend": encoder.Choice("none", because),
+            "precision": encoder.Choice("bf16", "as on a GPU"),
             "attention": "packed", "num_threads": 1, "load_seconds": 0.0, "is_packed": True, "is_queued": True,
         }  # fmt: skip
         names = {field.name for field in fields(encoder.EncoderReport)}

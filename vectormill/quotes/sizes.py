@@ -8,9 +8,10 @@ from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.quotes.figure import Figure
 
-# Seconds of one core for a row of 384 dimensions in an HNSW index that fits into memory: 1.7 ms for the first 20,000
-# rows with ef_construction = 64 (docs/INDEXES.md), more with the size of the graph and with ef_construction = 128.
-BUILD_SECONDS: Final = Figure.between(0.001, 0.006)
+# Seconds of one core for a row of 384 dimensions in an HNSW graph in memory, divided by m × ef_construction: 1.7 µs for
+# the first 20,000 rows of 16 × 64 (docs/INDEXES.md), 1.3 µs for 200,000 of 16 × 128, 1.6 µs for the first 100,000 and
+# 2.0 µs for five million of 8 × 32 (benchmarks/README.md, "Millions of rows").
+BUILD_SECONDS: Final = Figure.between(1.1e-6, 2.4e-6)
 # Bytes of a token in UTF-8, and how much of them Postgres keeps of a job's texts after compression.
 TEXT_BYTES_PER_TOKEN: Final = 4.5
 KEPT_SHARE: Final = Figure(0.5, 0.25, 0.75)
@@ -21,8 +22,9 @@ ATTRIBUTE_BYTES: Final = 190
 PAGES_BYTES: Final = Figure(12 << 10, 0, 40 << 10)
 BITS: Final = {FLOAT32: 32, FLOAT16: 16, INT8: 16, BINARY: 1}
 # Seconds of the host's cores for a text and for each of its tokens: 35 µs for 16 tokens, 74 for 100 and 155 for 256 in
-# a worker, and 25 to 55 µs in the other processes (docs/SIZING.md, "Host").
-HOST_TEXT_SECONDS: Final = Figure.between(53e-6, 83e-6)
+# a worker, and 25 to 55 µs in the other processes (docs/SIZING.md, "Host"); 115 µs in all, for 17 tokens, with five
+# million rows in one collection (benchmarks/README.md, "Millions of rows").
+HOST_TEXT_SECONDS: Final = Figure.between(53e-6, 115e-6)
 HOST_TOKEN_SECONDS: Final = 0.5e-6
 # From the submission to the first batch and from the last to the end of the job.
 AROUND_SECONDS: Final = Figure(0.7, 0.2, 2.5)
@@ -34,6 +36,7 @@ class Workload:
 
     `tokens_per_row` counts what the model reads of a row, and `encoded` is the share of all tokens that are encoded:
     the others are in texts that are known. The bytes are those of a row on average. Scores and records have no index.
+    `graph` is m and ef_construction of the index; None: as Vectormill chooses.
     """
 
     rows: Figure
@@ -45,6 +48,7 @@ class Workload:
     key_bytes: float = 16
     metadata_bytes: float = 0
     has_vectors: bool = True
+    graph: tuple[int, int] | None = None
 
 
 def estimate_sizes(load: Workload, rate: Figure | None, cores: int) -> dict[str, Any]:
@@ -56,7 +60,8 @@ def estimate_sizes(load: Workload, rate: Figure | None, cores: int) -> dict[str,
     if not (load.has_vectors and load.dimensions):
         kind, reason = None, "Only dense vectors have an index that can be computed before."
     has_index = kind is not None
-    _, m, _ = max(shape for shape in SHAPES if shape[0] <= load.rows.value)
+    m, ef_construction = load.graph or max(shape for shape in SHAPES if shape[0] <= load.rows.value)[1:]
+    build_seconds = BUILD_SECONDS * (m * ef_construction * load.dimensions / 384 / cores)
     graph_bytes = estimate_graph_bytes(1, kind.vector_bytes(load.dimensions), m) if kind else 0
     row_bytes = estimate_row_bytes(load.dimensions * BITS[load.vector_type] // 8, round(load.key_bytes))
     if load.metadata_bytes:
@@ -68,7 +73,7 @@ def estimate_sizes(load: Workload, rate: Figure | None, cores: int) -> dict[str,
         "rows_bytes": load.rows * Figure.around(row_bytes, ROW_SHARE) + PAGES_BYTES,
         "texts_bytes": load.rows * load.text_bytes * KEPT_SHARE,
         "index_bytes": load.rows * graph_bytes if has_index else None,
-        "index_seconds": load.rows * BUILD_SECONDS * (load.dimensions / 384 / cores) if has_index else None,
+        "index_seconds": load.rows * build_seconds if has_index else None,
         "index_reason": "" if has_index else reason,
     }
 

@@ -111,3 +111,17 @@ def test_more_urgent_jobs_come_first_and_others_take_turns() -> None:
     assert waiting.value == pytest.approx(5 + 10 + 2)
     assert (waiting.least, waiting.most) == pytest.approx((5 / 2, (5 + 300 + 2) * 2))
     assert find_queue([], 5, Figure.exact(10), speed) == Figure.exact(0)
+
+
+def test_the_estimate_of_an_index_holds_what_builds_took() -> None:
+    """The builds of benchmarks/README.md, "Millions of rows", and of docs/INDEXES.md."""
+    for num_rows, graph, cores, seconds in (
+        (20_000, (16, 64), 1, 34),
+        (200_000, (16, 128), 2, 261),
+        (100_000, (8, 32), 2, 20.8),
+        (5_000_000, (8, 32), 2, 1250),
+    ):
+        load = Workload(Figure.exact(num_rows), Figure.exact(17), "float16", 384, 80, graph=graph)
+        told = estimate_sizes(load, None, cores)["index_seconds"]
+        assert told.least < seconds < told.most, (num_rows, graph)
+        assert told.most < 2.5 * told.least, "an interval that holds everything tells nothing"
