@@ -402,13 +402,8 @@ class Chunks:
 
 
 def new_folder() -> str:
-    """Return the URL of a new empty folder, which goes with the process."""
-    folder = tempfile.TemporaryDirectory(prefix="vectormill-outputs-")
-    FOLDERS.append(folder)
-    return f"file://{folder.name}/out"
-
-
-FOLDERS: list["tempfile.TemporaryDirectory[str]"] = []
+    """Return the URL of a new empty folder among the temporary files."""
+    return f"file://{tempfile.mkdtemp()}/out"
 
 
 class ChunksToStorage(Chunks):

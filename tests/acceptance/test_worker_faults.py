@@ -10,7 +10,7 @@ from tests.acceptance import tiny
 from tests.acceptance.parts import NUM_WORKERS, Parts
 from tests.acceptance.producer import Promise, assert_kept, load, promise
 from tests.architecture.sources import ROOT
-from tests.integration.engine.test_proofs import FAULT
+from tests.sick_encoders import FAULT
 from tests.waiting import wait_for
 from worker.placement.placement import read_assignment
 

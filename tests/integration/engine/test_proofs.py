@@ -12,13 +12,13 @@ from sqlalchemy import Engine, text
 
 from scheduler.mender import Mender
 from tests.chunk_work import encode_all
-from tests.faulty_engine import FaultyEncoder, MakeEngine, encode
+from tests.faulty_engine import MakeEngine, encode
 from tests.models import DEVICE
 from tests.protocol import dispatch_all, make_items, submit
+from tests.sick_encoders import FAULT
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from worker.batching.batch import Batch
 from worker.chunk.chunk_encoder import ChunkEncoder
@@ -32,25 +32,6 @@ from worker.engine.request import EngineStopped
 from worker.identity import WorkerIdentity
 from worker.model.torch_encoder import TorchEncoder
 from worker.settings import WorkerSettings
-
-# While this file exists in the engine's cache directory, the process is faulty.
-FAULT = "fault"
-
-
-class DriftingEncoder(FaultyEncoder):
-    """An encoder whose vectors turn a little while the file of the fault exists."""
-
-    def encode(self, batch: Batch) -> Ragged:
-        results = super().encode(batch)
-        if (self._order.cache_dir / FAULT).exists():
-            vectors = results.matrix.copy()
-            vectors[:, ::2] *= 1.1  # a cosine of 0.9977, which the canary after a failure lets pass
-            return Ragged.from_matrix(vectors)
-        return results
-
-
-def load_drifting(order: EncoderOrder) -> FaultyEncoder:
-    return DriftingEncoder(order)
 
 
 def load_flipping(order: EncoderOrder) -> Encoder:
@@ -75,7 +56,7 @@ def load_flipping(order: EncoderOrder) -> Encoder:
 def test_a_sound_process_gives_proofs_between_batches_and_a_drifting_one_ends_the_engine(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
-    engine = make_engine("tests.integration.engine.test_proofs:load_drifting")
+    engine = make_engine("tests.sick_encoders:load_drifting")
     engine.start()
     texts = [f"text number {number}" for number in range(40)]
     before = encode(engine, texts).vectors
@@ -99,7 +80,7 @@ def test_a_process_that_replaces_another_is_compared_with_the_first(
     import os
     import signal
 
-    engine = make_engine("tests.integration.engine.test_proofs:load_drifting", max_runner_restarts=1)
+    engine = make_engine("tests.sick_encoders:load_drifting", max_runner_restarts=1)
     engine.start()
     encode(engine, ["a text"])
     (tmp_path / FAULT).touch()

@@ -3,6 +3,7 @@
 Each user's own code carries its row out. Where it is killed, cancelled or loses a COMMIT, that is at each of its steps.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -42,6 +43,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if not (is_former and isinstance(user, ChunksToStorage | Outputs | Inputs))
     ]
     metafunc.parametrize("user", users)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep temporary files in the test's folder, which goes even if the process is killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def row_of(engine: Engine, user: User) -> Any:
