@@ -1,17 +1,10 @@
 """The main job whole: every docstring of the standard library over HTTP, compared with sentence-transformers."""
 
-import json
-import os
-import subprocess
-import sys
-from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 from numpy.typing import NDArray
 
@@ -97,28 +90,3 @@ def test_flower_shows_the_device_of_the_worker_and_what_each_chunk_did(stack: St
     assert "'tokens_per_second': " in task["result"]
     refused = httpx.post(f"http://127.0.0.1:{stack.flower_port}/api/worker/shutdown/{task['worker']}")
     assert refused.status_code in (401, 403, 404)
-
-
-def test_encode_starts_a_stack_of_its_own_and_leaves_nothing_running(data_dir: Path) -> None:
-    source = data_dir.parent / "texts.jsonl"
-    source.write_text(
-        "".join(json.dumps({"key": f"k{n}", "text": f"Text number {n}."}) + "\n" for n in range(20))
-    )
-    target = data_dir.parent / "vectors.npy"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VECTORMILL_")}
-    command = ["encode", str(source), "-o", str(target), "--data-dir", str(data_dir)]
-    subprocess.run(
-        [sys.executable, "-m", "vectormill.cli", *command], check=True, env=environment, timeout=200
-    )
-    assert np.load(target).shape == (20, 384)
-    assert processes_of(data_dir) == []
-
-
-def processes_of(data_dir: Path) -> list[str]:
-    """The command lines of all living processes that were given this directory."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it ended meanwhile
-            if str(data_dir) in " ".join([*process.cmdline(), *process.environ().values()]):
-                found.append(" ".join(process.cmdline()))
-    return found

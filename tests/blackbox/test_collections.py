@@ -31,6 +31,18 @@ def test_what_is_put_is_found_and_what_is_deleted_is_not(service: Service, name:
     assert sorted(service.rows(name)) == sorted(DOCUMENTS)
 
 
+def test_a_search_is_answered_while_a_bulk_job_fills_every_slot(service: Service, name: str) -> None:
+    service.wait(service.submit(DOCUMENTS, collection=name))
+    bulk = service.submit({f"k{n}": f"{name} {n} " + "some words of text " * 20 for n in range(4800)})
+    wait_for(lambda: service.ask("GET", f"/v1/jobs/{bulk}")["num_done"] > 0, "the bulk job is under way")
+    body = {"text": "a kitten is napping", "limit": 1}
+    found = service.ask("POST", f"/v1/collections/{name}/search", json=body)
+    assert [match["key"] for match in found["data"]] == ["cat"]
+    assert service.ask("GET", f"/v1/jobs/{bulk}")["state"] == "running", "the search waited for the bulk job"
+    service.ask("POST", f"/v1/jobs/{bulk}/cancel")
+    service.wait(bulk)
+
+
 def test_the_view_of_a_collection_is_read_by_plain_sql(service: Service, name: str) -> None:
     service.make_collection(name, keep_text=True)
     service.wait(service.submit(DOCUMENTS, collection=name))

@@ -848,7 +848,7 @@ MUTANTS: Final = (
             "tests/unit/vectors/test_representations.py::"
             "test_agreement_sees_direction_length_and_what_is_not_a_number_in_each_output",
             "tests/integration/jobs/test_certificates.py::"
-            "test_of_a_sample_every_output_and_every_record_is_compared[outputs-None]",
+            "test_of_a_sample_every_output_and_every_record_is_compared[many-None]",
         ),
     ),
     Mutant(

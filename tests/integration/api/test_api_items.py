@@ -26,9 +26,7 @@ from tests.api_server import (
 )
 from tests.protocol import vector_of
 from tests.waiting import wait_for
-from vectormill.client import Client
 from vectormill.jobs.deletion import discard_ended_puts
-from vectormill.problems import ApiError
 from vectormill.settings import Settings
 
 ITEMS = "/v1/collections/docs/items"
@@ -95,17 +93,6 @@ def test_a_key_that_ends_with_a_line_break_is_not_the_key_before_it(client: http
     assert_problem(client.get(f"{ITEMS}/k1%0A"), 404, "item-not-found")
     assert client.delete(f"{ITEMS}/k1%0A").status_code == 204
     assert client.get(f"{ITEMS}/k1").status_code == 200
-
-
-def test_the_python_client_puts_reads_and_deletes_a_key_of_several_lines(
-    client: httpx.Client, engine: Engine
-) -> None:
-    with Client(str(client.base_url)) as ours, encoding_meanwhile(engine):
-        assert ours.put_item("docs", "a\nb\n", "a text")["key"] == "a\nb\n"
-        assert ours.get_item("docs", "a\nb\n")["key"] == "a\nb\n"
-        ours.delete_item("docs", "a\nb\n")
-        with pytest.raises(ApiError, match="has no item"):
-            ours.get_item("docs", "a\nb\n")
 
 
 def test_what_no_key_can_be_is_refused(client: httpx.Client) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
@@ -18,20 +17,10 @@ from tests.api_server import JSON, api_client, assert_problem, lines
 from tests.chunk_work import encode_all, working
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
-from tests.protocol import claim_next, dispatch_all
-from tests.protocol import submit as submit_directly
 from tests.rexuninlu import GOLDEN, describe, find_case, summarize
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.domain.encoding import EncodingOptions
-from vectormill.jobs.chunk import ChunkOutcome, Claim
-from vectormill.jobs.chunks import split_chunk
-from vectormill.jobs.completion import complete_chunk
-from vectormill.jobs.export import read_job_records
-from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
-from vectormill.jobs.jobs import retry_job
-from vectormill.models.registry import Registry, make_spec
-from vectormill.ragged import Ragged
+from vectormill.models.registry import Registry
 from vectormill.settings import ModelEntry
 from worker.engine.engine import Engine as EncodingEngine
 from worker.settings import WorkerSettings
@@ -151,38 +140,6 @@ def test_a_command_fills_a_collection_of_records(
     for row, listed in zip(kept, rows, strict=True):
         assert [path for name in sorted(row.output) for path in row.output[name]] == listed["output"]
         assert row.output
-
-
-SPEC = make_spec(Registry(MODELS).card(MODEL), EncodingOptions(extract_schema='{"a": null}'))
-
-
-def complete(engine: Engine, claim: Claim, failed: set[int]) -> None:
-    """Commits a record for each wanted item, which names it, and fails some."""
-    wanted = np.array(claim.wanted_items(0, claim.num_items) or range(claim.num_items), dtype=np.int64)
-    records = [json.dumps([[{"type": str(item), "fence": claim.fence}]]).encode() for item in wanted]
-    results = Ragged.from_rows([np.frombuffer(record, np.uint8) for record in records], np.uint8)
-    failure = ItemFailure(ENCODING_FAILED, "for this test")
-    outcome = ChunkOutcome(dict.fromkeys(failed & set(wanted.tolist()), failure), 10, 10)
-    items = [Item(f"k{number}", f"text {number}".encode()) for number in range(claim.num_items)]
-    with engine.begin() as connection:
-        complete_chunk(connection, claim, items, wanted, results, outcome)
-
-
-def test_records_outlive_a_retry_and_a_split(engine: Engine) -> None:
-    items = [Item(f"k{number}", f"text {number}".encode()) for number in range(6)]
-    job = submit_directly(engine, items, spec=SPEC, chunk_max_items=6)
-    complete(engine, claim_next(engine), {1, 4})
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
-    with engine.begin() as connection:
-        split_chunk(connection, claim_next(engine), "lost twice")
-    (block, other) = list(read_job_records(engine, job.id))
-    kept = [
-        None if record is None else json.loads(record)[0][0]["type"]
-        for record in block.records + other.records
-    ]
-    assert kept == ["0", None, "2", "3", None, "5"]
-    assert len(dispatch_all(engine)) == 2
 
 
 _, _, SECTION = (

@@ -173,21 +173,6 @@ def test_who_lost_the_lease_of_a_batch_writes_nothing_of_it(
                 connection.execute(text(f"DELETE FROM vectormill.{table}"))
 
 
-def test_a_batch_that_ends_its_indexers_is_given_up_with_a_reason(
-    client: openai.OpenAI, engine: Engine
-) -> None:
-    batch = create(client, CONTENT)
-    for _ in range(Settings().max_attempts):
-        claim(engine, "dies")
-        end_leases(engine)
-    keep_all(engine)
-    batch = client.batches.retrieve(batch.id)
-    assert batch.status == "failed"
-    assert batch.errors is not None
-    assert batch.errors.data is not None
-    assert "VECTORMILL_MAX_ATTEMPTS" in str(batch.errors.data[0].message)
-
-
 LOOKS = {
     "ix_request_batches_open": "request_batches WHERE state IN "
     "('validating', 'in_progress', 'finalizing', 'cancelling') AND available_at <= now() ORDER BY seq LIMIT 1",

@@ -15,15 +15,13 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
 from tests.obedient_engine import ObedientEngine, encoding_chunks
-from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, vector_of
+from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
 from vectormill.collections.generation_tables import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
-from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
-from vectormill.jobs.jobs import retry_job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import Ranges, measure_ranges, quantize, widen_ranges
@@ -35,8 +33,11 @@ ITEMS = [*many(5), {"key": "blank", "text": " "}, *[{"key": f"x{n}", "text": f"m
 GOOD = [item for item in ITEMS if item["key"] != "blank"]
 VECTORS = np.stack([vector_of(item["text"].encode()) for item in GOOD])
 RANGES = Ranges(np.full(8, -0.7, dtype=np.float32), np.linspace(0.5, 0.9, 8, dtype=np.float32))
-# Each in a collection, and one of each width of the job alone.
-TYPES_AND_PLACES = [*((name, "docs") for name in VECTOR_TYPES), ("float16", None), ("binary", None)]
+# Each in a collection, and three of the job alone.
+TYPES_AND_PLACES = [
+    *((name, "docs") for name in VECTOR_TYPES),
+    *((name, None) for name in ("float32", "float16", "binary")),
+]
 
 
 @pytest.fixture
@@ -90,25 +91,6 @@ def test_every_format_gives_the_rows_of_the_type(
     assert np.isnan(array[5]).all() if expected.dtype.kind == "f" else not array[5].any()
 
 
-@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
-def test_a_search_finds_the_row_of_its_own_vector(
-    client: httpx.Client, engine: Engine, vector_type: str
-) -> None:
-    submit(client, many(40), collection="docs", options=options(vector_type))
-    encode_waiting(engine)
-    answer = client.post("/v1/collections/docs/search", json={"embedding": vector_of(b"text 4").tolist()})
-    matches = answer.json()["data"]
-    scores = [match["score"] for match in matches]
-    assert scores == sorted(scores, reverse=True)
-    if vector_type == "binary":  # of 8 bits: others may have the same signs
-        assert "k4" in [match["key"] for match in matches if match["score"] == 1]
-        assert scores[-1] < 1
-    else:
-        assert matches[0]["key"] == "k4"
-        assert scores[0] == pytest.approx(1, abs=1e-3)
-        assert scores[1] < 0.999
-
-
 @pytest.mark.parametrize(
     ("vector_type", "column"),
     [("float32", "vector(8)"), ("float16", "halfvec(8)"), ("int8", "halfvec(8)"), ("binary", "bit(8)")],
@@ -135,26 +117,6 @@ def test_a_collection_of_a_type_takes_no_job_of_another(
 def test_an_unknown_type_is_refused_with_the_names_that_exist(client: httpx.Client) -> None:
     body = {"items": many(1), "options": options("float8")}
     assert_problem(client.post("/v1/jobs", json=body), 422, "invalid-request", "vector_type", "float8")
-
-
-@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
-def test_retried_and_split_chunks_keep_the_rows_they_had(engine: Engine, vector_type: str) -> None:
-    spec = replace(SPEC, vector_type=vector_type)
-    with engine.begin() as connection:
-        keep_ranges(connection, spec, RANGES)
-    job = submit_directly(engine, make_items(4), spec=spec)
-    complete(engine, claim_next(engine), {1: ItemFailure(EMPTY_TEXT, ""), 3: ItemFailure(EMPTY_TEXT, "")})
-    assert read_all(engine, job)[1].tolist() == [True, False, True, False]
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
-    again = claim_next(engine)
-    with engine.begin() as connection:
-        split_chunk(connection, again, "lost twice")
-    complete(engine, claim_next(engine))
-    rows, present = read_all(engine, job)
-    assert present.tolist() == [True, True, True, False]
-    vectors = np.stack([vector_of(item.text) for item in make_items(3)])
-    assert np.array_equal(rows[:3], make_rows(vectors, VECTOR_TYPE_BY_NAME[vector_type], RANGES))
 
 
 class CountingEngine(ObedientEngine):

@@ -18,7 +18,6 @@ from tests.protocol import (
 )
 from vectormill.collections import collections
 from vectormill.collections.collection import Generation
-from vectormill.collections.collections import find_generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     Conflict,
@@ -37,7 +36,6 @@ from vectormill.jobs.rescue import (
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
-from vectormill.search.matches import search_collection
 
 
 def run_to_end(engine: Engine) -> None:
@@ -67,26 +65,6 @@ def test_every_item_of_a_job_gets_its_own_vector_in_the_order_of_submission(engi
     assert [key for block in blocks for key in block.keys] == [item.key for item in items]
     vectors = np.concatenate([block.vectors for block in blocks])
     np.testing.assert_array_equal(vectors, np.stack([vector_of(item.text) for item in items]))
-
-
-def test_a_collection_is_a_view_that_sql_can_search(engine: Engine) -> None:
-    items = [*make_items(9), Item("with metadata", b"text", b'{"page": 7}')]
-    job = submit(engine, items, collection="docs")
-    run_to_end(engine)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 10
-        nearest = connection.execute(
-            text("SELECT key, metadata FROM docs ORDER BY embedding <=> CAST(:query AS halfvec) LIMIT 1"),
-            {"query": str(vector_of(b"text").tolist())},
-        ).one()
-        assert tuple(nearest) == ("with metadata", {"page": 7})
-        matches = search_collection(
-            connection, find_generation(connection, "docs"), vector_of(items[3].text), 2
-        ).matches
-    assert matches[0].key == items[3].key
-    assert matches[0].score == pytest.approx(1, abs=1e-3)
-    block = next(read_vectors(engine, job.id))
-    np.testing.assert_allclose(block.vectors[0], vector_of(items[0].text), atol=1e-3)  # halfvec keeps 11 bits
 
 
 def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
@@ -221,18 +199,6 @@ def test_a_chunk_handed_back_while_its_job_is_cancelled_does_not_keep_the_job_op
         assert release_chunk(connection, held, "stopping", is_counted=False)
         assert end_cancelled_jobs(connection) == 1
     assert job_of(engine, job.id).state == "cancelled"
-
-
-def test_a_chunk_handed_back_by_a_stopping_worker_does_not_count_as_an_attempt(engine: Engine) -> None:
-    job = submit(engine, make_items(4))
-    held = claim_next(engine)
-    with engine.begin() as connection:
-        release_chunk(connection, held, "stopping", is_counted=False)
-    again = claim_next(engine)
-    assert (again.attempt, again.lost) == (1, 0)
-    with engine.begin() as connection:
-        assert not release_chunk(connection, held, "too late", is_counted=False)
-    assert job_of(engine, job.id).num_retried_chunks == 0
 
 
 @pytest.mark.parametrize("count", [4, 4 * 8 * 3])  # in one transaction, and in parts

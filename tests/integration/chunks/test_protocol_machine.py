@@ -262,11 +262,14 @@ def machine(engine: Engine) -> type[ProtocolMachine]:
     return ProtocolMachine
 
 
-def test_no_order_of_whole_transactions_loses_or_doubles_an_item(machine: type[ProtocolMachine]) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.tail)])
+def test_no_order_of_whole_transactions_loses_or_doubles_an_item(
+    machine: type[ProtocolMachine], count: int
+) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=count,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

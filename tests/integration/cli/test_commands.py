@@ -17,10 +17,10 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, encode_waiting, encoding_meanwhile
 from tests.architecture.test_extras import command
 from tests.architecture.test_extras import run as run_with_the_base_alone
+from tests.commands import run
 from tests.services import connected_engine, migrated_database
 from tests.unit.deployment.test_registry import write_model
 from vectormill.cli import jobs
-from vectormill.cli.app import main
 from vectormill.client import AsyncClient, Client
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.problems import ApiError
@@ -81,12 +81,6 @@ def texts(tmp_path: Path) -> str:
 def job(client: Client) -> str:
     """A job of one text that can be encoded, and one that cannot."""
     return client.submit(map(json.loads, LINES.splitlines()), dimensions=8)["id"]
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0)
 
 
 def read_json(lines: str) -> list[dict[str, Any]]:

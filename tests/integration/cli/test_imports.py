@@ -6,6 +6,7 @@ Workers are stood in for; the black box imports with real ones (tests/blackbox/t
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import ProgrammingError
 
 from tests.api_server import api_client, encoding_meanwhile
+from tests.commands import run as run_command
 from tests.indexers import ListedSource, await_run, contents, count_encoded, indexing, row, start_run, wanted
 from tests.outputs import finish_all
 from tests.protocol import submit, vector_of
 from vectormill.cli import keys
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.collections.imports import find_import_target
 from vectormill.domain.errors import SpecMismatch
@@ -43,10 +44,7 @@ def client(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
         yield client
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(("collections", "import", "docs", *arguments))
-    return int(end.value.code or 0)
+run = partial(run_command, "collections", "import", "docs")
 
 
 def write(path: Path, **columns: Any) -> str:

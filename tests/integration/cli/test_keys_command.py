@@ -5,14 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from tests.clusters import new_directory
+from tests.commands import run as run_command
 from tests.services import connected_engine
-from vectormill.cli.app import main
 from vectormill.embedded.stack import EmbeddedStack
 
 Run = Callable[..., int]
@@ -24,10 +25,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, database_url: str) -> None
     monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["keys", *arguments])
-    return int(end.value.code or 0)
+run = partial(run_command, "keys")
 
 
 def list_states(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -105,10 +103,7 @@ def test_a_data_directory_gets_its_first_key_before_its_first_start(data_dir: Pa
     assert not (data_dir / "stack.json").exists()
 
 
-def start_api(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["api", "--port", "1", *arguments])
-    return int(end.value.code or 0)
+start_api = partial(run_command, "api", "--port", "1")
 
 
 def test_an_api_without_a_key_does_not_start_for_other_machines(capsys: pytest.CaptureFixture[str]) -> None:

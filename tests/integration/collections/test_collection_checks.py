@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import SMALL, api_client, encoding_meanwhile, many, submit
+from tests.commands import run
 from tests.indexers import ListedSource, indexing
 from vectormill.cli import exits
-from vectormill.cli.app import main
 from vectormill.client import Client
 
 
@@ -80,16 +80,14 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "said", "named"), BROKEN)
-def test_what_is_wrong_is_found_and_named(
-    api: httpx.Client, engine: Engine, statement: str, said: str, named: str
-) -> None:
-    if "docs_was" in statement:
-        change(engine, "CREATE TABLE docs_was AS SELECT * FROM docs")
-    change(engine, statement)
-    report = check(api, sample=200)
-    assert report["is_good"] is False
-    assert any(said in problem and named in problem for problem in report["problems"]), report["problems"]
+def test_what_is_wrong_is_found_and_named(api: httpx.Client, engine: Engine) -> None:
+    """Each fault comes on top of those before it."""
+    change(engine, "CREATE TABLE docs_was AS SELECT * FROM docs")
+    for statement, said, named in BROKEN:
+        change(engine, statement)
+        report = check(api, sample=200)
+        assert report["is_good"] is False
+        assert any(said in problem and named in problem for problem in report["problems"]), report["problems"]
 
 
 def test_a_check_says_what_it_could_not_look_at(api: httpx.Client, engine: Engine) -> None:
@@ -111,9 +109,3 @@ def test_the_command_prints_a_table_and_its_exit_code_tells(
     change(engine, "UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k3'")
     assert run("collections", "check", "docs", "--api-url", str(api.base_url)) == exits.ITEMS_FAILED
     assert "Problem: 1 vectors have no direction" in capsys.readouterr().out
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0)

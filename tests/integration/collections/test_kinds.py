@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from tests.building import ask, build, encode_all, swap
 from tests.kinds import LABELS, RECORDS, SCORES, grouped_of, numbers_of, records_of
-from tests.protocol import SPEC, claim_next, make_items, stack, submit
+from tests.protocol import SPEC, claim_next, make_items, submit
 from vectormill.collections import generation_tables
 from vectormill.collections.collection import HNSW, CollectionOptions
 from vectormill.collections.collections import create_collection, find_generation
@@ -122,20 +122,23 @@ def test_no_index_of_vectors_is_wished_for_what_has_none(engine: Engine) -> None
     make(engine, SPEC, CollectionOptions(index_policy=HNSW))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        b'[[{"type":"a","span":"x\\u0000y","offset":[0,3]}]]',
-        b'[[{"type":"a\\u0000","span":"","offset":[0,0]}]]',
-        b'[[{"type":"a","span":"\\ud800","offset":[0,1]}]]',
-        b'[[{"type":"a","span":"\xff","offset":[0,1]}]]',
-        b"[[]]",
-        b'{"a": 1}',
-        b"[[" + b"[" * 100_000,
-    ],
-    ids=["NUL", "NUL in a type", "half of a pair", "no UTF-8", "an empty path", "no list", "deep"],
+BAD_RECORDS = (
+    b'[[{"type":"a","span":"x\\u0000y","offset":[0,3]}]]',
+    b'[[{"type":"a\\u0000","span":"","offset":[0,0]}]]',
+    b'[[{"type":"a","span":"\\ud800","offset":[0,1]}]]',
+    b'[[{"type":"a","span":"\xff","offset":[0,1]}]]',
+    b"[[]]",
+    b'{"a": 1}',
+    b"[[" + b"[" * 100_000,
 )
-def test_records_that_jsonb_refuses_fail_their_item_and_no_other(engine: Engine, bad: bytes) -> None:
+
+
+def test_records_that_jsonb_refuses_fail_their_item_and_no_other(engine: Engine) -> None:
+    for bad in BAD_RECORDS:
+        commit_record(engine, bad)
+
+
+def commit_record(engine: Engine, bad: bytes) -> None:
     good = b'[[{"type":"a","span":"a\\\\u0000","offset":[0,8]}]]'
     items = make_items(3)
     job = submit(engine, items, collection="docs", spec=RECORDS)
@@ -238,45 +241,3 @@ def test_an_expression_of_ones_own_may_have_an_index(engine: Engine, spec: Encod
         driver = connection.connection.driver_connection
         plan = explain(driver, f"SELECT key FROM docs WHERE {condition}", {})
     assert "mine" in [node.get("Index Name") for node in plan]
-
-
-def test_tables_and_views_of_vectors_stay_as_they_are(engine: Engine) -> None:
-    fill(engine, SPEC, *make_items(1))
-    columns = """
-        SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute
-         WHERE attrelid = CAST('{}' AS regclass) AND attnum > 0 ORDER BY attnum
-    """
-    generation = ask(engine, find_generation, "docs")
-    assert select(engine, columns.format(f"vectormill.{generation.table_name}")) == [
-        ("key", "text", True),
-        ("content_hash", "bytea", True),
-        ("embedding", "halfvec(8)", True),
-        ("job_seq", "bigint", True),
-    ]
-    assert select(engine, columns.format("public.docs")) == [
-        ("key", "text", False),
-        ("embedding", "halfvec(8)", False),
-        ("metadata", "jsonb", False),
-        ("content_hash", "bytea", False),
-        ("job_seq", "bigint", False),
-        ("text", "text", False),
-    ]
-    attributes = select(engine, columns.format(f"vectormill.{generation.table_name}_attributes"))
-    assert [name for name, _, _ in attributes] == [
-        "key",
-        "content_hash",
-        "metadata",
-        "metadata_hash",
-        "text",
-        "search",
-        "document",
-        "job_seq",
-    ]
-    np.testing.assert_allclose(
-        next(read_vectors(engine, _first_job(engine))).vectors, stack(make_items(1)), atol=1e-3
-    )
-
-
-def _first_job(engine: Engine) -> Any:
-    ((job_id,),) = select(engine, "SELECT id FROM vectormill.jobs")
-    return job_id

@@ -1,10 +1,7 @@
 """Both servers together: one run per directory, found by others, restarted when they die, gone when it ends."""
 
 import os
-import signal
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +10,7 @@ import psycopg
 import pytest
 import redis
 
-from tests.clusters import connect, new_directory, servers_of, value
-from tests.waiting import wait_for
+from tests.clusters import new_directory, servers_of, value
 from vectormill.embedded.data_dir import find_running
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed, StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
@@ -64,43 +60,6 @@ def test_a_stack_is_found_while_it_runs_and_not_afterwards(data_dir: Path) -> No
     assert servers_of(data_dir) == valkeys_of(data_dir) == []
     with EmbeddedStack(data_dir) as stack:
         assert answers(stack)
-
-
-def test_a_server_that_dies_comes_back_at_the_same_address(data_dir: Path) -> None:
-    with EmbeddedStack(data_dir) as stack:
-        urls = (stack.database_url, stack.redis_url)
-        before = {*servers_of(data_dir), *valkeys_of(data_dir)}
-        postmaster = int((data_dir / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
-        for pid in (postmaster, *valkeys_of(data_dir)):
-            os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not any(map(processes.is_alive, before)))
-        wait_for(lambda: answers(stack))
-        assert (stack.database_url, stack.redis_url) == urls
-    assert servers_of(data_dir) == valkeys_of(data_dir) == []
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
-def test_a_killed_stack_is_not_found_and_the_next_goes_on_with_its_data(data_dir: Path) -> None:
-    # It sleeps until the test kills it, which is the point; no test waits for the end of the minute.
-    program = (
-        "import sys, time; from pathlib import Path; from vectormill.embedded.stack import EmbeddedStack\n"
-        "stack = EmbeddedStack(Path(sys.argv[1])); stack.start(); print(stack.database_url, flush=True)\n"
-        "time.sleep(60)"
-    )
-    argv = [sys.executable, "-c", program, str(data_dir)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        url = parent.stdout.readline().strip()
-        with connect(url) as connection:
-            connection.execute("CREATE TABLE t AS SELECT 7 AS x")
-        found = find_running(data_dir)
-        assert found is not None
-        assert found.pid == parent.pid
-        parent.kill()
-    assert find_running(data_dir) is None
-    with EmbeddedStack(data_dir) as stack:  # at once, while the orphans are still shutting down
-        assert answers(stack)
-        assert value(stack.database_url, "SELECT x FROM t") == 7
 
 
 def test_servers_whose_url_is_given_are_not_started_but_the_directory_is_held(data_dir: Path) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import psutil
 import pytest
 import redis
 
-from tests.waiting import wait_for
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed
 from vectormill.embedded.valkey import EmbeddedValkey
 from vectormill.processes import lifetimes as processes
@@ -79,22 +76,6 @@ def test_a_server_left_running_is_ended(server: EmbeddedValkey, tmp_path: Path) 
     server.start()
     assert servers_of(tmp_path) == [server.pid]
     abandoned.stop()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
-def test_the_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    # It sleeps until the test kills it, which is the point; no test waits for the end of the minute.
-    program = (
-        "import sys, time; from pathlib import Path; from vectormill.embedded.valkey import EmbeddedValkey\n"
-        "server = EmbeddedValkey(Path(sys.argv[1])); print(server.start(), flush=True); time.sleep(60)"
-    )
-    argv = [sys.executable, "-c", program, str(tmp_path)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline().startswith("redis://")
-        assert len(servers_of(tmp_path)) == 1
-        parent.kill()
-    wait_for(lambda: not servers_of(tmp_path))
 
 
 def test_a_server_that_cannot_start_says_why_with_its_own_words(

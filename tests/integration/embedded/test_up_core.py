@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import redis
 
 from tests.clusters import connect, new_directory, value
 from tests.waiting import wait_for
@@ -166,8 +167,12 @@ def test_up_runs_everything_repairs_what_dies_and_leaves_nothing(home: Path) -> 
     os.kill(scheduler, signal.SIGKILL)
     postmaster = int((up.data_dir / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
     os.kill(postmaster, signal.SIGKILL)
+    (valkey,) = processes.running_in(up.data_dir / "valkey", "valkey-server")
+    valkey.kill()
     wait_for(lambda: pid_of(home, "scheduler") not in (0, scheduler))
     wait_for(lambda: answers(running.database_url))
+    with redis.Redis.from_url(running.redis_url, socket_timeout=5) as client:
+        wait_for(lambda: pings(client))
 
     second = Up(home)
     assert second.process.wait(STOP_SECONDS) == 1
@@ -182,6 +187,12 @@ def test_up_runs_everything_repairs_what_dies_and_leaves_nothing(home: Path) -> 
     assert all_gone(descendants)
     assert len(up.ready_lines) == 1
     assert find_running(up.data_dir) is None
+
+
+def pings(client: "redis.Redis") -> bool:
+    with contextlib.suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
 
 
 def answers(database_url: str) -> bool:

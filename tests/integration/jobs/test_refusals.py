@@ -45,8 +45,7 @@ def submit_to(engine: Engine, collection: str | None) -> tuple[Job, str]:
     return job, f"vectormill.generation_{generation}" if generation else "vectormill.chunk_vectors"
 
 
-@pytest.mark.parametrize("collection", [None, "docs"])
-@pytest.mark.parametrize("sqlstate", ["23514", "42883"])
+@pytest.mark.parametrize(("sqlstate", "collection"), [("23514", None), ("42883", "docs")])
 def test_a_chunk_that_the_database_refuses_for_good_fails_with_its_reason_at_once(
     engine: Engine, sqlstate: str, collection: str | None
 ) -> None:
@@ -103,8 +102,10 @@ def test_a_job_ends_though_the_database_refuses_every_value_of_it(engine: Engine
     assert (ended.state, ended.num_failed) == ("failed", 3)
 
 
-@pytest.mark.parametrize("collection", [None, "docs"])
-@pytest.mark.parametrize("sqlstate", ["40001", "53100", "55P03", "57P03", "25006"])
+@pytest.mark.parametrize(
+    ("sqlstate", "collection"),
+    [("40001", None), ("53100", "docs"), ("55P03", None), ("57P03", "docs"), ("25006", None)],
+)
 def test_what_passes_is_waited_for_and_costs_no_attempt(
     engine: Engine, sqlstate: str, collection: str | None
 ) -> None:

@@ -10,7 +10,6 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
-from scheduler.pruner import Pruner
 from tests.protocol import SPEC, make_items, submit
 from tests.services import connected_engine
 from vectormill.domain.errors import SubmissionInProgress, UploadRemoved
@@ -162,11 +161,3 @@ def test_a_job_whose_commit_reply_was_lost_is_answered_when_the_database_can_be_
         lose_commit_reply(engine, monkeypatch, is_cut=False)
         job = writer.finish()
     assert (job.state, job.num_items, count_jobs(engine)) == ("queued", num_items, 1)
-
-
-def test_an_upload_that_its_client_broke_off_leaves_nothing(engine: Engine) -> None:
-    writer = begin_upload(engine)
-    assert count_jobs(engine) == 1
-    writer.__exit__(ConnectionError, ConnectionError("the client is gone"), None)
-    assert Pruner(engine, 3600, 3600).prune() == 1
-    assert count_jobs(engine) == 0

@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -40,16 +38,6 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.objects.bodies import InputBody
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_indexer
-
-# Reads an input as the indexer does, and is killed once it has written chunks and compared some of their keys.
-KILLED: Final = """
-import os, signal, sys
-from indexer.inputs import InputKeeper
-from vectormill.jobs import submission
-from vectormill.settings import Settings
-submission.JobWriter._refuse_duplicates = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
-InputKeeper(sys.argv[1], Settings(chunk_max_items=2), "killed").step()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -286,22 +274,6 @@ def test_a_job_is_cancelled_while_its_objects_are_not_read_yet(
     keep_outputs(engine)
     assert client.get(f"/v1/jobs/{job_id}").json()["output"]["state"] == "swept"
     assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
-
-
-def test_an_indexer_that_is_killed_while_it_compares_keys_is_followed_by_another_which_begins_again(
-    engine: Engine, client: httpx.Client, tmp_path: Path
-) -> None:
-    job_id = leave(client, tmp_path, "in/*.jsonl", collection="docs", input={"unique": True})
-    killed = subprocess.run((sys.executable, "-c", KILLED, url_of(engine)), capture_output=True, timeout=60)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert len(list_chunks(engine)) == 4
-    job = client.get(f"/v1/jobs/{job_id}").json()
-    assert (job["state"], job["input"]["state"], job["input"]["num_items"]) == ("uploading", "reading", 6)
-    assert read_inputs(engine) == 0, "its lease has not expired"
-    make_due(engine)
-    assert read_inputs(engine) == 1
-    assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "queued"
-    assert list_chunks(engine) == [(0, 0, 2), (1, 2, 1), (2, 3, 2), (3, 5, 1)]
 
 
 @pytest.mark.parametrize("is_cut", [True, False])

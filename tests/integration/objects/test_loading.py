@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 from psycopg import Connection
 from sqlalchemy import Engine
 
+from tests.commands import run as run_command
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.outputs import add_output, finish_all, keep_outputs
 from tests.protocol import SPEC, make_items, submit, vector_of
-from vectormill.cli.app import main
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.jobs.item import Item
@@ -53,10 +54,7 @@ def target(database_url: str) -> Any:
         yield connection
 
 
-def load(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["load", *arguments])
-    return int(end.value.code or 0)
+load = partial(run_command, "load")
 
 
 def load_table(url: str, database_url: str, table: str = "papers") -> int:

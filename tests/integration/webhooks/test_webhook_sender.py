@@ -1,13 +1,8 @@
 """Deliveries by the scheduler's duty, to a real receiver: once each where all goes well, and at least once always."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
@@ -15,7 +10,7 @@ from sqlalchemy import Engine, text
 from scheduler.webhooks import MOST_OF_ONE, WebhookSender
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.waiting import wait_for
-from tests.webhook_receiver import Message, Receiver, receiving
+from tests.webhook_receiver import Receiver, receiving
 from tests.webhooks import (
     deliveries_of,
     delivery_of,
@@ -141,48 +136,6 @@ def test_a_slow_receiver_holds_up_nobody_else(engine: Engine, receiver: Receiver
             assert len(slow.messages) <= MOST_OF_ONE
             is_over.set()
             wait_for(lambda: len(deliveries_of(engine, of_slow, "delivered")) == 2 * MOST_OF_ONE)
-
-
-def test_a_scheduler_that_is_killed_between_sending_and_recording_leaves_the_message_to_the_next(
-    engine: Engine, database_url: str, redis_url: str, receiver: Receiver, tmp_path: Path
-) -> None:
-    webhook, secret = make_webhook(engine, receiver.url)
-    end_job(engine)
-    with running_scheduler(database_url, redis_url, tmp_path) as process:
-
-        def kill(message: Message) -> int:
-            process.kill()
-            process.wait()  # so that nobody hears the answer
-            return 200
-
-        receiver.answer = kill
-        wait_for(lambda: process.poll() is not None)
-    (delivery,) = deliveries_of(engine, webhook)
-    assert (delivery.state, delivery.num_attempts, len(receiver.messages)) == ("pending", 1, 1)
-    receiver.answer = lambda message: 200
-    with sending(engine):
-        make_deliveries_due(engine)
-        wait_for(lambda: deliveries_of(engine, webhook, "delivered"))
-    first, second = receiver.messages
-    assert first.id == second.id
-    assert second.verify(secret)["type"] == "job.completed"
-
-
-@contextmanager
-def running_scheduler(database_url: str, redis_url: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    environ = {
-        "PATH": os.defpath,
-        "PYTHONPATH": str(Path.cwd()),
-        "VECTORMILL_DATABASE_URL": database_url,
-        "VECTORMILL_REDIS_URL": redis_url,
-        "VECTORMILL_WEBHOOK_PRIVATE_TARGETS": "true",
-    }
-    command = (sys.executable, "-m", "vectormill.cli", "scheduler")
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, env=environ, stderr=log) as process:
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGKILL)
 
 
 def test_a_private_address_is_refused_unless_the_setting_allows_it(

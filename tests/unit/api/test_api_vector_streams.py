@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,14 +15,9 @@ from api.streams.vector_streams import (
     ResultResponse,
     choose_group_bytes,
     gather_rows,
-    measure_npy,
     start_reading,
-    write_ndjson,
-    write_npy,
-    write_parquet,
 )
 from tests.jobs import JOB, make_completed_job
-from vectormill.domain.errors import JobNotFound
 from vectormill.jobs.export import VectorBlock
 
 DIMENSIONS = JOB.spec.dimensions
@@ -40,45 +34,6 @@ def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorB
     return VectorBlock(start, [f'k"{start + number}' for number in range(count)], vectors, present)
 
 
-BLOCKS = [make_block(0, 4, missing=(1,)), make_block(4, 2, missing=(0, 1)), make_block(6, 1)]
-KEYS = ['k"0', 'k"2', 'k"3', 'k"6']
-VECTORS = np.concatenate([block.vectors[block.present] for block in BLOCKS])
-
-
-def test_ndjson_has_a_line_for_every_item_with_a_vector() -> None:
-    content = b"".join(write_ndjson(make_completed_job(7), start_reading(iter(BLOCKS))))
-    rows = [json.loads(line) for line in content.splitlines()]
-    assert [row["key"] for row in rows] == KEYS
-    assert np.array_equal(np.array([row["embedding"] for row in rows], dtype=np.float32), VECTORS)
-
-
-def test_ndjson_of_float16_has_the_digits_that_tell_it_from_its_neighbours() -> None:
-    halves = [replace(block, vectors=block.vectors.astype(np.float16)) for block in BLOCKS]
-    content = b"".join(write_ndjson(make_completed_job(7), start_reading(iter(halves))))
-    rows = [json.loads(line) for line in content.splitlines()]
-    assert [row["key"] for row in rows] == KEYS
-    assert np.array_equal(
-        np.array([row["embedding"] for row in rows], dtype=np.float16), VECTORS.astype(np.float16)
-    )
-
-
-def test_parquet_has_a_row_for_every_item_with_a_vector() -> None:
-    content = b"".join(write_parquet(make_completed_job(7), start_reading(iter(BLOCKS))))
-    table = pq.read_table(io.BytesIO(content))
-    assert str(table.schema.field("embedding").type) == f"fixed_size_list<element: float>[{DIMENSIONS}]"
-    assert table["key"].to_pylist() == KEYS
-    assert np.array_equal(np.array(table["embedding"].to_pylist(), dtype=np.float32), VECTORS)
-
-
-def test_npy_has_a_row_for_every_item_in_order_and_says_its_length_before() -> None:
-    job = make_completed_job(7)
-    content = b"".join(write_npy(job, start_reading(iter(BLOCKS))))
-    array = np.load(io.BytesIO(content))
-    assert array.dtype == np.float32
-    assert np.array_equal(array, np.concatenate([block.vectors for block in BLOCKS]), equal_nan=True)
-    assert measure_npy(job) == len(content)
-
-
 @pytest.mark.parametrize("name", VECTOR_FORMATS)
 def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> None:
     job = make_completed_job(2)
@@ -90,18 +45,6 @@ def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> Non
         assert pq.read_table(io.BytesIO(content)).num_rows == 0
     else:
         assert np.isnan(np.load(io.BytesIO(content))).all()
-
-
-@pytest.mark.parametrize("name", VECTOR_FORMATS)
-def test_a_stream_whose_job_is_removed_ends_with_the_error_and_without_a_footer(name: str) -> None:
-    def removed() -> Iterator[VectorBlock]:
-        yield from BLOCKS
-        raise JobNotFound
-
-    pieces: list[bytes] = []
-    with pytest.raises(JobNotFound):
-        pieces.extend(VECTOR_FORMATS[name].write(make_completed_job(8), start_reading(removed())))
-    assert not b"".join(pieces).endswith(b"PAR1")
 
 
 def test_row_groups_are_gathered_from_blocks_and_bounded() -> None:
@@ -149,15 +92,6 @@ class Source:
                 yield make_block(0, 4)
         finally:
             self.is_closed = True
-
-
-def test_what_fails_before_the_first_block_fails_before_the_answer_starts() -> None:
-    def broken() -> Iterator[VectorBlock]:
-        yield from ()
-        raise ConnectionError("the database is away")
-
-    with pytest.raises(ConnectionError):
-        start_reading(broken())
 
 
 def test_a_client_that_leaves_ends_the_reading() -> None:

@@ -1,14 +1,15 @@
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 
+from tests.commands import run as run_command
 from vectormill import corpus
 from vectormill.cli import demos
-from vectormill.cli.app import main
 from vectormill.cli.demo import DemoTask
 from vectormill.cli.demos import DEMOS
 from vectormill.corpus import Docstring
@@ -83,10 +84,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubClient:
     return client
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["demo", *arguments])
-    return int(end.value.code or 0)
+run = partial(run_command, "demo")
 
 
 def read_lines(text: str) -> list[str]:

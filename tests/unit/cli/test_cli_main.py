@@ -8,8 +8,9 @@ import pytest
 from typer.main import get_command
 
 from tests.architecture.sources import ROOT
+from tests.commands import run
 from vectormill.cli import exits
-from vectormill.cli.app import app, main
+from vectormill.cli.app import app
 from vectormill.cli.jobs import read_input
 from vectormill.domain.errors import InvalidItem, UnknownModel
 from vectormill.jobs.job import TERMINAL_JOB_STATES
@@ -25,12 +26,6 @@ COMMANDS: Final = sorted(get_command(app).commands)  # type: ignore[attr-defined
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VECTORMILL_API_URL", raising=False)
     monkeypatch.delenv("VECTORMILL_LOG_LEVEL", raising=False)
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,13 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from vectormill.cli.app import main
+from tests.commands import run as run_command
 from vectormill.models.registry import find_packaged_model
 
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["plan", *arguments])
-    return int(end.value.code or 0)
+run = partial(run_command, "plan")
 
 
 def test_a_plan_shows_every_device_with_its_layers_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:

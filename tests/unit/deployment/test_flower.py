@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vectormill.cli.app import main
+from tests.commands import run
 
 ELSEWHERE = ["0.0.0.0", "::", "192.0.2.7", "mill.example.org"]
 
@@ -18,12 +18,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setenv("VECTORMILL_REDIS_URL", "redis://:secret@127.0.0.1:1/0")
     monkeypatch.delenv("VECTORMILL_FLOWER_BASIC_AUTH", raising=False)
     return commands
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0)
 
 
 def test_without_a_password_flower_is_not_opened_to_other_machines(

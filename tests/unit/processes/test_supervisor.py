@@ -44,26 +44,6 @@ def nothing_stays() -> Iterator[None]:
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
-def test_children_run_until_they_are_stopped(tmp_path: Path) -> None:
-    children = [shell(tmp_path, name, "echo up; exec sleep 60") for name in ("a", "b")]
-    with Supervisor(children) as supervisor:
-        assert supervisor.start(DEADLINE_SECONDS)
-        pids = supervisor.pids
-        assert set(pids) == {"a", "b"}
-        assert all(pid is not None and processes.is_alive(pid) for pid in pids.values())
-    assert supervisor.pids == {"a": None, "b": None}
-    assert not any(pid is not None and processes.is_alive(pid) for pid in pids.values())
-
-
-def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
-    with Supervisor([shell(tmp_path, "a", "echo up; exec sleep 60")]) as supervisor:
-        supervisor.start(DEADLINE_SECONDS)
-        first = supervisor.pids["a"]
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
-        wait_for(lambda: supervisor.pids["a"] not in (None, first))
-
-
 def test_a_dead_childs_own_children_do_not_survive_it(tmp_path: Path) -> None:
     script = "sleep 60 & echo $!; echo up; wait"
     with Supervisor([shell(tmp_path, "a", script)]) as supervisor:
@@ -143,22 +123,6 @@ def test_a_readiness_probe_may_fail_to_connect(tmp_path: Path) -> None:
 
     with Supervisor([ChildSpec("a", ("sleep", "60"), ENV, ready)]) as supervisor:
         assert supervisor.start(DEADLINE_SECONDS)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
-def test_a_killed_supervisor_leaves_no_child() -> None:
-    program = (
-        "import os, time\nfrom vectormill.processes.supervisor import ChildSpec, Supervisor\n"
-        "s = Supervisor([ChildSpec(n, ('sleep', '60'), dict(PATH=os.defpath)) for n in 'ab'])\n"
-        "s.start()\nprint(*s.pids.values(), flush=True)\ns.wait()"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == 2
-        assert all(map(processes.is_alive, pids))
-        parent.kill()
-    wait_for(lambda: not any(map(processes.is_alive, pids)))
 
 
 def test_pauses_grow_while_a_child_goes_on_dying() -> None:

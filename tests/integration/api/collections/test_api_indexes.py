@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 from indexer.main import serve
 from indexer.reindexing import open_run_source
 from tests.api_server import api_client, assert_problem
+from tests.commands import run
 from tests.indexed import draw_vectors, make_collection, names_of, wish
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.models.registry import Registry
 from vectormill.problems import ApiError
@@ -100,26 +100,20 @@ def test_what_is_kept_with_an_older_wish_counts(api: httpx.Client) -> None:
     assert_problem(api.put(PATH, json={"ef_construction": 50}), 422, "invalid-option", "m, which is 40")
 
 
-def run_command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0)
-
-
 def test_the_command_shows_builds_and_waits(
     api: httpx.Client, engine: Engine, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = ("--api-url", str(api.base_url))
-    assert run_command("collections", "index", "docs", *url) == 0
+    assert run("collections", "index", "docs", *url) == 0
     assert "Policy auto, 1,500 rows." in capsys.readouterr().out
     with indexing(database_url):
-        assert run_command("collections", "index", "docs", "--on", "lang", "--wait", *url) == 0
+        assert run("collections", "index", "docs", "--on", "lang", "--wait", *url) == 0
     shown = capsys.readouterr()
     assert "is completed." in shown.out
     assert "Built generation_1_hnsw_1 in" in shown.out
     assert "m = 16 and ef_construction = 64" in shown.out
     assert "completed" in shown.err
-    assert run_command("collections", "index", "docs", *url) == 0
+    assert run("collections", "index", "docs", *url) == 0
     assert "ready" in capsys.readouterr().out
 
 

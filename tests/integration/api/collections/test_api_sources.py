@@ -12,10 +12,10 @@ from sqlalchemy import Engine, text
 
 from api.door.scopes import find_scope
 from tests.api_server import NDJSON, api_client, assert_problem, lines, many
+from tests.commands import run
 from tests.kinds import SCORES
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.domain.errors import InvalidItem
 from vectormill.files.ndjson import ItemJson
@@ -266,12 +266,6 @@ def test_nothing_is_pushed_to_a_source_that_is_read(client: Client) -> None:
     client.set_source("docs", "sql", QUERY)
     with pytest.raises(ApiError, match="of kind sql, which runs read themselves"):
         client.push("docs", [{"key": "a", "text": "x"}])
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0)
 
 
 def test_the_command_line_sets_shows_checks_deletes_and_pushes(
