@@ -101,7 +101,8 @@ def test_a_graph_that_fits_gets_what_it_needs_and_no_more() -> None:
     assert made.graph_bytes / 100_000 == pytest.approx(4 * MIB / 2824, rel=0.03)
     assert plan(wishes=IndexSettings(m=32)).graph_bytes / 100_000 == pytest.approx(4 * MIB / 2105, rel=0.03)
     assert made.graph_bytes < made.memory_bytes < 1.2 * made.graph_bytes + 10 * MIB
-    for num_rows in range(100_000, 100_020):  # maintenance_work_mem is whole kilobytes, and the graph seldom is
+    # maintenance_work_mem is whole kilobytes, and the graph seldom is
+    for num_rows in range(100_000, 100_020):
         assert any(" and fits: " in reason for reason in plan(num_rows).reasons)
 
 
