@@ -70,7 +70,7 @@ def test_a_certificate_holds_until_the_model_changes(
     assert run("verify") == 0
     assert "Everything is as certified." in capfd.readouterr().err
 
-    (weights,) = model.rglob("model.safetensors")
+    weights = next(model.rglob("model.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)

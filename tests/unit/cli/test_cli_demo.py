@@ -170,11 +170,6 @@ def test_weights_that_mean_nothing_are_said_to_and_can_be_loaded(tmp_path: Path)
     assert demos.register(settings, chosen)
 
 
-def test_a_model_that_embeds_extracts_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption):
-        demos.choose_weights(DEMOS["extract"], DEFAULT_MODEL, Settings(), tmp_path)
-
-
 def test_the_flag_of_the_demo_names_the_tasks_that_have_one() -> None:
     assert set(get_args(DemoTask)) == set(DEMOS)
 

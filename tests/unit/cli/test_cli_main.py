@@ -28,14 +28,6 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VECTORMILL_LOG_LEVEL", raising=False)
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"up", "encode", "submit", "delete"} <= set(COMMANDS)
-    assert run("--help") == 0
-    listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
-    names = [line.split()[0] for line in listed.splitlines() if line[2] != " "]
-    assert sorted(names) == COMMANDS
-
-
 def test_the_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     for command in COMMANDS:
         assert run(command, "--help") == 0

@@ -114,13 +114,6 @@ def test_a_paused_job_shows_no_rate() -> None:
     )
 
 
-def test_on_a_terminal_a_bar_is_drawn() -> None:
-    screen = io.StringIO()
-    with Progress(look_at_job, Console(file=screen, force_terminal=True, width=120)) as progress:
-        progress(JOB)
-    assert "2,000 of 8,000 items" in screen.getvalue()
-
-
 RUN: dict[str, Any] = {"state": "running", "phase": "reading", "counts": {"num_read": 1200, "num_new": 0}}
 BUILD = {"indexing": {"progress": {"index": "hnsw", "phase": "loading tuples", "share": 0.25}}}
 
