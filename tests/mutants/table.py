@@ -1544,6 +1544,23 @@ MUTANTS: Final = (
         (f"{QUOTES}::test_parts_begin_within_quotes_and_rows_are_longer_than_a_part",),
     ),
     Mutant(
+        "rows of a small row group are counted several times",
+        "vectormill/quotes/objects.py",
+        "for part in parts if (each.url, part.row_group, part.skip) not in blocks]",
+        "for part in parts]",
+        (f"{QUOTES}::test_of_one_large_row_group_rows_of_all_its_parts_are_read_each_once",),
+    ),
+    Mutant(
+        "a run of the release before is not recognized when its request is repeated",
+        "api/routes/runs.py",
+        'msgspec.json.encode({"kind": body.kind, "options": body.options})',
+        "msgspec.json.encode(body)",
+        (
+            "tests/integration/api/test_api_idempotency.py::"
+            "test_a_run_that_was_started_before_dry_runs_existed_is_recognized",
+        ),
+    ),
+    Mutant(
         "rows that are longer than a part are not counted",
         "vectormill/quotes/objects.py",
         "for part_bytes in (PART_BYTES, 2 * settings.max_line_bytes):",

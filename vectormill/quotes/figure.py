@@ -50,6 +50,9 @@ class Figure:
     def __truediv__(self, other: "Figure") -> "Figure":
         return Figure(self.value / other.value, self.least / other.most, self.most / other.least)
 
+    def at_least(self, least: float) -> "Figure":
+        return Figure(*(max(least, value) for value in (self.value, self.least, self.most)))
+
     @property
     def rest(self) -> "Figure":
         """Return what is left of 1."""

@@ -40,6 +40,7 @@ def sample_objects(
     limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
     ends = list(accumulate(each.num_bytes for each in found))
     ratios, seen = [], {}
+    blocks: set[tuple[str, int, int]] = set()
     for number in range(NUM_PARTS):
         place = int((number + 0.5) / NUM_PARTS * ends[-1])
         chosen = bisect_right(ends, place)
@@ -50,7 +51,9 @@ def sample_objects(
             groups = [cut.reference for cut in cuts]
             num_rows, num_bytes = sum(group.num_rows for group in groups), each.num_bytes
             seen[each.url] = num_rows
-            parts = groups[len(groups) * offset // num_bytes :][:1]
+            parts = [_find_block(groups, num_rows * offset // num_bytes)] if groups else []
+            parts = [part for part in parts if (each.url, part.row_group, part.skip) not in blocks]
+            blocks |= {(each.url, part.row_group, part.skip) for part in parts}
         else:
             next(cuts, None)  # refuses missing columns
             parts, num_rows, num_bytes = [], 0, 0
@@ -70,6 +73,15 @@ def sample_objects(
     sample.notes.append(
         f"{NUM_PARTS} parts of {len(found):,} objects were read; texts that repeat elsewhere are not known."
     )
+
+
+def _find_block(groups: Sequence[ItemReference], row: int) -> ItemReference:
+    """Return the block of ROWS_PER_PART rows in which a row of a Parquet file lies, at most to its group's end."""
+    ends = list(accumulate(group.num_rows for group in groups))
+    chosen = bisect_right(ends, row)
+    group = groups[chosen]
+    skip = (row - (ends[chosen] - group.num_rows)) // ROWS_PER_PART * ROWS_PER_PART
+    return group.take(skip, min(skip + ROWS_PER_PART, group.num_rows))
 
 
 def _find_lines(

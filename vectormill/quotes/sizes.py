@@ -82,6 +82,7 @@ def estimate_time(tokens: Figure, tokens_per_row: Figure, rate: Figure | None) -
     """Return the seconds of a job without others, and the cores that tokenize and commit; None without a rate."""
     if rate is None:
         return {"seconds": None, "host_cores": None}
+    tokens_per_row = tokens_per_row.at_least(1)  # a text that fails has none
     host_seconds = HOST_TEXT_SECONDS + tokens_per_row * HOST_TOKEN_SECONDS
     return {
         "seconds": tokens / rate + AROUND_SECONDS,

@@ -37,7 +37,8 @@ class Speed:
         return (num_texts * self.text_seconds + num_tokens * self.token_seconds) / self.num_workers
 
     def find_rate(self, tokens_per_text: float) -> Figure:
-        """Return the tokens per second of texts of this length."""
+        """Return the tokens per second of texts of this length, which is at least one token."""
+        tokens_per_text = max(1.0, tokens_per_text)
         rate = tokens_per_text / self.find_seconds(1, tokens_per_text)
         return Figure(rate, rate / self.factor, rate * self.factor)
 

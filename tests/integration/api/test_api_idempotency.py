@@ -1,5 +1,6 @@
 """Requests that are made again under their Idempotency-Key, over HTTP: of files, pushes, runs and webhooks."""
 
+import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from threading import Barrier
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from sqlalchemy import Engine, text
 
@@ -19,6 +21,7 @@ from vectormill.db.idempotency import make_once
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
+from vectormill.runs.bodies import RunRequest
 
 NEVER = 10**9
 NUM_POSTS = 12
@@ -127,6 +130,19 @@ def test_a_repeated_request_answers_what_the_first_has_made(
     assert fresh.json()[made.name] != first.json()[made.name]
     without = api.post(made.path, **made.request), api.post(made.path, **made.request)
     assert without[0].json()[made.name] != without[1].json()[made.name]
+
+
+def test_a_run_that_was_started_before_dry_runs_existed_is_recognized(
+    api: httpx.Client, engine: Engine
+) -> None:
+    made = api.post(RUNS, json={"kind": "check"}, headers=KEY).json()
+    content = b"docs\n" + msgspec.json.encode({"kind": "check", "options": RunRequest().options})
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.idempotency_keys SET content_hash = :hash"),
+            {"hash": hashlib.blake2b(content, digest_size=16).digest()},
+        )
+    assert api.post(RUNS, json={"kind": "check", "dry_run": False}, headers=KEY).json()["id"] == made["id"]
 
 
 def test_a_schedule_runs_once_for_a_repeated_request(api: httpx.Client, engine: Engine) -> None:

@@ -157,6 +157,19 @@ def test_time_and_end_follow_from_the_measured_rate_and_the_queue(
     assert behind["ends_at"][1] > alone["ends_at"][2]
 
 
+def test_rows_of_which_the_model_reads_nothing_take_no_time_and_the_least_number_of_tokens_may_be_none(
+    engine: Engine, client: httpx.Client
+) -> None:
+    measure(engine, tokens=1000, seconds=10)
+    none = quote(client, make_rows(["long " * 400]), options=SMALL | {"long_texts": "fail"})
+    assert (none["tokens"], none["truncated"]) == (exact(0), exact(1))
+    assert none["seconds"]["most"] < 10
+    books = make_rows(["word " * 10, "word " * 900_000, "word " * 20])
+    told = quote(client, books, options=SMALL | {"long_texts": "passages"})
+    assert 0 < told["host_cores"]["least"] <= told["host_cores"]["most"]
+    assert told["tokens"]["least"] < 900_000 < told["tokens"]["most"]
+
+
 def test_rows_that_the_collection_has_are_counted_and_only_a_reindex_leaves_them_out(
     engine: Engine, client: httpx.Client
 ) -> None:
@@ -251,6 +264,21 @@ def test_objects_are_read_whole_if_they_are_small_and_else_in_parts(
     body["input"] = wanted | {"text": "nothing"}
     assert_problem(client.post("/v1/jobs", json=body), 422, "invalid-option", "nothing")
     assert count_jobs(engine) == 0
+
+
+def test_of_one_large_row_group_rows_of_all_its_parts_are_read_each_once(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.intake.submissions.WHOLE_BYTES", 0)
+    for num_rows in (20_000, 600):
+        texts = [f"{number} " + "word " * (200 * number // num_rows) for number in range(num_rows)]
+        path = tmp_path / "in" / f"{num_rows}.parquet"
+        pq.write_table(pa.table({"body": texts}), path)
+        wanted = {"urls": [path.as_uri()], "text": "body"}
+        told = client.post("/v1/jobs", json={"input": wanted, "dry_run": True, "options": SMALL}).json()
+        mean = sum(count_tokens(texts)) / num_rows
+        assert told["tokens_per_row"]["value"] == pytest.approx(mean, rel=0.05)
+        assert (told["rows"], told["repeated"]) == (exact(num_rows), exact(0))
 
 
 @pytest.mark.parametrize(
