@@ -26,7 +26,7 @@ from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import WakeUpSubscriber
 from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.db.locks import win_election
-from vectormill.db.session import make_engine
+from vectormill.db.session import driver_of, make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.jobs.backlog import add_up_counts
 from vectormill.jobs.counters import add_up_jobs
@@ -133,8 +133,7 @@ def _serve_term(
         # The lock belongs to the session, so the session must end with the term: returned to the pool after
         # an error, it would keep the lock from every scheduler, including this one.
         cleanup.callback(connection.invalidate)
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
+        driver = driver_of(connection)
         while not win_election(driver):
             if stop.wait(1.0):
                 return

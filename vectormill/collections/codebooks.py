@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.collections.collection import MULTI_VECTOR_CODES, Generation
 from vectormill.collections.row_kinds import ManyRepresentations, RowKind, choose_kind
 from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import MULTI_VECTOR
@@ -104,7 +105,7 @@ def check_codes(collection: str, spec: EncodingSpec, options: Mapping[str, Any])
 
 def find_codebook(connection: Connection, spec: EncodingSpec) -> Codebook | None:
     """Return the codebook of the spec's multi-vectors, or None if it has not been measured."""
-    kind = open_kind(find_driver(connection), spec)
+    kind = open_kind(driver_of(connection), spec)
     return kind.codebook if isinstance(kind, ManyRepresentations) else None
 
 
@@ -149,7 +150,7 @@ def code_rows(engine: Engine, generation: Generation, codebook: Codebook) -> Ite
                 return
             after = rows[-1].key
             codes = codebook.encode([read_vectors(bytes(row.vectors), width) for row in rows])
-            driver = find_driver(connection)
+            driver = driver_of(connection)
             accept_arrays(driver)
             driver.execute(
                 write,
@@ -159,9 +160,3 @@ def code_rows(engine: Engine, generation: Generation, codebook: Codebook) -> Ite
                 },
             )
         yield len(rows)
-
-
-def find_driver(connection: Connection) -> psycopg.Connection[Any]:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    return driver

@@ -14,12 +14,13 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, Engine
 
-from vectormill.collections.codebooks import find_driver, open_kind
+from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import PRUNED, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import attributes_name
 from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.row_kinds import Results, choose_kind
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
@@ -159,7 +160,7 @@ def read_page(
     """
     values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
     with engine.connect() as connection:
-        driver = find_driver(connection)
+        driver = driver_of(connection)
         kind = open_kind(driver, spec)
         try:
             with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector takes two digits

@@ -43,6 +43,7 @@ from vectormill.collections.generations import FROM_GENERATIONS, GENERATION_COLU
 from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.db.copying import Field, encode_rows
 from vectormill.db.parameters import JSONB_VERSION
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Items
 
@@ -180,9 +181,7 @@ def _fill_in(statement: str, generation_id: int, spec: EncodingSpec) -> sql.Comp
 def _execute(
     connection: Connection, statement: str, generation: Generation, values: dict[str, Any] | None = None
 ) -> None:
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    driver.execute(_fill_in(statement, generation.id, generation.spec), values)
+    driver_of(connection).execute(_fill_in(statement, generation.id, generation.spec), values)
 
 
 def open_fill(connection: Connection, generation: Generation, job_id: UUID) -> None:

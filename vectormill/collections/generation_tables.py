@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import psycopg
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
@@ -24,6 +23,7 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.deletions import hold_deletions
 from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import PAIR_MARK, Item, Items, split_pair
 from vectormill.vectors.quantization import Ranges
@@ -47,8 +47,7 @@ def create_attributes_table(
     text is kept; `document` is the document that a passage belongs to, else NULL.
     """
     name = attributes_name(generation_id)
-    driver = connection.connection.driver_connection
-    assert driver is not None
+    driver = driver_of(connection)
     statement = sql.SQL("""
         CREATE TABLE {name} (
             key           text PRIMARY KEY,
@@ -91,10 +90,8 @@ def rewrite_language(connection: Connection, generation_id: int, language: str) 
 
     This rewrites the attributes tables, which stay locked for reading and writing until the transaction ends.
     """
-    driver = connection.connection.driver_connection
-    assert driver is not None
     for name in (attributes_name(generation_id), filled_names(generation_id)[1]):
-        driver.execute(
+        driver_of(connection).execute(
             sql.SQL(REWRITE_LANGUAGE).format(
                 name=sql.Identifier("vectormill", name), language=sql.Literal(f"pg_catalog.{language}")
             )
@@ -202,8 +199,6 @@ def write_attributes(
 MAX_ARRAY_BYTES: Final = 32 << 20
 # By default a vacuum starts at 20 % dead rows: two million in a table of ten million, all of them still in its indexes.
 VACUUM: Final = "autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05"
-# pgvector's limit for halfvec and vector columns; HNSW indexes on them are limited to 4,000 and 2,000.
-MAX_DIMENSIONS: Final = 16_000
 
 
 def table_name(generation_id: int) -> str:
@@ -241,10 +236,8 @@ CREATE_VIEW: Final = """
 
 def point_view_at(connection: Connection, generation: Generation) -> None:
     """Create or replace the collection's SQL view so that it reads this generation."""
-    driver = connection.connection.driver_connection
-    assert driver is not None
     kind = choose_kind(generation.spec)
-    driver.execute(
+    driver_of(connection).execute(
         sql.SQL(CREATE_VIEW).format(
             name=sql.Identifier("public", generation.collection),
             results=sql.SQL(", ").join(kind.shown(generation.spec)),
@@ -326,8 +319,7 @@ def upsert_rows(
     columns = Items.of(items)
     if not columns:
         return
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
+    driver = driver_of(connection)
     kind = open_kind(driver, spec, generation_id)
     with driver.cursor() as cursor:
         accept_arrays(cursor)

@@ -32,6 +32,7 @@ from vectormill.collections.index_plan import (
     plan_sparse_index,
 )
 from vectormill.db.parameters import to_jsonb
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import DENSE, SPARSE
 from vectormill.jobs.job import MOVING_JOB_STATES
@@ -336,8 +337,7 @@ def run_build(
     here. Raise psycopg.Error if the build fails. A concurrent build that ends early leaves an invalid index behind.
     """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
+        driver = driver_of(connection)
         connection.detach()  # frees its slot in the connection pool; the session ends with this block
         # Behind a pooler in transaction mode, SET would reach the sessions of others and not this one.
         chosen = {} if driver.prepare_threshold is None else {**SESSION, **settings}

@@ -8,13 +8,14 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.collections.codebooks import find_driver, open_kind
+from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import LIVE, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.deletions import bury_keys, lock_deletions
 from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.generations import list_written_generations
 from vectormill.collections.row_kinds import Results
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.jobs.item import ItemFailure
@@ -53,7 +54,7 @@ def find_item(connection: Connection, collection: str, key: str, *, has_vector: 
     Raise CollectionNotFound and ItemNotFound.
     """
     generation = find_generation(connection, collection)
-    kind, spec = open_kind(find_driver(connection), generation.spec), generation.spec
+    kind, spec = open_kind(driver_of(connection), generation.spec), generation.spec
     is_read = has_vector or generation.kind != VECTORS
     statement = FIND_ITEM.format(
         table=generation.table_name,

@@ -8,6 +8,7 @@ A check of a collection counts its orphaned rows: attributes without a result, a
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from vectormill.collections.generations import lock_collection
 from vectormill.collections.imports import IMPORTED_PLACE
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.locks import act_in_short_locks
+from vectormill.db.session import driver_of
 from vectormill.domain.errors import (
     CollectionInUse,
     CollectionNotFound,
@@ -115,11 +117,9 @@ def stop_work(engine: Engine, name: str) -> None:
         connection.execute(CANCEL_RUNS, {"name": name})
         job_ids = list(connection.execute(LIST_OPEN_JOBS, {"name": name}).scalars())
     for job_id in job_ids:
-        try:
-            with engine.begin() as connection:
-                cancel_job(connection, job_id)
-        except (JobNotFound, WrongJobState):
-            continue  # the job has ended meanwhile
+        # The job may have ended meanwhile.
+        with suppress(JobNotFound, WrongJobState), engine.begin() as connection:
+            cancel_job(connection, job_id)
 
 
 def remove_collection(engine: Engine, name: str, *, num_imported: int | None = None) -> None:
@@ -162,10 +162,8 @@ def _remove(connection: Connection, name: str, num_imported: int | None) -> None
 
 
 def _drop_view(connection: Connection, name: str) -> None:
-    driver = connection.connection.driver_connection
-    assert driver is not None
     try:
-        driver.execute(sql.SQL("DROP VIEW {}").format(sql.Identifier("public", name)))
+        driver_of(connection).execute(sql.SQL("DROP VIEW {}").format(sql.Identifier("public", name)))
     except psycopg.errors.DependentObjectsStillExist as error:
         raise _depended_on(
             name, (error.diag.message_detail or "other objects").replace("\n", "; ")

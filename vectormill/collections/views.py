@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from vectormill.collections.collection import VECTORS, Generation
 from vectormill.collections.generation_tables import point_view_at
 from vectormill.collections.row_kinds import OUTPUT_COLUMNS, choose_kind
+from vectormill.db.session import driver_of
 from vectormill.domain.errors import SwapRefused
 
 FIND_VIEW: Final = """
@@ -68,8 +69,7 @@ def replace_view(connection: Connection, generation: Generation) -> None:
 
     Raise SwapRefused, which names the dependent objects, if a view on which others depend would have to be recreated.
     """
-    driver = connection.connection.driver_connection
-    assert driver is not None
+    driver = driver_of(connection)
     collection = generation.collection
     kept = [
         column.name for column in choose_kind(generation.spec).columns(generation.spec) if column.is_shown
@@ -82,7 +82,7 @@ def replace_view(connection: Connection, generation: Generation) -> None:
         "left_out": [name for name in OUTPUT_COLUMNS.values() if name not in kept] if is_shown else [],
     }
     with driver.cursor(row_factory=namedtuple_row) as cursor:
-        view = cursor.execute(FIND_VIEW, values).fetchone()
+        view: Any = cursor.execute(FIND_VIEW, values).fetchone()
         if view is None or not view.has_other_columns:
             point_view_at(connection, generation)
             return

@@ -1,6 +1,9 @@
 """Engines: the connection pools through which every process connects to Postgres."""
 
-from sqlalchemy import Engine, create_engine
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import make_url
 
 # These limits keep a forgotten transaction from holding back vacuum, and a lock from blocking a worker for
@@ -43,3 +46,10 @@ def make_engine(
             **({"prepare_threshold": None} if is_pooled else {"options": SESSION_OPTIONS}),
         },
     )
+
+
+def driver_of(connection: Connection) -> psycopg.Connection[Any]:
+    """Return psycopg's connection, which sends binary parameters and COPY."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver

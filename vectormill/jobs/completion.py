@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from vectormill.collections.fills import copy_rows, hold_fill
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.row_kinds import Results, take_objects
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import RECORD, VARYING
@@ -214,9 +215,7 @@ def _upsert(
     """
     taken = items if len(stored) == len(items) else Items.of(items).take(stored.tolist())
     if claim.is_fill:
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        with driver.cursor() as cursor:
+        with driver_of(connection).cursor() as cursor:
             if hold_fill(cursor, generation_id, claim.job_id):
                 columns = Items.of(taken)
                 copy_rows(

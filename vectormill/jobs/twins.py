@@ -5,6 +5,7 @@ position of its original, however many twins there are: see docs/decisions/0041-
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
@@ -146,11 +147,8 @@ def change_twins(engine: Engine, wish: JobChange, job_id: UUID) -> None:
     with engine.connect() as connection:
         twins = list(connection.execute(LIST_TWINS, {"job_id": job_id}).scalars())
     for twin in twins:
-        try:
-            with engine.begin() as connection:
-                wish(connection, twin)
-        except (JobNotFound, WrongJobState):
-            continue
+        with suppress(JobNotFound, WrongJobState), engine.begin() as connection:
+            wish(connection, twin)
 
 
 # These are twins that the API did not reach after it had cancelled their original, and open jobs of a
@@ -188,9 +186,6 @@ def cancel_unwanted_jobs(engine: Engine) -> int:
     with engine.connect() as connection:
         unwanted = list(connection.execute(LIST_UNWANTED_JOBS).scalars())
     for job_id in unwanted:
-        try:
-            with engine.begin() as connection:
-                cancel_job(connection, job_id)
-        except (JobNotFound, WrongJobState):
-            continue
+        with suppress(JobNotFound, WrongJobState), engine.begin() as connection:
+            cancel_job(connection, job_id)
     return len(unwanted)

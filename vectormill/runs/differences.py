@@ -31,13 +31,13 @@ from vectormill.db.parameters import (
     make_bytes_array,
     make_places_array,
 )
+from vectormill.db.session import driver_of
 from vectormill.domain.errors import RunError
 from vectormill.jobs.item import PAIR_MARK, Item, Items
 
 NEW: Final = "n"
 CHANGED: Final = "c"
 METADATA_ONLY: Final = "m"
-VANISHED: Final = "v"
 
 Driver = psycopg.Connection[Any]
 
@@ -134,12 +134,6 @@ TEXT_VALUES: Final = {
 
 def stage_prefix(run_id: UUID) -> str:
     return f"run_{run_id.hex}_"
-
-
-def driver_of(connection: Connection) -> Driver:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    return driver
 
 
 MAKE_SEEN: Final = "CREATE UNLOGGED TABLE {seen} (key text NOT NULL) WITH (autovacuum_enabled = off)"

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.codebooks import find_codebook, find_driver, open_kind
+from vectormill.collections.codebooks import find_codebook, open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
 from vectormill.collections.row_kinds import Results, choose_kind, take_objects
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.task import DENSE, MULTI_VECTOR, RECORD, REPRESENTATIONS, SCORE, VARYING
@@ -83,7 +84,7 @@ def read_rows(
     connection: Connection, generation: Generation, items: Sequence[Item]
 ) -> tuple[list[Item], Results]:
     """Return the items whose text is still the one in the generation, and their stored results."""
-    driver, spec = find_driver(connection), generation.spec
+    driver, spec = driver_of(connection), generation.spec
     kind = open_kind(driver, spec)
     gathered = kind.gathered(kind.sent(spec, "live"))
     statement = READ_ROWS.format(table=generation.table_name, results=gathered)

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Row, text
 
-from vectormill.collections.codebooks import find_driver, open_kind
+from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.row_kinds import ManyRepresentations
+from vectormill.db.session import driver_of
 from vectormill.search.filters import compile_filter
 from vectormill.search.rankings import Statement, leave_out_own, name_tables
 from vectormill.search.search import Search
@@ -51,7 +52,7 @@ def score_rows(
     `candidates` is the statement of their keys; None means every row that passes the filter, of which only the best
     are returned. The row that the search is like is left out, by document with its whole document.
     """
-    kind = open_kind(find_driver(connection), generation.spec)
+    kind = open_kind(driver_of(connection), generation.spec)
     assert isinstance(kind, ManyRepresentations)
     if candidates is not None:
         keys = list(connection.execute(text(candidates.sql), candidates.values).scalars())

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
-from vectormill.collections.codebooks import find_driver, open_kind
+from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges
 from vectormill.collections.index_plan import IS_INDEXED, IS_TOO_LONG
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
 from vectormill.vectors.representations import Representations, unpack
@@ -134,7 +135,7 @@ def find_representations(
     connection: Connection, generation: Generation, key: str
 ) -> tuple[Representations, str | None]:
     """Return the outputs of the row `key`, and its document or None. Raise ItemNotFound."""
-    kind = open_kind(find_driver(connection), generation.spec)
+    kind = open_kind(driver_of(connection), generation.spec)
     statement = FIND_OUTPUTS.format(
         outputs=kind.sent(generation.spec, "vectors"),
         table=generation.table_name,
@@ -182,8 +183,7 @@ def find_oid(connection: Connection, type_name: str) -> int:
     """Return the oid of a vector type, for arrays of it as parameters. It is looked up once per connection."""
     known: dict[str, int] = connection.info.setdefault("array_types", {})
     if type_name not in known:
-        driver = connection.connection.driver_connection
-        assert driver is not None
+        driver = driver_of(connection)
         accept_arrays(driver)
         with driver.cursor() as cursor:
             known[type_name] = find_type(cursor, type_name)

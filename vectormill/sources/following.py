@@ -15,13 +15,14 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 from psycopg.pq.abc import PGresult
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_written, list_written_generations
 from vectormill.collections.items import remove_items
+from vectormill.db.session import driver_of
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
@@ -299,7 +300,7 @@ def follow_table(
         raise Conflict(f"Collection {collection!r} already follows {others[0]}; unfollow it first.")
     try:
         for event, clause in EVENTS.items():
-            _driver_of(connection).execute(make_trigger(collection_id, event, clause, found))
+            driver_of(connection).execute(make_trigger(collection_id, event, clause, found))
     except psycopg.errors.InsufficientPrivilege as error:
         raise Conflict(
             f"Vectormill's role may not create triggers on {found}; its owner must run: GRANT TRIGGER ON {found} TO "
@@ -331,10 +332,7 @@ def unfollow_table(connection: Connection, collection: str) -> Sequence[Followed
     Call with short lock timeouts. Raise CollectionNotFound, or Conflict if only the table's owner can drop a
     trigger.
     """
-    row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
-    if row is None:
-        raise CollectionNotFound(f"There is no collection {collection!r}.")
-    return remove_triggers(connection, row.id)
+    return remove_triggers(connection, _find_source(connection, collection).id)
 
 
 def remove_triggers(connection: Connection, collection_id: int) -> Sequence[FollowedTable]:
@@ -349,7 +347,7 @@ def remove_triggers(connection: Connection, collection_id: int) -> Sequence[Foll
         ]
         try:
             for drop in drops:
-                _driver_of(connection).execute(drop)
+                driver_of(connection).execute(drop)
         except psycopg.errors.InsufficientPrivilege as error:
             said = "; ".join(drop.as_string(None) for drop in drops)
             raise Conflict(
@@ -400,18 +398,21 @@ COUNT_WAITING = text("""
 
 def find_following(connection: Connection, collection: str) -> Following:
     """Return the table that a collection follows, and its backlog. Raise CollectionNotFound."""
-    row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
-    if row is None:
-        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    row = _find_source(connection, collection)
     tables = list_followed_tables(connection, row.id)
     waiting = connection.execute(COUNT_WAITING, {"collection_id": row.id}).one()
     return Following(tables[0] if tables else None, waiting.num_waiting, waiting.oldest_seconds)
 
 
-def _load_source(connection: Connection, collection: str) -> tuple[int, Source]:
+def _find_source(connection: Connection, collection: str) -> Row[Any]:
     row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
     if row is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
+    return row
+
+
+def _load_source(connection: Connection, collection: str) -> tuple[int, Source]:
+    row = _find_source(connection, collection)
     if row.kind is None:
         raise SourceNotFound
     return row.id, Source(row.kind, row.options, row.split)
@@ -510,7 +511,7 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
 
 def _ask(connection: Connection, query: str) -> PGresult:
     """Execute a user's query by the extended protocol, which allows one statement. Raise InvalidOption."""
-    result = _driver_of(connection).pgconn.exec_params(query.encode(), [])
+    result = driver_of(connection).pgconn.exec_params(query.encode(), [])
     if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         words = (result.error_message or b"").decode("utf-8", "replace").strip()
         raise InvalidOption(f"The query failed: {words.partition(chr(10))[0]}.")
@@ -524,9 +525,3 @@ def _list_relations(node: Any) -> list[str]:
         return []
     here = [f"{node['Schema']}.{node['Relation Name']}"] if "Relation Name" in node else []
     return here + [name for part in node.values() for name in _list_relations(part)]
-
-
-def _driver_of(connection: Connection) -> psycopg.Connection[Any]:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    return driver

@@ -32,6 +32,7 @@ from vectormill.collections.items import delete_items
 from vectormill.collections.swaps import discard_generation, prune_retired_generations, roll_back
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
+from vectormill.db.session import driver_of
 from vectormill.domain.errors import (
     Conflict,
     JobNotFound,
@@ -50,7 +51,7 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.jobs.twins import change_twins
 from vectormill.models.registry import Registry
 from vectormill.ragged import Ragged
-from vectormill.runs.differences import Rows, RunTables, driver_of, make_stage, note_vanished, stage_rows
+from vectormill.runs.differences import Rows, RunTables, make_stage, note_vanished, stage_rows
 from vectormill.runs.run import REINDEX
 from vectormill.runs.runs import cancel_run, claim_run, create_run
 from vectormill.settings import Settings

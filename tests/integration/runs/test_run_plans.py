@@ -12,6 +12,7 @@ from tests.indexers import make_collection
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import LIST_GENERATIONS
 from vectormill.db.parameters import accept_arrays
+from vectormill.db.session import driver_of
 from vectormill.jobs.item import Item
 from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,
@@ -26,7 +27,6 @@ from vectormill.runs.differences import (
     WRITE_ATTRIBUTES,
     WRITE_MOVED,
     RunTables,
-    driver_of,
     make_moved,
     make_stage,
     note_moved,
