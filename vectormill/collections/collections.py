@@ -58,20 +58,6 @@ IS_COLLECTION = text("SELECT EXISTS (SELECT 1 FROM vectormill.collections WHERE 
 
 COUNT_COLLECTIONS = text("SELECT count(*) FROM vectormill.collections")
 
-_NAME_OF_AFTER = """
-    SELECT earlier.name
-      FROM vectormill.collections AS earlier JOIN vectormill.generations AS last ON last.collection_id = earlier.id
-     WHERE last.id = :after
-"""
-
-LIST_LIVE_GENERATIONS = text(f"""
-    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
-     WHERE generations.state = 'live'
-       AND (CAST(:after AS bigint) IS NULL OR collections.name > ({_NAME_OF_AFTER}))
-     ORDER BY collections.name
-     LIMIT :limit
-""")
-
 
 def find_generation(connection: Connection, name: str) -> Generation:
     """Return the live generation of a collection. Raise CollectionNotFound."""
@@ -86,15 +72,6 @@ def find_generation(connection: Connection, name: str) -> Generation:
 
 def keeps_texts(connection: Connection, collection_id: int) -> bool:
     return bool(connection.execute(KEEPS_TEXTS, {"collection_id": collection_id}).scalar_one())
-
-
-def list_collections(connection: Connection, *, after: int | None, limit: int) -> list[Generation]:
-    """Return a page of live generations in the order of their collections' names.
-
-    `after` is the id of the last generation of the previous page, or None; a `limit` of None returns all.
-    """
-    rows = connection.execute(LIST_LIVE_GENERATIONS, {"after": after, "limit": limit})
-    return [read_generation(row) for row in rows]
 
 
 def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:

@@ -241,8 +241,6 @@ def scrub_payloads(
     return replace(position, chunk_seq=rows[-1].seq), num_emptied
 
 
-FIND_NAME: Final = text("SELECT name FROM vectormill.collections WHERE id = :collection_id")
-
 LIST_SCRUBBED: Final = text("""
     SELECT key, seq FROM vectormill.tombstones
      WHERE collection_id = :collection_id AND scrubbed_at IS NULL AND seq <= :seq AND deleted_at < :began

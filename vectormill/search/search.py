@@ -14,13 +14,9 @@ BY_VECTOR: Final = "vector"
 BY_TEXT: Final = "text"
 HYBRID: Final = "hybrid"
 
-SEARCH_MODES: Final = (BY_VECTOR, BY_TEXT, HYBRID)
-
 VECTOR: Final = "vector"
 TEXT: Final = "text"
 METADATA: Final = "metadata"
-
-INCLUDABLE: Final = (VECTOR, TEXT, METADATA)
 
 MAX_LIMIT: Final = 1000
 MAX_OFFSET: Final = 1000

@@ -5,7 +5,6 @@ documentation of amdgpu and amdkfd, sysfs topology; ROCm documentation, GPU isol
 """
 
 import importlib.util
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from worker.devices.device import NVLINK, PCIE, SOCKETS
-
-logger = logging.getLogger(__name__)
 
 TOPOLOGY: Final = Path("/sys/class/kfd/kfd/topology/nodes")
 ROCM_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
