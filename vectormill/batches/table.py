@@ -1,21 +1,6 @@
 """The tables of request files, of request batches, and of refused lines."""
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Double,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    LargeBinary,
-    Table,
-    Text,
-    Uuid,
-    text,
-)
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, Table, Text, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.batches.request_batch import (
@@ -25,18 +10,28 @@ from vectormill.batches.request_batch import (
     PURPOSES,
     REQUEST_FILE_STATES,
 )
-from vectormill.db.schema import BUSY, count, metadata, moment, one_of
+from vectormill.db.schema import (
+    BUSY,
+    choice,
+    count,
+    document,
+    flag,
+    index,
+    lease,
+    metadata,
+    moment,
+    one_of,
+    serial,
+)
 
 request_files = Table(
     "request_files",
     metadata,
     Column("id", Uuid, primary_key=True),
     # Files are listed in this order.
-    Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
-    Column(
-        "state", Text, CheckConstraint(one_of("state", REQUEST_FILE_STATES), name="state"), nullable=False
-    ),
-    Column("purpose", Text, CheckConstraint(one_of("purpose", PURPOSES), name="purpose"), nullable=False),
+    serial("seq", nullable=False, unique=True),
+    choice("state", REQUEST_FILE_STATES),
+    choice("purpose", PURPOSES),
     Column("filename", Text, nullable=False),
     count("num_bytes"),
     # Set if the content is made from the results of this batch's job; NULL if it is stored in
@@ -45,11 +40,11 @@ request_files = Table(
     moment("created_at", is_now=True),
     moment("updated_at", is_now=True),
     moment("expires_at"),
-    Index("ix_request_files_listed", "seq", postgresql_where=text("state = 'processed'")),
-    Index("ix_request_files_purpose", "purpose", "seq", postgresql_where=text("state = 'processed'")),
+    index("ix_request_files_listed", "seq", where="state = 'processed'"),
+    index("ix_request_files_purpose", "purpose", "seq", where="state = 'processed'"),
     # The pruner looks for expired files, and for incomplete or deleted ones.
-    Index("ix_request_files_expires_at", "expires_at", postgresql_where=text("state = 'processed'")),
-    Index("ix_request_files_unlisted", "state", postgresql_where=text("state <> 'processed'")),
+    index("ix_request_files_expires_at", "expires_at", where="state = 'processed'"),
+    index("ix_request_files_unlisted", "state", where="state <> 'processed'"),
 )
 
 request_file_parts = Table(
@@ -65,9 +60,9 @@ request_batches = Table(
     "request_batches",
     metadata,
     Column("id", Uuid, primary_key=True),
-    Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
-    Column("state", Text, CheckConstraint(one_of("state", BATCH_STATES), name="state"), nullable=False),
-    Column("endpoint", Text, CheckConstraint(one_of("endpoint", ENDPOINTS), name="endpoint"), nullable=False),
+    serial("seq", nullable=False, unique=True),
+    choice("state", BATCH_STATES),
+    choice("endpoint", ENDPOINTS),
     # No foreign keys, since files and jobs are deleted independently of the batch.
     Column("input_file_id", Uuid, nullable=False),
     Column("completion_window", Text, nullable=False),
@@ -82,11 +77,11 @@ request_batches = Table(
     count("num_completed"),
     count("num_failed"),
     count("num_tokens"),
-    Column("errors", JSONB, nullable=False, server_default=text("'[]'")),
+    document("errors", "[]"),
     Column("output_file_id", Uuid),
     Column("error_file_id", Uuid),
     # The completion window passed before the job had ended, and the job was cancelled for that reason.
-    Column("is_overdue", Boolean, nullable=False, server_default=text("false")),
+    flag("is_overdue"),
     moment("created_at", is_now=True),
     moment("updated_at", is_now=True),
     moment("expires_at", nullable=False),
@@ -98,17 +93,13 @@ request_batches = Table(
     moment("cancelling_at"),
     moment("cancelled_at"),
     moment("finished_at"),  # in whichever final state
-    count("fence"),
-    count("attempt", Integer),
-    Column("lease_owner", Text),
-    moment("lease_until"),
-    moment("available_at", is_now=True),
+    *lease(),
     # Indexers poll the open batches all the time, while nearly all batches have ended.
-    Index("ix_request_batches_open", "seq", postgresql_where=text(one_of("state", OPEN_BATCH_STATES))),
-    Index("ix_request_batches_content_hash", "content_hash"),
-    Index("ix_request_batches_job_id", "job_id", postgresql_where=text("job_id IS NOT NULL")),
-    Index("ix_request_batches_input", "input_file_id", postgresql_where=text("state = 'validating'")),
-    Index("ix_request_batches_finished_at", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
+    index("ix_request_batches_open", "seq", where=one_of("state", OPEN_BATCH_STATES)),
+    index("ix_request_batches_content_hash", "content_hash"),
+    index("ix_request_batches_job_id", "job_id", where="job_id IS NOT NULL"),
+    index("ix_request_batches_input", "input_file_id", where="state = 'validating'"),
+    index("ix_request_batches_finished_at", "finished_at", where="finished_at IS NOT NULL"),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 

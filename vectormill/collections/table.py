@@ -3,67 +3,47 @@
 The tables of results are made at run time: see generation_tables.py.
 """
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    ForeignKey,
-    Identity,
-    Index,
-    LargeBinary,
-    Table,
-    Text,
-    text,
-)
+from sqlalchemy import BigInteger, Column, ForeignKey, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.collections.collection import GENERATION_STATES, INDEX_POLICIES
-from vectormill.db.schema import metadata, moment, one_of
+from vectormill.db.schema import choice, document, flag, index, metadata, moment, serial
 
 collections = Table(
     "collections",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    serial(),
     Column("name", Text, nullable=False, unique=True),
     moment("created_at", is_now=True),
     # If true, texts are kept alongside the results; `language` is the configuration of their full text search.
-    Column("keep_text", Boolean, nullable=False, server_default=text("false")),
+    flag("keep_text"),
     Column("language", Text, nullable=False, server_default=text("'simple'")),
-    Column(
-        "index_policy",
-        Text,
-        CheckConstraint(one_of("index_policy", INDEX_POLICIES), name="index_policy"),
-        nullable=False,
-        server_default=text("'auto'"),
-    ),
-    Column("index_options", JSONB, nullable=False, server_default=text("'{}'")),
+    choice("index_policy", INDEX_POLICIES, default="auto"),
+    document("index_options"),
     # The metadata fields that are indexed in each generation.
-    Column("filters", JSONB, nullable=False, server_default=text("'[]'")),
+    document("filters", "[]"),
 )
 
 generations = Table(
     "generations",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    serial(),
     Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
     Column("spec", JSONB, nullable=False),
     Column("fingerprint", Text, nullable=False),
-    Column("state", Text, CheckConstraint(one_of("state", GENERATION_STATES), name="state"), nullable=False),
+    choice("state", GENERATION_STATES),
     moment("created_at", is_now=True),
     moment("live_at"),
     moment("retired_at"),
     # Reports of the generation's canary and of its index: what was chosen and why.
-    Column("report", JSONB, nullable=False, server_default=text("'{}'")),
+    document("report"),
     # No chunk of the generation's jobs is dispatched before this time: a swap waits for twins in the next generation.
     moment("held_until"),
     # A collection has at most one live generation, which its view reads.
-    Index("uq_generations_live", "collection_id", unique=True, postgresql_where=text("state = 'live'")),
+    index("uq_generations_live", "collection_id", unique=True, where="state = 'live'"),
     # At most one generation of a collection is being built.
-    Index(
-        "uq_generations_building", "collection_id", unique=True, postgresql_where=text("state = 'building'")
-    ),
-    Index("ix_generations_collection_id", "collection_id"),
+    index("uq_generations_building", "collection_id", unique=True, where="state = 'building'"),
+    index("ix_generations_collection_id", "collection_id"),
 )
 
 calibrations = Table(
@@ -98,6 +78,6 @@ tombstones = Table(
     moment("deleted_at", is_now=True),
     # The time from which no job's payload held the item's text any more.
     moment("scrubbed_at"),
-    Index("ix_tombstones_seq", "collection_id", "seq"),
-    Index("ix_tombstones_unscrubbed", "collection_id", postgresql_where=text("scrubbed_at IS NULL")),
+    index("ix_tombstones_seq", "collection_id", "seq"),
+    index("ix_tombstones_unscrubbed", "collection_id", where="scrubbed_at IS NULL"),
 )

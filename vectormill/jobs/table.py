@@ -11,8 +11,6 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
-    Identity,
-    Index,
     Integer,
     LargeBinary,
     SmallInteger,
@@ -24,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from vectormill.collections.table import generations
-from vectormill.db.schema import BUSY, count, metadata, moment, one_of
+from vectormill.db.schema import BUSY, choice, count, document, flag, index, metadata, moment, one_of, serial
 from vectormill.jobs.chunk import CHUNK_STATES
 from vectormill.jobs.job import ALL_JOB_STATES, DISPATCHED_JOB_STATES, OPEN_JOB_STATES
 
@@ -36,20 +34,15 @@ jobs = Table(
     Column("id", Uuid, primary_key=True),
     # The order of submissions, and of writers: a row of a collection is never overwritten by a job with a
     # lower seq.
-    Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
-    Column(
-        "state",
-        Text,
-        CheckConstraint(one_of("state", ALL_JOB_STATES), name="state"),
-        nullable=False,
-    ),
+    serial("seq", nullable=False, unique=True),
+    choice("state", ALL_JOB_STATES),
     Column("model", Text, nullable=False),
     Column("spec", JSONB, nullable=False),
     Column("generation_id", ForeignKey(generations.c.id, ondelete="SET NULL")),
     Column(
         "priority", SmallInteger, CheckConstraint("priority BETWEEN 0 AND 9", name="priority"), nullable=False
     ),
-    Column("metadata", JSONB, nullable=False, server_default=text("'{}'")),
+    document("metadata"),
     Column("idempotency_key", Text, unique=True),
     Column("content_hash", LargeBinary),
     count("num_items"),
@@ -62,7 +55,7 @@ jobs = Table(
     count("num_tokens"),
     count("num_computed_tokens"),
     count("num_truncated"),
-    Column("stage_seconds", JSONB, nullable=False, server_default=text("'{}'")),
+    document("stage_seconds"),
     moment("created_at", is_now=True),
     moment("updated_at", is_now=True),
     moment("started_at"),
@@ -82,34 +75,28 @@ jobs = Table(
     # The W3C trace context of the request that submitted the job; NULL if no traces are recorded.
     Column("traceparent", Text),
     # The dispatcher reads its beginning many times a second, so jobs that it must not dispatch are not in it.
-    Index(
-        "ix_jobs_dispatched",
-        "model",
-        "priority",
-        "seq",
-        postgresql_where=text(one_of("state", DISPATCHED_JOB_STATES)),
-    ),
+    index("ix_jobs_dispatched", "model", "priority", "seq", where=one_of("state", DISPATCHED_JOB_STATES)),
     # The open jobs of a generation, in the order of writers.
-    Index(
+    index(
         "ix_jobs_open",
         "generation_id",
         text("coalesce(place, seq)"),
-        postgresql_where=text(f"{_IS_OPEN} AND generation_id IS NOT NULL"),
+        where=f"{_IS_OPEN} AND generation_id IS NOT NULL",
     ),
-    Index("ix_jobs_open_twins", "twin_of", postgresql_where=text(f"{_IS_OPEN} AND twin_of IS NOT NULL")),
+    index("ix_jobs_open_twins", "twin_of", where=f"{_IS_OPEN} AND twin_of IS NOT NULL"),
     # A hash, because clients choose the metadata, and a tree refuses long values.
-    Index(
+    index(
         "ix_jobs_changes_of",
         text("(metadata ->> 'changes_of')"),
         postgresql_using="hash",
-        postgresql_where=text(f"{_IS_OPEN} AND metadata ? 'changes_of'"),
+        where=f"{_IS_OPEN} AND metadata ? 'changes_of'",
     ),
-    Index("ix_jobs_state_seq", "state", "seq"),
-    Index("ix_jobs_generation_id", "generation_id", postgresql_where=text("generation_id IS NOT NULL")),
-    Index("ix_jobs_twin_of", "twin_of", postgresql_where=text("twin_of IS NOT NULL")),
-    Index("ix_jobs_forget_at", "forget_at", postgresql_where=text("forget_at IS NOT NULL")),
-    Index("ix_jobs_created_at", "created_at"),
-    Index("ix_jobs_finished_at", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
+    index("ix_jobs_state_seq", "state", "seq"),
+    index("ix_jobs_generation_id", "generation_id", where="generation_id IS NOT NULL"),
+    index("ix_jobs_twin_of", "twin_of", where="twin_of IS NOT NULL"),
+    index("ix_jobs_forget_at", "forget_at", where="forget_at IS NOT NULL"),
+    index("ix_jobs_created_at", "created_at"),
+    index("ix_jobs_finished_at", "finished_at", where="finished_at IS NOT NULL"),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "1000"},
 )
 
@@ -128,17 +115,17 @@ job_increments = Table(
     count("num_passages"),
     count("num_reused"),
     Column("stage_seconds", JSONB, nullable=False),
-    Index("ix_job_increments_job_id", "job_id"),
+    index("ix_job_increments_job_id", "job_id"),
     postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "5000"},
 )
 
 chunks = Table(
     "chunks",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    serial(),
     Column("job_id", ForeignKey(jobs.c.id, ondelete="CASCADE"), nullable=False),
     Column("seq", Integer, nullable=False),
-    Column("state", Text, CheckConstraint(one_of("state", CHUNK_STATES), name="state"), nullable=False),
+    choice("state", CHUNK_STATES),
     Column("first_item", BigInteger, nullable=False),  # position in the job of the chunk's first item
     Column("num_items", Integer, nullable=False),
     # Set by a retry: only these positions within the chunk are encoded.
@@ -155,7 +142,7 @@ chunks = Table(
     Column("error", Text),
     count("lapsed", Integer),
     # Set while the worker was encoding no other chunk: see release_orphaned_chunks in rescue.py.
-    Column("is_alone", Boolean, nullable=False, server_default=text("false")),
+    flag("is_alone"),
     Column("estimated_tokens", Integer, nullable=False),  # by TokenEstimate in chunk.py
     # The period between two proofs of a worker in which the results were computed (proofs); NULL if unknown.
     Column("proof_id", BigInteger),
@@ -163,15 +150,15 @@ chunks = Table(
     Column("is_suspect", Boolean),
     # No constraint makes this unique, because that would keep `chunks` from being partitioned by id (decision
     # 0056). A transaction that numbers chunks has created the job itself, or holds the lock of its row.
-    Index("ix_chunks_job_id_seq", "job_id", "seq"),
-    Index("ix_chunks_pending", "job_id", "seq", postgresql_where=text("state = 'pending'")),
-    Index("ix_chunks_queued", "queued_at", postgresql_where=text("state = 'queued'")),
+    index("ix_chunks_job_id_seq", "job_id", "seq"),
+    index("ix_chunks_pending", "job_id", "seq", where="state = 'pending'"),
+    index("ix_chunks_queued", "queued_at", where="state = 'queued'"),
     # The index is not on lease_until, because each renewal would then update it and every other index of the
     # table. Few chunks are leased at a time.
-    Index("ix_chunks_held", "job_id", postgresql_where=text("state = 'leased'")),
-    Index("ix_chunks_order", "job_id", "first_item"),
+    index("ix_chunks_held", "job_id", where="state = 'leased'"),
+    index("ix_chunks_order", "job_id", "first_item"),
     # Nearly always empty, so that a commit pays nothing for it.
-    Index("ix_chunks_suspect", "id", postgresql_where=text("is_suspect")),
+    index("ix_chunks_suspect", "id", where="is_suspect"),
     postgresql_with={
         "fillfactor": "70",
         "autovacuum_vacuum_scale_factor": "0.05",
@@ -221,7 +208,7 @@ removed_chunks = Table(
     metadata,
     Column("chunk_ids", ARRAY(BigInteger), nullable=False),
     moment("due_at", nullable=False),
-    Index("ix_removed_chunks_due_at", "due_at"),
+    index("ix_removed_chunks_due_at", "due_at"),
     postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "5000"},
 )
 
@@ -263,5 +250,5 @@ idempotency_keys = Table(
     # NULL only within the transaction that inserts the row.
     Column("made_id", Text),
     moment("created_at", is_now=True),
-    Index("ix_idempotency_keys_created_at", "created_at"),
+    index("ix_idempotency_keys_created_at", "created_at"),
 )

@@ -1,20 +1,9 @@
 """The tables of jobs' inputs and outputs in object storage, and of the parts of outputs."""
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    Table,
-    Text,
-    Uuid,
-    text,
-)
+from sqlalchemy import BigInteger, Column, ForeignKey, LargeBinary, Table, Text, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 
-from vectormill.db.schema import BUSY, count, metadata, moment, one_of
+from vectormill.db.schema import BUSY, choice, count, index, lease, metadata, moment, one_of
 from vectormill.jobs.table import jobs
 from vectormill.objects.input import INPUT, INPUT_STATES
 from vectormill.objects.output import DUE_OUTPUT_STATES, OUTPUT_STATES
@@ -25,16 +14,12 @@ job_inputs = Table(
     Column("id", Uuid, ForeignKey(jobs.c.id, ondelete="CASCADE"), primary_key=True),  # of the job
     Column("request", JSONB, nullable=False),  # an InputBody
     Column("collection", Text),  # that the job is to write, by name
-    Column("state", Text, CheckConstraint(one_of("state", INPUT_STATES), name="state"), nullable=False),
-    count("fence"),
-    count("attempt"),
-    moment("available_at", is_now=True),
-    Column("lease_owner", Text),
-    moment("lease_until"),
+    choice("state", INPUT_STATES),
+    *lease(BigInteger),
     Column("error", Text),
     count("num_items"),
     count("num_compared"),
-    Index("ix_job_inputs_due", "available_at", postgresql_where=text(one_of("state", INPUT.open))),
+    index("ix_job_inputs_due", "available_at", where=one_of("state", INPUT.open)),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 
@@ -45,20 +30,12 @@ job_outputs = Table(
     Column("url", Text, nullable=False, unique=True),
     Column("table_url", Text),  # of a catalog, to which the parts are added at the end
     Column("table_schema", LargeBinary),  # the Arrow schema of parts that fit the table
-    Column("state", Text, CheckConstraint(one_of("state", OUTPUT_STATES), name="state"), nullable=False),
-    count("fence"),
-    count("attempt"),
-    moment("available_at", is_now=True),
-    Column("lease_owner", Text),
-    moment("lease_until"),
+    choice("state", OUTPUT_STATES),
+    *lease(BigInteger),
     Column("last_error", Text),
     moment("closed_at"),
     count("num_swept"),
-    Index(
-        "ix_job_outputs_due",
-        "available_at",
-        postgresql_where=text(one_of("state", DUE_OUTPUT_STATES)),
-    ),
+    index("ix_job_outputs_due", "available_at", where=one_of("state", DUE_OUTPUT_STATES)),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 

@@ -5,29 +5,16 @@ A delivery has no foreign key: a commit that ends a job must neither fail nor wa
 deleted.
 """
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Identity,
-    Index,
-    Integer,
-    Table,
-    Text,
-    Uuid,
-    func,
-    text,
-)
+from sqlalchemy import BigInteger, Boolean, Column, Integer, Table, Text, Uuid, func, text
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from vectormill.db.schema import BUSY, count, metadata, moment, one_of
+from vectormill.db.schema import BUSY, choice, count, index, metadata, moment, serial
 from vectormill.webhooks.webhook import DELIVERY_STATES
 
 webhooks = Table(
     "webhooks",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    serial(),
     Column("url", Text, nullable=False),
     Column("description", Text, nullable=False, server_default=text("''")),
     Column("events", ARRAY(Text), nullable=False),
@@ -51,19 +38,13 @@ webhooks = Table(
 webhook_deliveries = Table(
     "webhook_deliveries",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    serial(),
     Column("webhook_id", BigInteger, nullable=False),
     # The same at every attempt, so that a receiver recognizes duplicates.
     Column("event_id", Uuid, nullable=False, server_default=func.gen_random_uuid()),
     Column("event_type", Text, nullable=False),
     Column("payload", Text, nullable=False),  # the bytes that are signed and sent
-    Column(
-        "state",
-        Text,
-        CheckConstraint(one_of("state", DELIVERY_STATES), name="state"),
-        nullable=False,
-        server_default=text("'pending'"),
-    ),
+    choice("state", DELIVERY_STATES, default="pending"),
     count("fence"),
     count("num_attempts", Integer),
     Column("lease_owner", Text),
@@ -75,8 +56,8 @@ webhook_deliveries = Table(
     moment("attempted_at"),
     moment("ended_at"),
     moment("created_at", is_now=True),
-    Index("ix_webhook_deliveries_webhook_id", "webhook_id", "id"),
-    Index("ix_webhook_deliveries_state", "webhook_id", "state", "id"),
-    Index("ix_webhook_deliveries_created_at", "created_at"),
-    Index("ix_webhook_deliveries_due", "webhook_id", "due_at", postgresql_where=text("state = 'pending'")),
+    index("ix_webhook_deliveries_webhook_id", "webhook_id", "id"),
+    index("ix_webhook_deliveries_state", "webhook_id", "state", "id"),
+    index("ix_webhook_deliveries_created_at", "created_at"),
+    index("ix_webhook_deliveries_due", "webhook_id", "due_at", where="state = 'pending'"),
 )

@@ -1,9 +1,8 @@
 """The tables of processes that send heartbeats."""
 
-from sqlalchemy import BigInteger, Column, Identity, Index, Integer, Table, Text, Uuid, text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import Column, Integer, Table, Text, Uuid
 
-from vectormill.db.schema import BUSY, metadata, moment
+from vectormill.db.schema import BUSY, document, index, metadata, moment, serial
 
 workers = Table(
     "workers",
@@ -12,7 +11,7 @@ workers = Table(
     Column("incarnation", Uuid, nullable=False),
     Column("model", Text, nullable=False),
     Column("slots", Integer, nullable=False),
-    Column("report", JSONB, nullable=False, server_default=text("'{}'")),
+    document("report"),
     moment("started_at", is_now=True),
     moment("heartbeat_at", is_now=True),
     # The launching run of `vectormill worker`: only its next worker may take over the name at once.
@@ -34,15 +33,15 @@ heartbeats = Table(
 proofs = Table(
     "proofs",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    serial(),
     Column("worker", Text, nullable=False),
     Column("incarnation", Uuid, nullable=False),
     Column("model", Text, nullable=False),
-    Column("report", JSONB, nullable=False, server_default=text("'{}'")),
+    document("report"),
     moment("began_at", is_now=True),
     moment("proven_at"),
     moment("failed_at"),
     Column("reason", Text),
     moment("repaired_at"),
-    Index("ix_proofs_failed", "id", postgresql_where=text("failed_at IS NOT NULL AND repaired_at IS NULL")),
+    index("ix_proofs_failed", "id", where="failed_at IS NOT NULL AND repaired_at IS NULL"),
 )
