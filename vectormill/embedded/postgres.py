@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -34,10 +33,10 @@ from vectormill.embedded.cluster import (
     open_cluster,
     remove_cluster,
 )
-from vectormill.embedded.data_dir import DirectoryLock
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
+from vectormill.embedded.server import EmbeddedServer
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.lifetimes import end_child, end_leftovers
+from vectormill.processes.lifetimes import end_leftovers
 from vectormill.processes.logs import open_log, tail_of
 
 logger = logging.getLogger(__name__)
@@ -54,46 +53,14 @@ FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT
 IMMEDIATE_SECONDS = 2.0
 
 
-class EmbeddedPostgres:
-    """A Postgres server on the cluster of a home directory.
+class EmbeddedPostgres(EmbeddedServer):
+    """A Postgres server on the cluster of a home directory, which is created or recovered if necessary.
 
-    It may be started and stopped repeatedly; its URL stays the same.
+    Its URL is the SQLAlchemy URL of its database.
     """
 
     name = "postgres"
-
-    def __init__(
-        self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
-    ) -> None:
-        """Create the object without starting a server.
-
-        Setting `cancelled` makes a start in progress raise StartCancelled.
-        """
-        self._home = home
-        self._log_path = log_path or home / "logs" / "postgres.log"
-        self._cancelled = cancelled or threading.Event()
-        self._lock: DirectoryLock | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._port: int | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Return the pid of the server; None while it does not run."""
-        return self._process.pid if self._process is not None else None
-
-    def start(self) -> str:
-        """Start the server and return the SQLAlchemy URL of its database.
-
-        The cluster is created or recovered if necessary. Raise EmbeddedServerFailed with the end of the log,
-        AlreadyRunning or StartCancelled.
-        """
-        self.stop()
-        cluster = self._hold_cluster()
-        try:
-            return self._start(cluster)
-        except BaseException:
-            self.stop()
-            raise
+    ladder = ((FAST, 10.0), (IMMEDIATE, IMMEDIATE_SECONDS))
 
     def _hold_cluster(self) -> Cluster:
         """Lock the cluster and return it.
@@ -101,12 +68,11 @@ class EmbeddedPostgres:
         The lock is on the cluster and not on the home, because a copied home links to the same cluster.
         """
         cluster = open_cluster(self._home)
-        lock = DirectoryLock(cluster.directory / "vectormill.lock", self._home)
-        lock.acquire()
-        self._lock = lock
+        self._hold(cluster.directory)
         return cluster
 
-    def _start(self, cluster: Cluster) -> str:
+    def _start(self) -> str:
+        cluster = self._hold_cluster()
         binaries = find_postgres(cluster.account)
         initialise(cluster, binaries, self._log_path, self._cancelled)
         _end_left_over_server(cluster)
@@ -118,25 +84,6 @@ class EmbeddedPostgres:
         parameters = {"user": SUPERUSER, "password": cluster.password, **self._address(cluster)}
         prepare_database(parameters)
         return _url(parameters)
-
-    def stop(self, timeout: float = 10.0) -> None:
-        """Stop the server with a fast shutdown.
-
-        If that takes longer than `timeout` seconds, use an immediate shutdown. Stopping a server that is not
-        running is not an error.
-        """
-        if self._process is not None:
-            end_child(self._process, ((FAST, timeout), (IMMEDIATE, IMMEDIATE_SECONDS)))
-            self._process = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def wait(self) -> None:
-        """Block until the running server has ended, for whatever reason."""
-        process = self._process
-        if process is not None:
-            processes.wait_for_group(process)
 
     def destroy(self) -> None:
         """Stop the server and delete its cluster, wherever it is.
@@ -197,7 +144,7 @@ def _end_left_over_server(cluster: Cluster) -> None:
     files are removed because their pid may be reused by another program, which Postgres would take for a
     running server.
     """
-    end_leftovers(cluster.data, "postgres", ((FAST, 10.0), (IMMEDIATE, IMMEDIATE_SECONDS)))
+    end_leftovers(cluster.data, "postgres", EmbeddedPostgres.ladder)
     with contextlib.suppress(FileNotFoundError):
         (cluster.data / "postmaster.pid").unlink()
     for path in cluster.sockets.iterdir():

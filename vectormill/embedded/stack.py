@@ -21,13 +21,12 @@ from vectormill.embedded.account import make_directory
 from vectormill.embedded.data_dir import LOCK_NAME, DirectoryLock, RunningStack, remove_note, write_note
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.postgres import EmbeddedPostgres
+from vectormill.embedded.server import EmbeddedServer
 from vectormill.embedded.valkey import EmbeddedValkey
 from vectormill.processes import lifetimes as processes
 from vectormill.processes.supervisor import Backoff
 
 logger = logging.getLogger(__name__)
-
-Server = EmbeddedPostgres | EmbeddedValkey
 
 
 class EmbeddedStack:
@@ -53,7 +52,7 @@ class EmbeddedStack:
         self._stopping = stopping or threading.Event()
         self._lock = DirectoryLock(self.data_dir / LOCK_NAME)
         self._urls = {"postgres": database_url, "valkey": redis_url}
-        own: tuple[Server, ...] = (
+        own: tuple[EmbeddedServer, ...] = (
             EmbeddedPostgres(self.data_dir, cancelled=self._stopping),
             EmbeddedValkey(self.data_dir, cancelled=self._stopping),
         )
@@ -134,7 +133,7 @@ class EmbeddedStack:
             self.data_dir, RunningStack(pid, began, self.database_url, self.redis_url, api_url, flower_url)
         )
 
-    def _keep_alive(self, server: Server) -> None:
+    def _keep_alive(self, server: EmbeddedServer) -> None:
         """Restart the server whenever it ends, until the stack is stopped. Blocks its thread."""
         backoff = Backoff()
         while True:
@@ -148,7 +147,7 @@ class EmbeddedStack:
                 return
             self._start_again(server)
 
-    def _start_again(self, server: Server) -> None:
+    def _start_again(self, server: EmbeddedServer) -> None:
         with self._guards[server.name]:
             if self._stopping.is_set():
                 return

@@ -7,10 +7,8 @@ Started by root, it runs as root.
 """
 
 import contextlib
-import logging
 import secrets
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,13 +19,11 @@ from redis.retry import Retry
 
 from vectormill.embedded.account import write_private
 from vectormill.embedded.binaries import find_valkey_server
-from vectormill.embedded.data_dir import DirectoryLock
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
+from vectormill.embedded.server import EmbeddedServer
 from vectormill.processes import lifetimes as processes
-from vectormill.processes.lifetimes import end_child, end_leftovers
+from vectormill.processes.lifetimes import end_leftovers
 from vectormill.processes.logs import open_log, tail_of
-
-logger = logging.getLogger(__name__)
 
 START_TIMEOUT_SECONDS = 30.0
 BIND_ATTEMPTS = 5
@@ -58,50 +54,24 @@ logfile ""
 """
 
 
-class EmbeddedValkey:
-    """A Valkey server of a home directory.
-
-    It may be started and stopped repeatedly; its URL stays the same.
-    """
+class EmbeddedValkey(EmbeddedServer):
+    """A Valkey server of a home directory. It has nothing to save, so it is soon killed if it does not stop."""
 
     name = "valkey"
+    ladder = ((signal.SIGTERM, 1.0),)
 
     def __init__(
         self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
     ) -> None:
-        """Create the object without starting a server.
-
-        Setting `cancelled` makes a start in progress raise StartCancelled.
-        """
+        super().__init__(home, log_path=log_path, cancelled=cancelled)
         self._directory = home / "valkey"
-        self._home = home
-        self._log_path = log_path or home / "logs" / "valkey.log"
-        self._cancelled = cancelled or threading.Event()
         self._password = secrets.token_urlsafe(32)
-        self._port: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock: DirectoryLock | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """Return the pid of the server; None while it does not run."""
-        return self._process.pid if self._process is not None else None
-
-    def start(self) -> str:
-        """Start the server and return its URL.
-
-        Raise EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
-        """
-        self.stop()
+    def _start(self) -> str:
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        self._lock = DirectoryLock(self._directory / "vectormill.lock", self._home)
-        self._lock.acquire()
-        try:
-            end_leftovers(self._directory, "valkey-server", ((signal.SIGTERM, 5.0),))
-            return self._start_on_a_port()
-        except BaseException:
-            self.stop()
-            raise
+        self._hold(self._directory)
+        end_leftovers(self._directory, "valkey-server", ((signal.SIGTERM, 5.0),))
+        return self._start_on_a_port()
 
     def _start_on_a_port(self) -> str:
         """Start the server on a free port.
@@ -140,25 +110,6 @@ class EmbeddedValkey:
                     raise StartCancelled
         processes.wait_for_group(self._process)  # reap the process here, before the next attempt replaces it
         return False
-
-    def stop(self, timeout: float = 1.0) -> None:
-        """Stop the server.
-
-        It has nothing to save, so it is killed if it takes longer than `timeout` seconds. Stopping a server
-        that is not running is not an error.
-        """
-        if self._process is not None:
-            end_child(self._process, ((signal.SIGTERM, timeout),))
-            self._process = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def wait(self) -> None:
-        """Block until the running server has ended, for whatever reason."""
-        process = self._process
-        if process is not None:
-            processes.wait_for_group(process)
 
 
 def _quoted(directory: Path) -> str:
