@@ -7,6 +7,7 @@ file is made while it is read. Results are read a few chunks at a time.
 import base64
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,16 +23,14 @@ from vectormill.batches.request_batch import CANCELLED, EMBEDDINGS, EXPIRED, RER
 from vectormill.batches.request_lines import split_key
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, RequestFileNotFound
-from vectormill.jobs.chunk import decode_payload
+from vectormill.jobs.export import read_blocks, read_stored
 from vectormill.jobs.item import ItemFailure, Items, split_pair
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.scores import rank_scores
-from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
+from vectormill.vectors.vector_types import Rows
 
-# Results are large, so a page has only a few chunks.
-_CHUNKS_PER_PAGE: Final = 2
 REFUSALS_PER_PAGE: Final = 1000
 
 
@@ -51,6 +50,11 @@ class AnswerBlock:
     tokens: npt.NDArray[np.int32]
     failures: dict[int, ItemFailure]
 
+    @property
+    def end(self) -> int:
+        """Return the position after the last item of the block."""
+        return self.first_item + len(self.items)
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -63,16 +67,6 @@ class Refusal:
     param: str | None = None
 
 
-LIST_ANSWERS = text("""
-    SELECT chunks.first_item, payload.items, own.vectors, own.item_tokens
-      FROM vectormill.chunks
-      CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
-      LEFT JOIN LATERAL vectormill.vectors_of(chunks.id) AS own ON true
-     WHERE chunks.job_id = :job_id AND chunks.first_item >= :start AND chunks.state <> 'split'
-     ORDER BY chunks.first_item
-     LIMIT :limit
-""")
-
 LIST_FAILURES = text("""
     SELECT item, code, detail FROM vectormill.item_errors
      WHERE job_id = :job_id AND item >= :start AND item < :stop ORDER BY item
@@ -83,44 +77,19 @@ def read_answers(engine: Engine, job_id: UUID) -> Iterator[AnswerBlock]:
     """Yield all items of an ended job, in order. Raise JobNotFound, also if the job is deleted meanwhile."""
     with engine.connect() as connection:
         job = find_job(connection, job_id)
-    position = 0
-    while position < job.num_items:
-        with engine.connect() as connection:
-            page = _read_page(connection, job, position)
-        if not page:
-            raise JobNotFound(f"Job {job_id} was removed while its answers were being read.")
-        position = page[-1].first_item + len(page[-1].items)
-        yield from page
-
-
-def _read_page(connection: Connection, job: Job, start: int) -> list[AnswerBlock]:
-    blocks = []
-    values = {"job_id": job.id, "start": start, "limit": _CHUNKS_PER_PAGE}
-    for row in connection.execute(LIST_ANSWERS, values).all():
-        if row.first_item != start:
-            break
-        items = decode_payload(row.items)
-        blocks.append(_make_block(connection, job, start, items, row.vectors, row.item_tokens))
-        start += len(items)
-    return blocks
+    yield from read_blocks(engine, job, partial(_make_block, job), 0)
 
 
 def _make_block(
-    connection: Connection,
     job: Job,
+    connection: Connection,
     first_item: int,
     items: Items,
     vectors: bytes | None,
     item_tokens: bytes | None,
 ) -> AnswerBlock:
-    kind, num_items = choose_vector_type(job.spec, in_collection=False), len(items)
-    if vectors is None:
-        rows, present = (
-            missing_rows(num_items, kind, job.spec.dimensions),
-            np.zeros(num_items, dtype=np.bool_),
-        )
-    else:
-        rows, present = read_block(vectors, kind, num_items, job.spec.dimensions)
+    num_items = len(items)
+    rows, present = read_stored(connection, job, None, items, vectors)
     # item_tokens is None if no item of the chunk was encoded.
     tokens = np.zeros(num_items, np.int32) if item_tokens is None else np.frombuffer(item_tokens, dtype="<i4")
     failures = {}

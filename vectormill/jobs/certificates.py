@@ -58,7 +58,7 @@ def write_certificate_lines(engine: Engine, job_id: UUID) -> Iterator[bytes]:
         raise WrongJobState(f"The job is {job.state}; it has a certificate when it has ended.")
 
     def make_chunk(
-        connection: Connection, first_item: int, items: Items, own: bytes | None
+        connection: Connection, first_item: int, items: Items, own: bytes | None, *_: object
     ) -> CertifiedChunk:
         results, present = read_stored(connection, job, generation_id, items, own)
         values = {"job_id": job_id, "first_item": first_item}

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy.typing as npt
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.codebooks import find_driver, open_kind
+from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import PRUNED
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.row_kinds import Results, take_objects
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
@@ -34,49 +35,37 @@ from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_ro
 
 
 @dataclass(frozen=True, slots=True)
-class VectorBlock:
-    """Consecutive items of a job from position `first_item` on, with their vectors.
-
-    `keys` [n] are the items' keys, `vectors` [n, width] their vectors as stored, and `present` [n] says
-    which items have one.
-    """
+class Block:
+    """Consecutive items of a job from position `first_item` on; `keys` [n] are the items' keys."""
 
     first_item: int
-    keys: list[str]
-    vectors: Rows
-    present: npt.NDArray[np.bool_]
+    keys: Sequence[str]
 
     @property
     def end(self) -> int:
         """Return the position after the last item of the block."""
         return self.first_item + len(self.keys)
 
-    def behind(self, position: int) -> "VectorBlock":
+    def behind(self, position: int) -> Self:
         """Return the items of the block from this position in the job on."""
         cut = max(0, position - self.first_item)
-        return VectorBlock(self.first_item + cut, self.keys[cut:], self.vectors[cut:], self.present[cut:])
+        columns = {column.name: getattr(self, column.name)[cut:] for column in fields(self)[1:]}
+        return replace(self, first_item=self.first_item + cut, **columns)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordBlock:
-    """Consecutive items of a job from position `first_item` on, with their records as JSON.
+class VectorBlock(Block):
+    """Items with their vectors as stored [n, width]; `present` [n] says which items have one."""
 
-    A record is None for an item without one. Representations, in their packed form, are treated alike.
-    """
+    vectors: Rows
+    present: npt.NDArray[np.bool_]
 
-    first_item: int
-    keys: list[str]
+
+@dataclass(frozen=True, slots=True)
+class RecordBlock(Block):
+    """Items with their records as JSON, or their representations in packed form; None for an item without any."""
+
     records: Records
-
-    @property
-    def end(self) -> int:
-        """Return the position after the last item of the block."""
-        return self.first_item + len(self.keys)
-
-    def behind(self, position: int) -> "RecordBlock":
-        """Return the items of the block from this position in the job on."""
-        cut = max(0, position - self.first_item)
-        return RecordBlock(self.first_item + cut, self.keys[cut:], self.records[cut:])
 
 
 # Only payloads are read, in the order of the index on (job_id, first_item), to search them for a key.
@@ -89,14 +78,15 @@ LIST_PAYLOADS = """
      LIMIT %(limit)s
 """
 
-LIST_CHUNKS = """
-    SELECT chunks.first_item, payload.items, own.vectors
+_CHUNKS_WITH_RESULTS: Final = """
+    SELECT chunks.first_item, payload.items, own.vectors, own.item_tokens
       FROM vectormill.chunks
       CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
       LEFT JOIN LATERAL vectormill.vectors_of(chunks.id) AS own ON true
-     WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
-     ORDER BY chunks.first_item
-     LIMIT %(limit)s
+     WHERE chunks.job_id = %(job_id)s AND chunks.state <> 'split'
+"""
+LIST_CHUNKS = f"""
+    {_CHUNKS_WITH_RESULTS} AND chunks.first_item >= %(start)s ORDER BY chunks.first_item LIMIT %(limit)s
 """
 
 B = TypeVar("B", VectorBlock, RecordBlock)
@@ -112,9 +102,9 @@ class Read(Protocol):
 
 
 R = TypeVar("R", bound=Read)
-# The arguments are a connection, the position of the chunk's first item, its items, and the blob stored with
-# it.
-MakeBlock = Callable[[Connection, int, Items, bytes | None], R]
+# The arguments are a connection, the position of the chunk's first item, its items, the blob stored with it, and the
+# numbers of tokens of its items, if they were stored, as int32.
+MakeBlock = Callable[[Connection, int, Items, bytes | None, bytes | None], R]
 
 # Two pages are in memory, the current one and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
 _CHUNKS_PER_PAGE = 2
@@ -135,7 +125,9 @@ def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
     """
     job, generation_id = find_written(engine, job_id)
 
-    def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> VectorBlock:
+    def make_block(
+        connection: Connection, first_item: int, items: Items, own: bytes | None, *_: object
+    ) -> VectorBlock:
         rows, present = read_stored(connection, job, generation_id, items, own)
         return VectorBlock(first_item, list(items.keys), rows, present)
 
@@ -149,10 +141,12 @@ def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> 
     """
     job, generation_id = find_written(engine, job_id)
 
-    def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
+    def make_block(
+        connection: Connection, first_item: int, items: Items, own: bytes | None, *_: object
+    ) -> RecordBlock:
         if generation_id is None:
             return RecordBlock(first_item, list(items.keys), read_records(own, len(items)))
-        outputs, _ = _read_collection(connection, generation_id, items, job.spec)
+        outputs = _read_collection(connection, generation_id, items, job.spec)[0]
         own_form = list_records if job.spec.result == RECORD else bytes
         records = [None if output is None else own_form(output) for output in outputs]
         return RecordBlock(first_item, list(items.keys), records)
@@ -243,10 +237,10 @@ def _read_page(engine: Engine, job: Job, make_block: MakeBlock[R], start: int) -
     blocks = []
     with engine.connect() as connection:
         values = {"job_id": job.id, "start": start, "limit": _CHUNKS_PER_PAGE}
-        for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
+        for first_item, payload, *own in _fetch_binary(connection, LIST_CHUNKS, values):
             if first_item != start:
                 break
-            blocks.append(make_block(connection, first_item, decode_payload(payload), own))
+            blocks.append(make_block(connection, first_item, decode_payload(payload), *own))
             start = blocks[-1].end
     if not blocks:
         raise JobNotFound(
@@ -270,14 +264,8 @@ def read_stored(
     return _read_own(own, len(items), job.spec)
 
 
-READ_CHUNK_AT: Final = """
-    SELECT chunks.first_item, payload.items, own.vectors
-      FROM vectormill.chunks
-      CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
-      LEFT JOIN LATERAL vectormill.vectors_of(chunks.id) AS own ON true
-     WHERE chunks.job_id = %(job_id)s AND chunks.first_item <= %(position)s AND chunks.state <> 'split'
-     ORDER BY chunks.first_item DESC
-     LIMIT 1
+READ_CHUNK_AT: Final = f"""
+    {_CHUNKS_WITH_RESULTS} AND chunks.first_item <= %(position)s ORDER BY chunks.first_item DESC LIMIT 1
 """
 
 
@@ -291,7 +279,7 @@ def read_chunk_at(
     rows = _fetch_binary(connection, READ_CHUNK_AT, {"job_id": job.id, "position": position})
     if not rows:
         raise JobNotFound(f"Job {job.id} was removed while its texts were being read.")
-    first_item, payload, own = rows[0]
+    first_item, payload, own, _ = rows[0]
     items = decode_payload(payload)
     return first_item, items, *read_stored(connection, job, generation_id, items, own)
 
@@ -317,7 +305,7 @@ READ_COLLECTION = """
 def _read_collection(
     connection: Connection, generation_id: int, items: Sequence[Item], spec: EncodingSpec
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    kind = open_kind(find_driver(connection), spec)
+    kind = open_kind(driver_of(connection), spec)
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
     results = kind.gathered(kind.sent(spec, "live"))
     statement = READ_COLLECTION.format(table=table_name(generation_id), results=results)
@@ -340,8 +328,6 @@ def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]
 
     The text protocol would send each byte of a vector as two hexadecimal digits.
     """
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    with driver.cursor(binary=True) as cursor:
+    with driver_of(connection).cursor(binary=True) as cursor:
         rows: list[tuple[Any, ...]] = cursor.execute(statement, values).fetchall()
     return rows
