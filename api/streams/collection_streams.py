@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from api.streams.result_columns import RESULT_COLUMNS, Parts
-from api.streams.vector_streams import PIECE_BYTES, Pieces, PieceSink
+from api.streams.vector_streams import PIECE_BYTES, Pieces, write_groups
 from vectormill.collections.exports import Inclusion, RowPage
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.encoding import EncodingSpec
@@ -64,25 +63,15 @@ def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pie
         fields += [pa.field(name, pa.string()) for name in choose_kind(spec).text_columns]
     schema = pa.schema(fields)
     compression = {field.name: "zstd" for field in fields} | dict(table.compression)
-    sink = PieceSink()
-    writer = pq.ParquetWriter(
-        pa.PythonFile(sink, mode="w"),
-        schema,
-        compression=compression,
-        use_dictionary=False,
-        write_statistics=False,
+    # Each page is a row group. Larger groups need several times the memory; smaller ones lengthen the footer,
+    # which is in memory until the end: 25 MiB for the 8,000 pages of ten million rows.
+    groups = (_make_columns(page, spec, inclusion) for page in pages)
+    return write_groups(
+        schema, pages, groups, compression=compression, use_dictionary=False, write_statistics=False
     )
-    with closing(pages), writer:
-        # Each page is a row group. Larger groups need several times the memory; smaller ones lengthen the footer,
-        # which is in memory until the end: 25 MiB for the 8,000 pages of ten million rows.
-        for page in pages:
-            writer.write_table(_make_table(page, spec, inclusion, schema))
-            yield sink.take()
-        writer.close()
-        yield sink.take()
 
 
-def _make_table(page: RowPage, spec: EncodingSpec, inclusion: Inclusion, schema: pa.Schema) -> pa.Table:
+def _make_columns(page: RowPage, spec: EncodingSpec, inclusion: Inclusion) -> list[Any]:
     columns: list[Any] = [pa.array(page.keys, pa.string())]
     if page.results is not None:
         columns += RESULT_TABLES[spec.result].arrays(page.results, spec)
@@ -90,7 +79,7 @@ def _make_table(page: RowPage, spec: EncodingSpec, inclusion: Inclusion, schema:
         columns.append(pa.array(page.metadata, pa.string()))
     if inclusion.text:
         columns += [pa.array(texts, pa.string()) for texts in page.texts.values()]
-    return pa.table(columns, schema=schema)
+    return columns
 
 
 # The writers of the formats that have keys.

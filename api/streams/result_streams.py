@@ -11,68 +11,43 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlalchemy import Engine
 
 from api.streams.result_columns import RESULT_COLUMNS
-from api.streams.vector_streams import PIECE_BYTES, Pieces, PieceSink, ResultFormat
+from api.streams.vector_streams import (
+    PIECE_BYTES,
+    Pieces,
+    ResultFormat,
+    gather_rows,
+    select_present,
+    write_keyed,
+)
 from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
-from vectormill.files.result_tables import RESULT_TABLES
 from vectormill.jobs.export import RecordBlock, VectorBlock, read_job_records, read_vectors
 from vectormill.jobs.job import Job
-from vectormill.vectors.scores import Numbers, describe_scores
+from vectormill.vectors.scores import describe_scores
 
 ScoreBlocks = Generator[VectorBlock, None, None]
 
-ROWS_PER_GROUP: Final = 1 << 16
+ROWS_PER_GROUP: Final = 1 << 16  # since a row group per block would be too small
 
 
 def write_score_lines(job: Job, blocks: ScoreBlocks) -> Pieces:
     """Yield NDJSON with an object per item; items without a score are left out."""
     with closing(blocks):
         for block in blocks:
-            keys, numbers = _select_scores(block)
+            keys, numbers = select_present(block)
             if keys:
-                lines = describe_scores(keys, numbers, job.spec.labels)
+                lines = describe_scores(keys, numbers.astype(np.float32, copy=False), job.spec.labels)
                 yield b"\n".join([*map(msgspec.json.encode, lines), b""])
 
 
 def write_score_table(job: Job, blocks: ScoreBlocks) -> Pieces:
     """Yield a Parquet file with key, score, label and probabilities (one field per label), without failed items."""
-    table = RESULT_TABLES[SCORE]
-    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *table.fields(job.spec)])
-    sink = PieceSink()
-    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd")
-    with closing(blocks), writer:
-        for keys, numbers in _gather_scores(blocks):
-            arrays = [pa.array(keys, pa.string()), *table.arrays(numbers, job.spec)]
-            writer.write_table(pa.table(arrays, schema=schema))
-            yield sink.take()
-        writer.close()
-        yield sink.take()
-
-
-def _gather_scores(blocks: ScoreBlocks) -> Generator[tuple[list[str], Numbers], None, None]:
-    """Yield keys and numbers of several blocks at a time, since a row group per block would be too small."""
-    keys: list[str] = []
-    parts: list[Numbers] = []
-    for block in blocks:
-        own, numbers = _select_scores(block)
-        keys += own
-        parts.append(numbers)
-        if len(keys) >= ROWS_PER_GROUP:
-            yield keys, np.concatenate(parts)
-            keys, parts = [], []
-    if keys:
-        yield keys, np.concatenate(parts)
-
-
-def _select_scores(block: VectorBlock) -> tuple[list[str], Numbers]:
-    keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
-    return keys, block.vectors[block.present].astype(np.float32, copy=False)
+    groups = gather_rows(blocks, ROWS_PER_GROUP, np.dtype(np.float32))
+    return write_keyed(job, blocks, groups, compression="zstd")
 
 
 SCORE_FORMATS: Final[dict[RowsName, ResultFormat]] = {
@@ -110,18 +85,8 @@ def write_record_lines(job: Job, blocks: RecordBlocks) -> Pieces:
 
 def write_record_table(job: Job, blocks: RecordBlocks) -> Pieces:
     """Yield a Parquet file with the key and the columns of the results; items without any are left out."""
-    table = RESULT_TABLES[job.spec.result]
-    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *table.fields(job.spec)])
-    compression = {field.name: "zstd" for field in schema} | dict(table.compression)
-    sink = PieceSink()
-    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression=compression)
-    with closing(blocks), writer:
-        for keys, records in _gather_records(blocks):
-            arrays = [pa.array(keys, pa.string()), *table.arrays(take_objects(records), job.spec)]
-            writer.write_table(pa.table(arrays, schema=schema))
-            yield sink.take()
-        writer.close()
-        yield sink.take()
+    groups = ((keys, take_objects(records)) for keys, records in _gather_records(blocks))
+    return write_keyed(job, blocks, groups)
 
 
 def _gather_records(blocks: RecordBlocks) -> Generator[tuple[list[str], list[bytes]], None, None]:

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import math
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 
 from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from vectormill.domain.encoding import FLOAT32
-from vectormill.domain.task import VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputFormat
 from vectormill.files.result_tables import RESULT_TABLES
 from vectormill.jobs.export import VectorBlock
@@ -71,13 +70,18 @@ def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
     """Yield NDJSON with an object per item; items without a vector are left out."""
     with closing(blocks):
         for block in blocks:
-            keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
-            rows = block.vectors[block.present]
+            keys, rows = select_present(block)
             num_bytes = NUMBER_FORMATS[rows.dtype].slot_bytes * rows.shape[1]
             rows_per_piece = max(1, PIECE_BYTES // num_bytes)
             for start in range(0, len(keys), rows_per_piece):
                 end = start + rows_per_piece
                 yield write_lines(keys[start:end], rows[start:end])
+
+
+def select_present(block: VectorBlock) -> tuple[list[str], Rows]:
+    """Return the keys and results of the items that have one."""
+    keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
+    return keys, block.vectors[block.present]
 
 
 def write_lines(keys: list[str], rows: Rows) -> bytes:
@@ -141,29 +145,38 @@ class PieceSink(io.RawIOBase):
         return piece
 
 
-def write_parquet(job: Job, blocks: Blocks) -> Pieces:
-    """Yield a Parquet file with key (string) and embedding (fixed_size_list of numbers), without failed items."""
-    kind = delivered_type(job)
-    number = np.dtype(kind.row)
-    width = kind.width(job.spec.dimensions)
-    table = RESULT_TABLES[VECTOR]
-    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *table.fields(job.spec)])
-    rows_per_group = max(1, choose_group_bytes(job) // (number.itemsize * width))
+def write_groups(
+    schema: pa.Schema, blocks: Generator[Any, None, None], groups: Iterable[list[Any]], **options: Any
+) -> Pieces:
+    """Yield a Parquet file with a row group for each list of columns; then close `blocks`, their origin."""
     sink = PieceSink()
-    writer = pq.ParquetWriter(
-        pa.PythonFile(sink, mode="w"),
-        schema,
-        compression={"key": "zstd", **table.compression},
-        use_dictionary=False,
-        write_statistics=False,
-    )
+    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, **options)
     with closing(blocks), writer:
-        for keys, rows in gather_rows(blocks, rows_per_group, number):
-            columns = [pa.array(keys, pa.string()), *table.arrays(rows, job.spec)]
+        for columns in groups:
             writer.write_table(pa.table(columns, schema=schema))
             yield sink.take()
         writer.close()
         yield sink.take()
+
+
+def write_keyed(
+    job: Job, blocks: Generator[Any, None, None], groups: Iterable[tuple[list[str], Any]], **options: Any
+) -> Pieces:
+    """Yield a Parquet file with the keys and results of a job, a row group for each of `groups`."""
+    table = RESULT_TABLES[job.spec.result]
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *table.fields(job.spec)])
+    columns = ([pa.array(keys, pa.string()), *table.arrays(results, job.spec)] for keys, results in groups)
+    compression = {field.name: "zstd" for field in schema} | dict(table.compression)
+    return write_groups(schema, blocks, columns, **{"compression": compression, **options})
+
+
+def write_parquet(job: Job, blocks: Blocks) -> Pieces:
+    """Yield a Parquet file with key (string) and embedding (fixed_size_list of numbers), without failed items."""
+    kind = delivered_type(job)
+    number = np.dtype(kind.row)
+    rows_per_group = max(1, choose_group_bytes(job) // (number.itemsize * kind.width(job.spec.dimensions)))
+    groups = gather_rows(blocks, rows_per_group, number)
+    return write_keyed(job, blocks, groups, use_dictionary=False, write_statistics=False)
 
 
 def choose_group_bytes(job: Job) -> int:
@@ -180,8 +193,9 @@ def gather_rows(
     keys: list[str] = []
     parts: list[Rows] = []
     for block in blocks:
-        keys += [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
-        parts.append(block.vectors[block.present].astype(number, copy=False))
+        own, rows = select_present(block)
+        keys += own
+        parts.append(rows.astype(number, copy=False))
         if len(keys) >= num_rows:
             yield from _cut_evenly(keys, np.concatenate(parts), num_rows)
             keys, parts = [], []
