@@ -14,14 +14,12 @@ def encode_cursor(position: int) -> str:
     return f"{position:016x}"
 
 
-def cut_page(
-    found: Sequence[T], limit: int, position_of: Callable[[T], int]
-) -> tuple[Sequence[T], str | None]:
+def cut_page(found: Sequence[T], limit: int, position_of: Callable[[T], int]) -> tuple[list[T], str | None]:
     """Return the first `limit` rows of `found`, and the cursor of the next page.
 
     The cursor is None on the last page.
     """
-    page = found[:limit]
+    page = list(found[:limit])
     return page, encode_cursor(position_of(page[-1])) if len(found) > limit else None
 
 

@@ -12,8 +12,8 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import Connection, Engine
 
 from api.console.console import Console, ConsoleDependency
-from api.console.pages import Page, cut_page
-from api.cursors import decode_cursor
+from api.console.pages import Page
+from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
 from api.routes.searches import find_embeddings, fit_searches, make_one_search, open_generation

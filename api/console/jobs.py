@@ -22,9 +22,9 @@ from api.console.history import (
     find_runs,
     share_of,
 )
-from api.console.pages import Page, cut_page
+from api.console.pages import Page
 from api.console.words import round_shares
-from api.cursors import decode_cursor
+from api.cursors import cut_page, decode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import Problem
 from api.routes.jobs import JOB_CHANGES, change_job

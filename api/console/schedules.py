@@ -1,7 +1,7 @@
 """Pages of schedules: when each is due, what its last runs did, why one is late, and actions on runs."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -9,13 +9,13 @@ from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
 from api.console.console import Console
-from api.console.pages import Page, cut_page, find_action
-from api.cursors import decode_cursor
+from api.console.pages import Page, find_action
+from api.cursors import cut_page, decode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.routes.runs import RunId
 from api.routes.schedules import ScheduleName
 from vectormill.domain.errors import InvalidOption
-from vectormill.runs.run import HELD, QUEUED, RUNNING, Run
+from vectormill.runs.run import HELD, QUEUED, RUNNING, Run, describe_counts
 from vectormill.runs.runs import cancel_run, confirm_run
 from vectormill.schedules.cron import find_timezone
 from vectormill.schedules.schedule import Schedule, ScheduleCounts
@@ -110,7 +110,10 @@ def read_schedule(connection: Connection, console: Console, name: ScheduleName) 
     runs = list_scheduled_runs(connection, name, limit=HISTORY_SIZE)
     return ScheduleView(
         describe_schedule(schedule, list_signs_of_life(connection)),
-        [HistoryRow(run, count_changes(run), measure_run(run, schedule.now)) for run in runs],
+        [
+            HistoryRow(run, describe_counts(asdict(run.counts)), measure_run(run, schedule.now))
+            for run in runs
+        ],
     )
 
 
@@ -231,20 +234,6 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[SchedulePr
             )
         )
     return found
-
-
-def count_changes(run: Run) -> str:
-    """Return the counts of a run, such as `1,200 seen, 3 new, 1 failed`, without zeros and unchanged rows."""
-    names = (
-        ("seen", run.counts.num_seen),
-        ("new", run.counts.num_new),
-        ("changed", run.counts.num_changed),
-        ("metadata only", run.counts.num_metadata_only),
-        ("moved", run.counts.num_moved),
-        ("deleted", run.counts.num_deleted),
-        ("failed", run.counts.num_failed),
-    )
-    return ", ".join(f"{number:,} {word}" for word, number in names if number)
 
 
 def measure_run(run: Run, now: datetime) -> float | None:

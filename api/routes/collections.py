@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from api.cursors import decode_cursor, encode_cursor
+from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.submissions import make_wanted_spec
 from api.serving import serve
@@ -91,10 +91,9 @@ def get_collections(resources: ResourcesDependency, query: CollectionsQuery) -> 
     after = decode_cursor(query.after)
     with resources.engine.connect() as connection:
         rows = list_collection_rows(connection, after=after, limit=query.limit + 1)
-    page = rows[: query.limit]
+    page, following = cut_page(rows, query.limit, lambda row: row.id)
     return CollectionPage(
-        data=[describe(CollectionBody, row, **list_facts(row)) for row in page],
-        next=encode_cursor(page[-1].id) if len(rows) > len(page) else None,
+        data=[describe(CollectionBody, row, **list_facts(row)) for row in page], next=following
     )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.printing import listing, print_table
+from vectormill.runs.run import describe_counts
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -191,20 +192,6 @@ def describe_due(schedule: Schedule) -> str:
 
 def describe_success(schedule: Schedule) -> str:
     return f"{_minute(schedule['last_success_at'])} UTC" if schedule["last_success_at"] else "never"
-
-
-def describe_counts(counts: Mapping[str, int]) -> str:
-    """Format the number of rows that a run changed, by kind of change; unchanged rows are left out."""
-    names = {
-        "num_seen": "seen",
-        "num_new": "new",
-        "num_changed": "changed",
-        "num_metadata_only": "metadata only",
-        "num_moved": "moved",
-        "num_deleted": "deleted",
-        "num_failed": "failed",
-    }
-    return ", ".join(f"{counts[name]:,} {word}" for name, word in names.items() if counts.get(name))
 
 
 def describe_standing(schedule: Schedule) -> str:

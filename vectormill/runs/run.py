@@ -115,6 +115,16 @@ class RunCounts:
     num_failed: int = 0
 
 
+COUNTED: Final = ("seen", "new", "changed", "metadata_only", "moved", "deleted", "failed")
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Format the fields of RunCounts, such as `1,200 seen, 3 new, 1 failed`, without zeros and unchanged rows."""
+    return ", ".join(
+        f"{counts[f'num_{word}']:,} {word.replace('_', ' ')}" for word in COUNTED if counts.get(f"num_{word}")
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run as read from the database.
