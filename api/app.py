@@ -73,6 +73,7 @@ GRACEFUL_SHUTDOWN_SECONDS: Final = 10
 POOL_SIZE: Final = 4
 POOL_OVERFLOW: Final = 3
 REDIS_TIMEOUT_SECONDS: Final = 1.0
+FOLLOW_SECONDS: Final = 0.5
 KEY_SCHEME: Final = {
     "type": "http",
     "scheme": "bearer",
@@ -241,7 +242,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
         generations=LiveGenerations(engine, settings.max_requests),
         metrics=metrics,
         gates=Gates.of(settings),
-        watch=Watch(engine),
+        watch=Watch(FOLLOW_SECONDS),
         puts=Puts(engine, settings, is_stopping),
         is_stopping=is_stopping,
     )

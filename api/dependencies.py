@@ -17,6 +17,7 @@ from api.search_pool import LiveGenerations, SearchPool
 from api.watch import Watch
 from vectormill.collections.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
+from vectormill.jobs.bodies import JobBody
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
@@ -37,7 +38,7 @@ class Resources:
     generations: LiveGenerations
     metrics: ApiMetrics
     gates: Gates
-    watch: Watch
+    watch: Watch[UUID, JobBody]
     puts: Puts
     is_stopping: Callable[[], bool]
 

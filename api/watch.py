@@ -1,65 +1,55 @@
-"""Watch: a job that several clients follow is read from Postgres once for all of them."""
+"""Watch: what several clients follow is read once for all of them."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
-from uuid import UUID
+from typing import Generic, TypeVar
 
 from fastapi.concurrency import run_in_threadpool
-from sqlalchemy import Engine
 
-from vectormill.jobs.bodies import JobBody
-from vectormill.jobs.jobs import find_job
-from vectormill.jobs.waiting import make_job_body
-
-POLL_SECONDS: Final = 0.5
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
-class FollowedJob:
-    """A job that clients follow, as it was last read.
+class Followed(Generic[Value]):
+    """Something that clients follow, as it was last read.
 
     The lock lets clients that come during a read share it.
     """
 
-    num_watchers: int = 0
-    body: JobBody | None = None
+    num_followers: int = 0
+    value: Value | None = None
     read_at: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Watch:
-    """The jobs that clients are following. Used by the event loop alone."""
+class Watch(Generic[Key, Value]):
+    """What clients are following, read again after `seconds`. Used by the event loop alone."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine = engine
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
         self._clock = clock
-        self._followed: dict[UUID, FollowedJob] = {}
+        self._followed: dict[Key, Followed[Value]] = {}
 
     @contextmanager
-    def join(self, job_id: UUID) -> Iterator[FollowedJob]:
-        """Count one more follower of the job for the duration of the block."""
-        followed = self._followed.setdefault(job_id, FollowedJob())
-        followed.num_watchers += 1
+    def join(self, key: Key) -> Iterator[Followed[Value]]:
+        """Count one more follower for the duration of the block; nothing is kept after the last one."""
+        followed = self._followed.setdefault(key, Followed())
+        followed.num_followers += 1
         try:
             yield followed
         finally:
-            followed.num_watchers -= 1
-            if not followed.num_watchers:
-                del self._followed[job_id]
+            followed.num_followers -= 1
+            if not followed.num_followers:
+                del self._followed[key]
 
-    async def look(self, job_id: UUID, followed: FollowedJob) -> JobBody:
-        """Return the job as it was at most POLL_SECONDS ago. Raise JobNotFound."""
+    async def look(self, followed: Followed[Value], read: Callable[[], Value]) -> Value:
+        """Return it as it was less than `seconds` ago; it is read in a thread."""
         async with followed.lock:
-            if followed.body is None or self._clock() - followed.read_at >= POLL_SECONDS:
-                body = await run_in_threadpool(self.load, job_id)
-                followed.body, followed.read_at = body, self._clock()
-            return followed.body
-
-    def load(self, job_id: UUID) -> JobBody:
-        """Return the job as it is now. Raise JobNotFound."""
-        with self._engine.connect() as connection:
-            return make_job_body(connection, find_job(connection, job_id))
+            if followed.value is None or self._clock() - followed.read_at >= self.seconds:
+                followed.value = await run_in_threadpool(read)
+                followed.read_at = self._clock()
+            return followed.value

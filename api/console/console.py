@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 
 from api.console import words
 from api.console.history import Histories
-from api.console.live import LiveViews
+from api.console.live import LOOK_SECONDS, Rendered
+from api.watch import Watch
 from vectormill.collections.collection import find_kind
 from vectormill.keys.api_key import WRITE, includes
 from vectormill.runs.run import STEERABLE_RUN_STATES
@@ -115,7 +116,7 @@ class Console:
     """
 
     def __init__(self, version: str, navigation: Sequence[tuple[str, str]]) -> None:
-        self.views = LiveViews()
+        self.views = Watch[str, Rendered](LOOK_SECONDS)
         self.histories = Histories()
         self._assets = find_assets()
         self._templates = make_templates(

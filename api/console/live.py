@@ -1,27 +1,19 @@
 """Live views: parts of pages that are rendered once for all their viewers, and sent when they change.
 
-The stream is Server-Sent Events; htmx replaces the element that follows the stream with each message.
+htmx replaces the element that follows the stream with each message.
 """
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-import anyio
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from api.dependencies import Resources
-from api.problems import is_database_away
+from api.event_stream import EventStream
+from api.watch import Watch
 
 LOOK_SECONDS: Final = 1.0
-# Proxies close a connection that is silent for a minute.
-SILENCE_SECONDS: Final = 15.0
-RETRY_MILLISECONDS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,91 +24,27 @@ class Rendered:
     is_last: bool = False
 
 
-# Reads and renders a view, in a thread. The result must be the same for all viewers with the same key.
-Render = Callable[[], Rendered]
+class LiveStream(EventStream[Rendered]):
+    """The event stream of one viewer. `render` reads and renders the view."""
 
-
-@dataclass(slots=True)
-class View:
-    """A view as last rendered. Its lock makes concurrent viewers share one rendering."""
-
-    num_viewers: int = 0
-    rendered: Rendered | None = None
-    read_at: float = 0.0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-class LiveViews:
-    """The views with at least one viewer, by key. They may be used from the event loop only."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._views: dict[str, View] = {}
-
-    @contextmanager
-    def join(self, key: str) -> Iterator[View]:
-        """Count one more viewer of the view during the block; remove the view after its last viewer."""
-        view = self._views.setdefault(key, View())
-        view.num_viewers += 1
-        try:
-            yield view
-        finally:
-            view.num_viewers -= 1
-            if not view.num_viewers:
-                del self._views[key]
-
-    async def look(self, view: View, render: Render) -> Rendered:
-        """Return the view, rendered again if the last rendering is LOOK_SECONDS old or older."""
-        async with view.lock:
-            if view.rendered is None or self._clock() - view.read_at >= LOOK_SECONDS:
-                view.rendered = await run_in_threadpool(render)
-                view.read_at = self._clock()
-            return view.rendered
-
-
-class LiveStream(StreamingResponse):
-    """The event stream of one viewer. Serving it raises Problem when there are too many streams."""
-
-    def __init__(self, resources: Resources, views: LiveViews, key: str, render: Render) -> None:
-        self._resources = resources
-        self._views = views
-        self._key = key
+    def __init__(
+        self, resources: Resources, views: Watch[str, Rendered], key: str, render: Callable[[], Rendered]
+    ) -> None:
         self._render = render
-        super().__init__((), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        super().__init__(resources, views, key)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._resources.gates.watchers.enter(), self._views.join(self._key) as view:
-            # An error in the first rendering gets a separate response, before the stream begins.
-            first = await self._views.look(view, self._render)
-            self.body_iterator = self._follow(view, first, scope["state"]["is_still_in"])
-            await super().__call__(scope, receive, send)
+    def read(self) -> Rendered:
+        return self._render()
 
-    async def _follow(
-        self, view: View, rendered: Rendered, is_still_in: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[str]:
-        """Yield the view whenever it changes, until its last rendering or the end of the session.
+    def write(self, value: Rendered) -> bytes:
+        return (write_message(value.html) + "event: end\ndata: \n\n" * value.is_last).encode()
 
-        A viewer whose key was revoked connects again and is then redirected to the login.
-        """
-        yield f"retry: {RETRY_MILLISECONDS}\n\n{write_message(rendered.html)}"
-        last, spoken_at = rendered, time.monotonic()
-        while not last.is_last and not self._resources.is_stopping():
-            await anyio.sleep(LOOK_SECONDS)
-            if not await is_still_in():
-                return
-            try:
-                rendered = await self._views.look(view, self._render)
-            except Exception as error:  # the stream outlives a restart of Postgres, but no other error
-                if not is_database_away(error):
-                    raise
-            if rendered != last:
-                last, spoken_at = rendered, time.monotonic()
-                yield write_message(rendered.html)
-            elif time.monotonic() - spoken_at > SILENCE_SECONDS:
-                spoken_at = time.monotonic()
-                yield ": still here\n\n"
-        if last.is_last:
-            yield "event: end\ndata: \n\n"
+    def is_last(self, value: Rendered) -> bool:
+        return value.is_last
+
+    async def may_go_on(self, scope: Scope) -> bool:
+        """A viewer whose key was revoked connects again and is then redirected to the login."""
+        return bool(await scope["state"]["is_still_in"]())
 
 
 def write_message(html: str) -> str:

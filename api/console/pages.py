@@ -16,7 +16,6 @@ from fastapi.responses import HTMLResponse
 
 from api.console.console import Console, ConsoleDependency, VisitorDependency
 from api.console.live import LiveStream, Rendered
-from api.cursors import encode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import Problem
 from vectormill.domain.errors import NotFound
@@ -155,14 +154,3 @@ def find_action(actions: Mapping[str, Row], name: str) -> Row:
             404, "not-found", f"Unknown action {name[:40]!r}; expected one of: {', '.join(actions)}."
         )
     return actions[name]
-
-
-def cut_page(
-    found: Sequence[Row], size: int, position_of: Callable[[Row], int]
-) -> tuple[list[Row], str | None]:
-    """Return the rows of one page and the cursor of the next page, None on the last.
-
-    `found` has one row more than `size` if there is a next page.
-    """
-    page = list(found[:size])
-    return page, encode_cursor(position_of(page[-1])) if len(found) > size else None

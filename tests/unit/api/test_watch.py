@@ -2,11 +2,9 @@
 
 import asyncio
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from sqlalchemy import create_engine
-
-from api.watch import POLL_SECONDS, Watch
+from api.watch import Watch
 from vectormill.domain.errors import JobNotFound
 
 JOB_ID = uuid4()
@@ -14,29 +12,27 @@ JOB_ID = uuid4()
 
 def test_watchers_of_a_job_share_a_read_until_the_next_poll() -> None:
     now, num_reads = 1000.0, 0
-    watch = Watch(create_engine("postgresql+psycopg://"), clock=lambda: now)
+    watch = Watch[UUID, int](0.5, clock=lambda: now)
 
-    def read(job_id: object) -> Any:
+    def read() -> int:
         nonlocal num_reads
         num_reads += 1
         if num_reads > 4:
             raise JobNotFound
         return num_reads
 
-    watch.load = read  # type: ignore[method-assign]
-
     async def look(num_watchers: int = 8) -> Any:
         with watch.join(JOB_ID) as followed:
-            looks = (watch.look(JOB_ID, followed) for _ in range(num_watchers))
+            looks = (watch.look(followed, read) for _ in range(num_watchers))
             return await asyncio.gather(*looks, return_exceptions=True)
 
     async def follow() -> None:
         nonlocal now
         with watch.join(JOB_ID):  # somebody follows it all the time
             assert await look() == [1] * 8
-            now += POLL_SECONDS * 0.9
+            now += 0.45
             assert await look() == [1] * 8
-            now += POLL_SECONDS * 0.1
+            now += 0.05
             assert await look() == [2] * 8
         # Who comes when nobody follows any more gets no old read.
         assert await look() == [3] * 8

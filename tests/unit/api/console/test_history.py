@@ -1,6 +1,5 @@
-"""How a job went while somebody looked, the buttons of its state, and a view that is read once for all viewers."""
+"""How a job went while somebody looked, the buttons of its state, and the message of a view."""
 
-import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
@@ -9,7 +8,7 @@ import pytest
 
 from api.console.history import MAX_JOBS, MAX_SAMPLES, Histories, find_runs
 from api.console.jobs import JobView, list_wishes
-from api.console.live import LOOK_SECONDS, LiveViews, Rendered, write_message
+from api.console.live import write_message
 from tests.jobs import JOB, START
 from vectormill.jobs.job import Job
 
@@ -118,31 +117,5 @@ def test_a_job_has_the_buttons_of_its_state() -> None:
         assert [wish.name for wish in found] == wishes, state
 
 
-def test_fifty_who_look_at_one_view_cost_one_reading_a_second() -> None:
-    now, num_readings = 100.0, 0
-    views = LiveViews(lambda: now)
-
-    def read() -> Rendered:
-        nonlocal num_readings
-        num_readings += 1
-        return Rendered(f"<p>{num_readings}</p>")
-
-    async def look_all() -> set[str]:
-        with views.join("jobs") as view:
-            seen = await asyncio.gather(*(views.look(view, read) for _ in range(50)))
-        return {rendered.html for rendered in seen}
-
-    async def look_twice() -> None:
-        nonlocal now
-        with views.join("jobs") as first:
-            assert await look_all() == {"<p>1</p>"}
-            now += LOOK_SECONDS
-            assert await look_all() == {"<p>2</p>"}
-            with views.join("queue") as other:
-                assert other is not first
-        with views.join("jobs") as later:  # nobody was left, so nothing was kept
-            assert later is not first
-
-    asyncio.run(look_twice())
-    assert num_readings == 2
+def test_each_line_of_a_view_becomes_a_line_of_data() -> None:
     assert write_message("<p>a\n  b</p>") == "data: <p>a\ndata:   b</p>\n\n"
