@@ -1,6 +1,7 @@
 """Commands certify, verify and certificate: measure how well results agree with what they should be."""
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from vectormill.client import Client
-    from vectormill.client.views import ProgressView
     from vectormill.models.model_card import ModelCard
     from vectormill.settings import Settings
     from worker.certificates.certificate import Certificate
-    from worker.certificates.measuring import Choices
+    from worker.certificates.measuring import Choices, Tell
 
 app = typer.Typer()
 
@@ -95,22 +95,11 @@ def write_measured(
     card: "ModelCard", choices: "Choices", max_tokens: int | None, settings: "Settings", path: Path
 ) -> "Certificate":
     """Measure a model with a progress bar, write its certificate to a file, and return it."""
-    from vectormill.client.progress import Progress
     from worker.certificates.certificate import write_certificate
-    from worker.certificates.measuring import certify
-    from worker.devices.detect import detect_inventory
-    from worker.settings import find_cache_dir, load_worker_settings
+    from worker.certificates.measuring import Machine, certify
 
-    with Progress(look_at_measuring) as progress:
-        certificate = certify(
-            card,
-            choices,
-            max_tokens,
-            load_worker_settings(),
-            detect_inventory(),
-            find_cache_dir(settings),
-            lambda stage, done, total: progress({"stage": stage, "done": done, "total": total}),
-        )
+    with telling() as tell_progress:
+        certificate = certify(card, choices, max_tokens, Machine.find(settings), tell_progress)
     write_certificate(certificate, path)
     tell(f"The certificate is in {path}.")
     return certificate
@@ -179,28 +168,19 @@ def verify(certificate: str | None = None, *, sample: int = 200, data_dir: Path 
 
 def verify_certificate(file: str | None, data_dir: Path | None) -> Outcome:
     """Measure a certificate again, print the differences, and return the verdict."""
-    from vectormill.client.progress import Progress
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
     from worker.certificates.certificate import find_newest, read_certificate
+    from worker.certificates.measuring import Machine
     from worker.certificates.verifying import verify
-    from worker.devices.detect import detect_inventory
-    from worker.settings import find_cache_dir, load_worker_settings
 
     settings = load_settings(data_dir=data_dir)
     path = find_newest(settings.data_dir) if file is None else Path(file)
     certified = read_certificate(path)
     tell(f"Verifying {path}, of {certified.model}, measured at {certified.measured_at}.")
     card = open_registry(settings, certified.model).card(certified.model, weights=True)
-    with Progress(look_at_measuring) as progress:
-        verdict = verify(
-            certified,
-            card,
-            load_worker_settings(),
-            detect_inventory(),
-            find_cache_dir(settings),
-            lambda stage, done, total: progress({"stage": stage, "done": done, "total": total}),
-        )
+    with telling() as tell_progress:
+        verdict = verify(certified, card, Machine.find(settings), tell_progress)
     for sentence in (*verdict.notes, *verdict.failures):
         tell(sentence)
     tell("This is not what was certified." if verdict.failures else "Everything is as certified.")
@@ -212,19 +192,12 @@ def verify_results(job_id: "UUID", sample: int, data_dir: Path | None) -> Outcom
     from random import SystemRandom
 
     from vectormill.cli.keys import connected
-    from vectormill.client.progress import Progress
     from worker.certificates.resampling import verify_job
     from worker.settings import load_worker_settings
 
-    with connected(data_dir) as (engine, settings), Progress(look_at_measuring) as progress:
+    with connected(data_dir) as (engine, settings), telling() as tell_progress:
         verdict = verify_job(
-            engine,
-            job_id,
-            sample,
-            settings,
-            load_worker_settings(),
-            lambda stage, done, total: progress({"stage": stage, "done": done, "total": total}),
-            SystemRandom(),
+            engine, job_id, sample, settings, load_worker_settings(), tell_progress, SystemRandom()
         )
     if not verdict.num_compared:
         tell("Nothing was compared: no item of the sample has a result of this job.")
@@ -265,9 +238,15 @@ def suspects(client: "Client") -> "Iterator[Mapping[str, Any]]":
     return client.suspects()
 
 
-def look_at_measuring(measuring: "Mapping[str, Any]") -> "ProgressView":
-    """Return what is being measured, and how much of it is done."""
+@contextmanager
+def telling() -> "Iterator[Tell]":
+    """Yield a function that shows what is being measured, and how much of it is done."""
+    from vectormill.client.progress import Progress
     from vectormill.client.views import ProgressView
 
-    done, total = measuring["done"], measuring["total"]
-    return ProgressView(measuring["stage"], f"{done} of {total}", done / total if total else None)
+    def look(told: "Mapping[str, Any]") -> ProgressView:
+        stage, done, total = told["told"]
+        return ProgressView(stage, f"{done} of {total}", done / total if total else None)
+
+    with Progress(look) as progress:
+        yield lambda *told: progress({"told": told})

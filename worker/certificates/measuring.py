@@ -18,7 +18,7 @@ from hashlib import file_digest
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.models.weights import find_weights, list_small_files, list_weight_files, list_weights
 from vectormill.moments import format_moment
 from vectormill.processes.lifetimes import die_with_parent
+from vectormill.settings import Settings
 from worker.certificates.certificate import (
     Certificate,
     Circumstances,
@@ -45,6 +46,7 @@ from worker.certificates.certificate import (
     make_measurement,
 )
 from worker.certificates.texts import make_texts
+from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, Inventory, parse_devices
 from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import (
@@ -64,7 +66,7 @@ from worker.placement.model_shape import ModelShape
 from worker.placement.strategies import REPLICATE, SHARED
 from worker.plan import find_shape, plan_worker
 from worker.runner.starter import Sharing
-from worker.settings import WorkerSettings
+from worker.settings import WorkerSettings, find_cache_dir, load_worker_settings
 
 SEED: Final = 25
 # Reading longer texts in fp32 one at a time would take hours for some models; an option asks for them.
@@ -98,22 +100,29 @@ class Choices:
     strategy: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What models run on here: the settings of workers, the devices, and the folder of what is made of models."""
+
+    settings: WorkerSettings
+    inventory: Inventory
+    cache_dir: Path
+
+    @classmethod
+    def find(cls, settings: Settings) -> Self:
+        return cls(load_worker_settings(), detect_inventory(), find_cache_dir(settings))
+
+
 def certify(
-    card: ModelCard,
-    choices: Choices,
-    max_tokens: int | None,
-    settings: WorkerSettings,
-    inventory: Inventory,
-    cache_dir: Path,
-    tell: Tell,
+    card: ModelCard, choices: Choices, max_tokens: int | None, machine: Machine, tell: Tell
 ) -> Certificate:
     """Measure every combination and return the certificate.
 
     Raises UnsupportedModel for a model without a reference, and ModelError if no combination can be measured.
     """
     spec = choose_spec(card, max_tokens)
-    combinations = list(list_combinations(card, choices, inventory))
-    return measure(card, spec, SEED, combinations, settings, inventory, cache_dir, tell)
+    combinations = list(list_combinations(card, choices, machine.inventory))
+    return measure(card, spec, SEED, combinations, machine, tell)
 
 
 def choose_spec(card: ModelCard, max_tokens: int | None = None) -> EncodingSpec:
@@ -203,9 +212,7 @@ def measure(
     spec: EncodingSpec,
     seed: int,
     combinations: Sequence[Combination],
-    settings: WorkerSettings,
-    inventory: Inventory,
-    cache_dir: Path,
+    machine: Machine,
     tell: Tell,
 ) -> Certificate:
     """Measure these combinations; those that this machine cannot run become unmeasured.
@@ -226,9 +233,7 @@ def measure(
     for number, combination in enumerate(combinations):
         tell(str(combination), number, len(combinations))
         try:
-            found, result = measure_combination(
-                card, spec, combination, texts, reference, seed, settings, inventory, cache_dir
-            )
+            found, result = measure_combination(card, spec, combination, texts, reference, seed, machine)
         except ModelError as error:
             unmeasured.append(Unmeasured(combination, str(error)))
             continue
@@ -243,7 +248,7 @@ def measure(
         model=card.name,
         spec=spec,
         files=digest_files(card),
-        circumstances=describe_circumstances(inventory, [each.combination for each in measurements]),
+        circumstances=describe_circumstances(machine.inventory, [each.combination for each in measurements]),
         method=Method(library, seed, len(texts), int(lengths.max()), num_truncated),
         measurements=measurements,
         unmeasured=unmeasured,
@@ -306,9 +311,7 @@ def measure_combination(
     texts: Sequence[bytes],
     reference: NDArray[np.float32],
     seed: int,
-    settings: WorkerSettings,
-    inventory: Inventory,
-    cache_dir: Path,
+    machine: Machine,
 ) -> tuple[Measurement, EncodeResult]:
     """Encode the texts in one combination, in every way, and compare them with the reference.
 
@@ -329,7 +332,7 @@ def measure_combination(
         return Closeness(float(each.min()), float(each.mean()))
 
     ways: dict[str, Closeness] = {}
-    with run_engine(card, combination, settings, inventory, cache_dir) as engine:
+    with run_engine(card, combination, machine) as engine:
         alone = take_evenly(range(len(texts)), NUM_ALONE)
         rows = np.concatenate([encode(engine, [place]).vectors for place in alone])
         ways[ALONE] = compare(rows, alone)
@@ -337,7 +340,7 @@ def measure_combination(
         together = encode(engine, order)
         ways[TOGETHER] = compare(together.vectors, order)
         switches = engine.report().get("switches", ())
-    with run_engine(card, combination, settings, inventory, cache_dir) as engine:
+    with run_engine(card, combination, machine) as engine:
         again = chance.permutation(len(texts)).tolist()
         ways[RESTARTED] = compare(encode(engine, again).vectors, again)
     ranks = find_rank_agreement(spec, reference[order], together.vectors)
@@ -346,15 +349,10 @@ def measure_combination(
 
 
 @contextmanager
-def run_engine(
-    card: ModelCard,
-    combination: Combination,
-    settings: WorkerSettings,
-    inventory: Inventory,
-    cache_dir: Path,
-) -> Iterator[Engine]:
+def run_engine(card: ModelCard, combination: Combination, machine: Machine) -> Iterator[Engine]:
     """Yield an engine that runs the model in this combination, and reuses no vectors."""
-    chosen = settings.model_copy(
+    inventory = machine.inventory
+    chosen = machine.settings.model_copy(
         update={
             "backend": combination.backend,
             "precision": combination.precision,
@@ -369,7 +367,7 @@ def run_engine(
     if combination.strategy != REPLICATE:
         replica = plan_worker(card, inventory, chosen).replicas[0]
         sharing = Sharing(replica, tuple(devices[name] for name in replica.devices))
-    engine = Engine(card, next(iter(devices.values())), chosen, cache_dir, sharing=sharing)
+    engine = Engine(card, next(iter(devices.values())), chosen, machine.cache_dir, sharing=sharing)
     engine.start()
     try:
         yield engine

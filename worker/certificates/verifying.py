@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vectormill.models.model_card import ModelCard
@@ -12,9 +11,7 @@ from worker.certificates.certificate import (
     find_breaches,
     find_changed_files,
 )
-from worker.certificates.measuring import Tell, describe_circumstances, digest_files, measure
-from worker.devices.device import Inventory
-from worker.settings import WorkerSettings
+from worker.certificates.measuring import Machine, Tell, describe_circumstances, digest_files, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +38,7 @@ class Verdict:
         }
 
 
-def verify(
-    certified: Certificate,
-    card: ModelCard,
-    settings: WorkerSettings,
-    inventory: Inventory,
-    cache_dir: Path,
-    tell: Tell,
-) -> Verdict:
+def verify(certified: Certificate, card: ModelCard, machine: Machine, tell: Tell) -> Verdict:
     """Measure again and compare with the certified bounds.
 
     Nothing is measured if the model's files differ. Raises ModelError if this machine can measure nothing of
@@ -63,12 +53,10 @@ def verify(
         )
     if failures:
         return Verdict(certified, None, (), failures)
-    found = measure(
-        card, certified.spec, certified.method.seed, combinations, settings, inventory, cache_dir, tell
-    )
+    found = measure(card, certified.spec, certified.method.seed, combinations, machine, tell)
     notes = [f"Not measured here: {each.combination}: {each.reason}" for each in found.unmeasured]
     was = {each.combination: each for each in certified.measurements}
-    now = describe_circumstances(inventory, [each.combination for each in found.measurements])
+    now = describe_circumstances(machine.inventory, [each.combination for each in found.measurements])
     notes += describe_changes(certified.circumstances, now)
     if certified.method.reference != found.method.reference:
         notes.append(f"The reference is {found.method.reference} here, and was {certified.method.reference}.")
