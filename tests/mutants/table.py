@@ -1341,8 +1341,8 @@ MUTANTS: Final = (
     Mutant(
         "a retry adds all parts to the table once more when their snapshot is forgotten",
         "vectormill/objects/output.py",
-        "for entry in entries if entry.name not in former]",
-        "for entry in entries]",
+        "for part in parts if part.name not in former]",
+        "for part in parts]",
         (f"{ICEBERG}::test_a_retry_adds_only_what_failed_before[sqlite-compacted] -m slow",),
     ),
     Mutant(

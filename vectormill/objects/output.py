@@ -105,15 +105,6 @@ DESCRIBE_JOB: Final = text("""
 """)
 
 
-class PartEntry(Struct, frozen=True):
-    """A part in a manifest."""
-
-    name: str
-    first_item: int
-    num_rows: int
-    num_bytes: int
-
-
 class Manifest(Struct, frozen=True, kw_only=True):
     """The content of `_manifest.json`: the job, the spec that made its results, and the parts that count."""
 
@@ -126,7 +117,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     num_failed: int
     metadata: dict[str, Any]
     finished_at: str
-    parts: list[PartEntry]
+    parts: list[OutputPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,21 +222,22 @@ def write_manifest(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> No
     If the output has a table, its parts are added to that before. A job that is tried again ends once more, and its
     manifest is then replaced. Raise LeaseLost, Stopping, SpecMismatch and StorageUnavailable.
     """
-    job_id, after, entries = held.lease.key, "", []
+    job_id, after = held.lease.key, ""
+    parts: list[OutputPart] = []
     while True:
         held.keep()
         with held.engine.connect() as connection:
             page = list_parts(connection, job_id, after, PARTS_AT_ONCE)
         if not page:
             break
-        entries += [PartEntry(part.name, part.first_item, part.num_rows, part.num_bytes) for part in page]
+        parts += page
         after = page[-1].name
     if held.place.table_url is not None:
         # The parts of a former manifest have been added, even if the snapshot that did it is forgotten.
         former: set[str] = set()
         with suppress(NotFound):
-            former = {entry.name for entry in read_manifest(held.url).parts}
-        paths = [f"{held.url}/{entry.name}" for entry in entries if entry.name not in former]
+            former = {part.name for part in read_manifest(held.url).parts}
+        paths = [f"{held.url}/{part.name}" for part in parts if part.name not in former]
         add_parts(held.place.table_url, job_id, paths, held.keep)
     with held.engine.connect() as connection:
         row = connection.execute(DESCRIBE_JOB, {"job_id": job_id}).one()
@@ -254,11 +246,11 @@ def write_manifest(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> No
         state=row.state,
         spec=row.spec,
         num_items=row.num_items,
-        num_rows=sum(entry.num_rows for entry in entries),
+        num_rows=sum(part.num_rows for part in parts),
         num_failed=row.num_failed,
         metadata=row.metadata,
         finished_at=row.finished_at.isoformat(),
-        parts=entries,
+        parts=parts,
     )
     write_object(f"{held.url}/{MANIFEST}", msgspec.json.encode(manifest))
     with held.engine.begin() as connection:

@@ -5,7 +5,7 @@ the job only once the chunk's fenced commit has recorded it; all others are remo
 """
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -145,11 +145,4 @@ RECORD_PART: Final = text("""
 
 def record_part(connection: Connection, claim: Claim, part: OutputPart) -> None:
     """Make a part count, in the transaction that ends its chunk."""
-    values = {
-        "job_id": claim.job_id,
-        "name": part.name,
-        "first_item": part.first_item,
-        "num_rows": part.num_rows,
-        "num_bytes": part.num_bytes,
-    }
-    connection.execute(RECORD_PART, values)
+    connection.execute(RECORD_PART, {"job_id": claim.job_id, **asdict(part)})
