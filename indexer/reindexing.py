@@ -12,7 +12,8 @@ was interrupted.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -232,14 +233,8 @@ def open_run_source(context: RunContext) -> Reader:
 def place_of(context: RunContext) -> SourcePlace:
     """Return the context in which the run reads its source."""
     run = context.run
-    return SourcePlace(
-        context.engine,
-        context.settings,
-        context.registry,
-        collection=run.collection,
-        spec=run.spec,
-        run_id=run.id,
-    )
+    tools = context.engine, context.settings, context.registry
+    return SourcePlace(*tools, collection=run.collection, spec=run.spec, run_id=run.id)
 
 
 def open_carried(context: RunContext) -> CarriedTextReader:
@@ -261,6 +256,16 @@ def open_carried(context: RunContext) -> CarriedTextReader:
 _MOVED_PER_BATCH: Final = 2000
 
 
+@contextmanager
+def open_stage(context: RunContext, progress: ClaimProgress) -> Iterator[tuple[Connection, Target]]:
+    """Yield a transaction that holds the run, and the run's target, whose stage is there."""
+    with context.engine.begin() as connection:
+        progress.save(connection)
+        target = find_target(connection, context.run)
+        require_stage(connection, target.stage)
+        yield connection, target
+
+
 class RunHeld(RunError):
     """The run would change more of the collection than allowed without confirmation, so it is held."""
 
@@ -274,10 +279,7 @@ def compare(context: RunContext, progress: ClaimProgress) -> None:
 def look_for_vanished(context: RunContext, progress: ClaimProgress) -> None:
     run = context.run
     assert run.seq is not None
-    with context.engine.begin() as connection:
-        progress.save(connection)
-        target = find_target(connection, run)
-        require_stage(connection, target.stage)
+    with open_stage(context, progress) as (connection, target):
         num_rows = count_rows(connection, target.stage)
         num_vanished = 0
         if tells_what_vanished(run):
@@ -342,18 +344,12 @@ def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
     run = context.run
     if run.counts.num_new + run.counts.num_changed == 0:
         return
-    with context.engine.begin() as connection:
-        progress.save(connection)
-        target = find_target(connection, run)
-        require_stage(connection, target.stage)
+    with open_stage(context, progress) as (connection, target):
         note_moved(connection, target.stage, run.counts.num_new + run.counts.num_changed)
     after: int | None = 0
     while after is not None:
         context.check()
-        with context.engine.begin() as connection:
-            progress.save(connection)
-            target = find_target(connection, run)
-            require_stage(connection, target.stage)
+        with open_stage(context, progress) as (connection, target):
             num_moved, after = write_moved(
                 connection,
                 target.stage,
@@ -387,9 +383,8 @@ def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
     """
     run = context.run
     job_id = find_own_job(context, progress, run.job_id)
-    num_refused = update_metadata(
-        context, progress
-    )  # first, because it finds rows whose text older jobs have changed
+    # First, because it finds rows whose text older jobs have changed.
+    num_refused = update_metadata(context, progress)
     if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
         job_id = submit(context, progress)
     job = None if job_id is None else await_job(context, progress, job_id, wait)
@@ -482,17 +477,13 @@ def update_metadata(context: RunContext, progress: ClaimProgress) -> int:
 
     Return how many texts Postgres refused to keep.
     """
-    run = context.run
     if progress.counts.num_metadata_only == 0:
         return 0
     after: int | None = 0
     num_refused = 0
     while after is not None:
         context.check()
-        with context.engine.begin() as connection:
-            progress.save(connection)
-            target = find_target(connection, run)
-            require_stage(connection, target.stage)
+        with open_stage(context, progress) as (connection, target):
             num_changed, num_without_text, after = write_metadata(
                 connection,
                 target.stage,
@@ -601,18 +592,12 @@ def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
     after = run.counts.num_seen
     while True:
         context.check()
-        with context.engine.begin() as connection:
-            progress.save(connection)
-            target = find_target(connection, run)
-            require_stage(connection, target.stage)
+        with open_stage(context, progress) as (connection, target):
             vanished = list_vanished(connection, target.stage, after=after, limit=_DELETED_PER_BATCH)
         if not vanished:
             return
         keys = leave_out_present(context, [key for _, key in vanished])
-        with context.engine.begin() as connection:
-            progress.save(connection)
-            target = find_target(connection, run)
-            require_stage(connection, target.stage)
+        with open_stage(context, progress) as (connection, target):
             num_deleted = remove_items(connection, target.generation, keys, [run.seq] * len(keys))
             counts = progress.add(num_deleted=num_deleted)
             progress.save(connection, counts)

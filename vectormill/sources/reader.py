@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
@@ -32,6 +32,7 @@ FIRST_ROWS: Final = 256
 EXAMPLES: Final = 3
 
 
+@dataclass(frozen=True, slots=True)
 class SourcePlace:
     """The context in which a source is read: collection, database, task and model.
 
@@ -39,22 +40,13 @@ class SourcePlace:
     to be written; None means that of the live generation.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        registry: Registry,
-        *,
-        collection: str,
-        spec: EncodingSpec | None = None,
-        run_id: UUID | None = None,
-    ) -> None:
-        self.engine = engine
-        self.settings = settings
-        self.registry = registry
-        self.collection = collection
-        self.spec = spec
-        self.run_id = run_id
+    engine: Engine
+    settings: Settings
+    registry: Registry
+    _: KW_ONLY
+    collection: str
+    spec: EncodingSpec | None = None
+    run_id: UUID | None = None
 
     def find_spec(self) -> EncodingSpec | None:
         """Return this context's spec, else the collection's; None if the collection does not exist."""
