@@ -44,62 +44,44 @@ def choose_model(registry: Registry, asked: str | None) -> str:
     return asked or (names[0] if len(names) == 1 else DEFAULT_MODEL)
 
 
-class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+class TextsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What a request for vectors and one for sparse vectors have in common."""
+
+    inputs: str | list[str]
+    truncate: Annotated[
+        bool | None,
+        Meta(description="Truncate texts that are too long; otherwise they are refused, as theirs does."),
+    ] = False
+    truncation_direction: Direction = None
+    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts.")] = None
+    model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
+
+    def encoding(self, registry: Registry) -> EncodingRequest:
+        long_texts = TRUNCATE if self.truncate else FAIL
+        options = EncodingOptions(
+            prompt=self.prompt_name, long_texts=long_texts, task=EMBED, **self.own_options()
+        )
+        return EncodingRequest(choose_model(registry, self.model), options)
+
+    def own_options(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class EmbedRequest(TextsRequest, forbid_unknown_fields=True):
     """The JSON body of POST /embed and of POST /."""
 
-    inputs: str | list[str]
     normalize: bool = True
-    truncate: Annotated[
-        bool | None,
-        Meta(description="Truncate texts that are too long; otherwise they are refused, as theirs does."),
-    ] = False
-    truncation_direction: Direction = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts.")] = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
 
-    def encoding(self, registry: Registry) -> EncodingRequest:
-        options = EncodingOptions(
-            dimensions=self.dimensions,
-            prompt=self.prompt_name,
-            normalize=self.normalize,
-            long_texts=TRUNCATE if self.truncate else FAIL,
-            outputs=DENSE,
-            task=EMBED,
-        )
-        return EncodingRequest(choose_model(registry, self.model), options)
+    def own_options(self) -> dict[str, Any]:
+        return {"outputs": DENSE, "dimensions": self.dimensions, "normalize": self.normalize}
 
 
-class SparseRequest(msgspec.Struct, forbid_unknown_fields=True):
+class SparseRequest(TextsRequest, forbid_unknown_fields=True):
     """The JSON body of POST /embed_sparse."""
 
-    inputs: str | list[str]
-    truncate: Annotated[
-        bool | None,
-        Meta(description="Truncate texts that are too long; otherwise they are refused, as theirs does."),
-    ] = False
-    truncation_direction: Direction = None
-    prompt_name: Annotated[str | None, Meta(description="The name of one of the model's prompts.")] = None
-    model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
-
-    def as_embed_request(self) -> EmbedRequest:
-        """Return a request for the vectors of the same texts."""
-        return EmbedRequest(
-            inputs=self.inputs,
-            truncate=self.truncate,
-            truncation_direction=self.truncation_direction,
-            prompt_name=self.prompt_name,
-            model=self.model,
-        )
-
-    def encoding(self, registry: Registry) -> EncodingRequest:
-        options = EncodingOptions(
-            prompt=self.prompt_name,
-            long_texts=TRUNCATE if self.truncate else FAIL,
-            outputs=SPARSE,
-            task=EMBED,
-        )
-        return EncodingRequest(choose_model(registry, self.model), options)
+    def own_options(self) -> dict[str, Any]:
+        return {"outputs": SPARSE}
 
 
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -273,7 +255,7 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         ),
     ] = None
 
-    def encoding(self) -> EncodingRequest:
+    def encoding(self, _: Registry | None = None) -> EncodingRequest:
         types = self.embedding_types or ["float"]
         outputs = {name if name in (SPARSE, MULTI_VECTOR) else DENSE for name in types}
         options = EncodingOptions(

@@ -1,7 +1,8 @@
 """The routes of text-embeddings-inference and of Cohere, as far as Vectormill can do what they request."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -26,6 +27,7 @@ from api.openai.operations import (
     RankRequest,
     SimilarityRequest,
     SparseRequest,
+    TextsRequest,
     WeightBody,
     check_direction,
     choose_model,
@@ -45,6 +47,8 @@ from vectormill.vectors.representations import Representations
 from vectormill.vectors.scores import rank_scores
 
 router = APIRouter(tags=["other APIs"])
+Texts = TypeVar("Texts", bound=TextsRequest)
+Wanted = TypeVar("Wanted", bound=TextsRequest | CohereEmbedRequest)
 Vectors = npt.NDArray[Any]  # float32 [n, d], or Representations [n]
 
 EMBED_DECODER: Final = msgspec.json.Decoder(EmbedRequest)
@@ -60,34 +64,37 @@ COHERE_DECODER: Final = msgspec.json.Decoder(CohereEmbedRequest)
 @serve(router, operations.TEI_EMBED)
 async def post_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Return vectors alone, as text-embeddings-inference does."""
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, texts = await read_wanted(request, resources, hold, read_embed)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            encoding = wanted.encoding(resources.registry)
-            answered = await embed(resources, hold, encoding, texts, "inputs")
 
-            def write_rows() -> bytes:
-                rows = (b"[" + row.tobytes() for row in write_decimals(answered.vectors))
-                return b"[" + b",".join(rows) + b"]"
+    def write_rows(_: EmbedRequest, answered: Answered) -> bytes:
+        rows = (b"[" + row.tobytes() for row in write_decimals(answered.vectors))
+        return b"[" + b",".join(rows) + b"]"
 
-            return await write(answered, write_rows)
+    return await answer(request, resources, partial(read_inputs, EMBED_DECODER), write_rows)
 
 
 @serve(router, operations.TEI_SPARSE)
 async def post_sparse(request: Request, resources: ResourcesDependency) -> Response:
     """Return the weights of sparse vectors, as text-embeddings-inference does."""
+
+    def write_rows(_: SparseRequest, answered: Answered) -> bytes:
+        return msgspec.json.encode([*map(list_weights, answered.vectors)])
+
+    return await answer(request, resources, partial(read_inputs, SPARSE_DECODER), write_rows)
+
+
+async def answer(
+    request: Request,
+    resources: Resources,
+    read: Callable[[bytes, Resources], tuple[Wanted, list[bytes]]],
+    write_answer: Callable[[Wanted, Answered], bytes],
+    field: str = "inputs",
+) -> Response:
+    """Answer a request for the vectors of the texts in this field. Raise Problem and the errors of embed."""
     with resources.gates.json_bytes.hold() as hold:
-        wanted, texts = await read_wanted(request, resources, hold, read_sparse)
+        wanted, texts = await read_wanted(request, resources, hold, read)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            encoding = wanted.encoding(resources.registry)
-            answered = await embed(resources, hold, encoding, texts, "inputs")
-            return await write(answered, lambda: msgspec.json.encode([*map(list_weights, answered.vectors)]))
-
-
-def read_sparse(body: bytes, resources: Resources) -> tuple[SparseRequest, list[bytes]]:
-    """Return the decoded request and its texts in UTF-8. Raise Problem and InvalidOption."""
-    wanted = decode_body(body, SPARSE_DECODER)
-    return wanted, check_embed(wanted.as_embed_request(), resources)
+            answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, field)
+            return await write(answered, lambda: write_answer(wanted, answered))
 
 
 def list_weights(row: Representations) -> list[WeightBody]:
@@ -96,13 +103,15 @@ def list_weights(row: Representations) -> list[WeightBody]:
     return [WeightBody(index=index, value=float(str(weight))) for index, weight in pairs]
 
 
-def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
+def read_inputs(
+    decoder: msgspec.json.Decoder[Texts], body: bytes, resources: Resources
+) -> tuple[Texts, list[bytes]]:
     """Return the decoded request and its texts in UTF-8. Raise Problem and InvalidOption."""
-    wanted = decode_body(body, EMBED_DECODER)
+    wanted = decode_body(body, decoder)
     return wanted, check_embed(wanted, resources)
 
 
-def check_embed(wanted: EmbedRequest, resources: Resources) -> list[bytes]:
+def check_embed(wanted: TextsRequest, resources: Resources) -> list[bytes]:
     """Check a request for vectors, and return its texts in UTF-8. Raise Problem and InvalidOption."""
     check_direction(wanted.truncation_direction)
     inputs = [wanted.inputs] if isinstance(wanted.inputs, str) else wanted.inputs
@@ -226,29 +235,13 @@ async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody
 @serve(router, operations.COHERE_EMBED)
 async def post_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Return vectors in the requested types, as Cohere does."""
-    return await answer_cohere(request, resources, write_cohere_answer)
+    return await answer(request, resources, read_cohere, write_cohere_answer, "texts")
 
 
 @serve(router, operations.COHERE_FIRST_EMBED)
 async def post_first_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Return vectors as Cohere's first interface does: rows alone if no types are requested."""
-    return await answer_cohere(request, resources, write_first_answer)
-
-
-async def answer_cohere(
-    request: Request,
-    resources: Resources,
-    write_answer: Callable[[CohereEmbedRequest, Answered], bytes],
-) -> Response:
-    """Answer a request for vectors of either version of Cohere's API.
-
-    Raise Problem and the errors of embed.
-    """
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, texts = await read_wanted(request, resources, hold, read_cohere)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            answered = await embed(resources, hold, wanted.encoding(), texts, "texts")
-            return await write(answered, lambda: write_answer(wanted, answered))
+    return await answer(request, resources, read_cohere, write_first_answer, "texts")
 
 
 def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
