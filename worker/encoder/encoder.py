@@ -1,11 +1,12 @@
 """The interface between the engine and the encoders that compute vectors. Imports no framework."""
 
-from abc import abstractmethod
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
@@ -165,7 +166,7 @@ def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
     )
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """One loaded model on one device. Up to `num_streams` threads encode, each one batch at a time.
 
     Another thread may prepare the next batch meanwhile.
@@ -175,9 +176,18 @@ class Encoder(Protocol):
     def prepare(self, batch: Batch) -> ForwardPass:
         """Prepare the batch as far as possible before its turn on the device. Raises as `encode` does."""
 
-    @abstractmethod
+    _report: EncoderReport
+
+    def note_loading(self, order: EncoderOrder, started_at: float, num_bytes: int, **found: Any) -> None:
+        """Make the report. Loading began at `started_at` and read `num_bytes`; `found` are other fields of it."""
+        seconds = time.perf_counter() - started_at
+        loading = Loading(order.device.name, num_bytes, seconds)
+        known = {"device": device_choice(order), "num_threads": order.num_threads, "loadings": (loading,)}
+        self._report = EncoderReport(**{**known, "load_seconds": seconds, **found})
+
     def describe(self) -> EncoderReport:
         """Return a report on what was loaded, with the reason for every choice."""
+        return self._report
 
     def encode(self, batch: Batch) -> Ragged:
         """Return the results, one row per sequence.
@@ -192,7 +202,7 @@ class Encoder(Protocol):
         return forward_pass.results()
 
 
-class DirectEncoder(Encoder, Protocol):
+class DirectEncoder(Encoder):
     """An encoder without separate steps: everything is computed when the results are requested."""
 
     @abstractmethod

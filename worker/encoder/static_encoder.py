@@ -19,15 +19,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU
 from worker.encoder.choice import NUMPY, choose_static_precision
-from worker.encoder.encoder import (
-    AUTO,
-    Choice,
-    DirectEncoder,
-    EncoderOrder,
-    EncoderReport,
-    Loading,
-    device_choice,
-)
+from worker.encoder.encoder import AUTO, Choice, DirectEncoder, EncoderOrder
 
 # The rows that are gathered at once: a megabyte of 256 numbers each, which stays in the cache of a core.
 BLOCK_TOKENS: Final = 1024
@@ -52,20 +44,16 @@ class StaticEncoder(DirectEncoder):
         self._table = tensors[MODEL2VEC_TENSOR if order.card.static.is_model2vec else MODULE_TENSOR]
         # In a table of fewer rows than tokens: the row of each token, and its weight.
         self._mapping, self._weights = tensors.get("mapping"), tensors.get("weights")
-        seconds = time.perf_counter() - start
-        self._report = EncoderReport(
-            device=device_choice(order),
+        self.note_loading(
+            order,
+            start,
+            sum(each.nbytes for each in tensors.values()),
             backend=Choice(NUMPY, "static embeddings are added up without a framework"),
             precision=precision,
             attention="none",
             num_threads=1,
-            load_seconds=seconds,
-            loadings=(Loading(order.device.name, sum(each.nbytes for each in tensors.values()), seconds),),
             is_packed=True,
         )
-
-    def describe(self) -> EncoderReport:
-        return self._report
 
     def encode(self, batch: Batch) -> Ragged:
         vectors = np.zeros((len(batch), self._dimension), dtype=np.float32)

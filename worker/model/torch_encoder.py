@@ -28,17 +28,7 @@ from worker.encoder.choice import (
     find_arithmetic,
     read_attention_shape,
 )
-from worker.encoder.encoder import (
-    AUTO,
-    Choice,
-    Deferred,
-    Encoder,
-    EncoderOrder,
-    EncoderReport,
-    ForwardPass,
-    Loading,
-    device_choice,
-)
+from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.outputs import WantedOutputs, find_wanted
 from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
 from worker.model.cuda_pass import Compute, CudaPass, LayOut
@@ -87,15 +77,13 @@ class TorchEncoder(Encoder):
         if order.device.kind == CUDA and packed is None and order.attention == AUTO:
             notes = (*notes, f"Batches are padded because {attention.reason}.")
         notes = (*notes, *(switch.note for switch in switches if not switch.is_on))
-        seconds = time.perf_counter() - start
-        self._report = EncoderReport(
-            device=device_choice(order),
+        self.note_loading(
+            order,
+            start,
+            count_weight_bytes(order.card),
             backend=backend,
             precision=precision,
             attention=self._form.attention,
-            num_threads=order.num_threads,
-            load_seconds=seconds,
-            loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             notes=notes,
             is_packed=packed is not None,
             is_queued=self._stream is not None and find_family(self._shape.model_type).never_waits,
@@ -136,9 +124,6 @@ class TorchEncoder(Encoder):
     def _pool(self, states: Tensor, tensors: Tensors) -> Tensor:
         vectors: Tensor = self._network.dense(self._form.pool(states, tensors))
         return vectors.float()
-
-    def describe(self) -> EncoderReport:
-        return self._report
 
     def _load(
         self, order: EncoderOrder, precision: Choice

@@ -14,7 +14,7 @@ from vectormill.models.families import find_family
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.cost import LengthBuckets
-from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.encoder.encoder import Choice, Encoder, EncoderOrder
 from worker.encoder.memory import keep_large_blocks_apart
 from worker.encoder.outputs import WantedOutputs, find_wanted, weighs_tokens
 from worker.encoder.padding import PaddedBatch, pad_batch
@@ -136,22 +136,17 @@ class OpenVINOEncoder(Encoder):
             self.network.read_types()  # now, because another graph may give other bits
         self._put_requests()
         self._forget_at = time.monotonic() + FORGET_SECONDS
-        seconds = time.perf_counter() - start
-        self._report = EncoderReport(
-            device=device_choice(order),
+        self.note_loading(
+            order,
+            start,
+            self.network.num_bytes,
             backend=backend,
             precision=precision,
             attention="openvino",
-            num_threads=order.num_threads,
             num_streams=self._num_streams,
             longest_bucket=self._length_buckets.longest,
-            load_seconds=seconds,
-            loadings=(Loading(order.device.name, self.network.num_bytes, seconds),),
             notes=notes,
         )
-
-    def describe(self) -> EncoderReport:
-        return self._report
 
     def prepare(self, batch: Batch) -> "OpenVINOPass":
         """Pad the batch and look up its word embeddings, in memory that openvino reads directly."""

@@ -22,16 +22,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
 from worker.encoder.choice import choose_precision, find_arithmetic, read_attention_shape
-from worker.encoder.encoder import (
-    Choice,
-    Deferred,
-    Encoder,
-    EncoderOrder,
-    EncoderReport,
-    ForwardPass,
-    Loading,
-    device_choice,
-)
+from worker.encoder.encoder import Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.switches import PACKED_RANKS, QUEUED_RANKS
 from worker.model.classifiers import check_published, is_published
 from worker.model.cuda_pass import Compute, CudaPass, copy_inputs, losing_device
@@ -90,15 +81,13 @@ class ShardEncoder(Encoder):
         # Copies to the device use a separate stream, so that they do not wait for the current forward
         # pass.
         self._stream = torch.cuda.Stream() if QUEUED_RANKS in switches.names else None
-        seconds = time.perf_counter() - start
-        self._report = EncoderReport(
-            device=device_choice(order),
+        self.note_loading(
+            order,
+            start,
+            self.num_bytes_read,
             backend=Choice("torch", f"only torch supports the strategy {rank.strategy}"),
             precision=precision,
             attention=self._form.attention,
-            num_threads=order.num_threads,
-            load_seconds=seconds,
-            loadings=(Loading(order.device.name, self.num_bytes_read, seconds),),
             notes=switches.notes,
             is_packed=PACKED_RANKS in switches.names,
             is_queued=QUEUED_RANKS in switches.names,
@@ -114,9 +103,6 @@ class ShardEncoder(Encoder):
         if self._stream is not None:
             return CudaPass(arrays, compute, self._device, self._stream, torch.no_grad)
         return Deferred(partial(self._compute_here, arrays, compute))
-
-    def describe(self) -> EncoderReport:
-        return self._report
 
     @property
     def num_bytes_read(self) -> int:

@@ -22,17 +22,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import PACKED, choose_extraction_precision
-from worker.encoder.encoder import (
-    AUTO,
-    Choice,
-    Deferred,
-    Encoder,
-    EncoderOrder,
-    EncoderReport,
-    ForwardPass,
-    Loading,
-    device_choice,
-)
+from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.switches import SWITCHES, SwitchChoice, parse_switches
 from worker.model.cuda_pass import Compute, CudaPass, copy_inputs
 from worker.model.network import count_weight_bytes
@@ -76,17 +66,15 @@ class ExtractionEncoder(Encoder):
         torch.backends.cudnn.allow_tf32 = False
         self._network = self.load(order, DTYPES[precision.value])
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
-        seconds = time.perf_counter() - start
-        self._report = EncoderReport(
-            device=device_choice(order),
+        self.note_loading(
+            order,
+            start,
+            count_weight_bytes(order.card),
             backend=Choice(BACKEND, self.reason),
             precision=precision,
             attention=self.attention,
-            num_threads=order.num_threads,
             num_streams=num_streams,
             is_queued=self._stream is not None and self.never_waits,
-            load_seconds=seconds,
-            loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             gives_vectors=False,
         )
 
@@ -129,9 +117,6 @@ class ExtractionEncoder(Encoder):
         again = self._prepare(batch, num_cells)
         again.start()
         return again.results()
-
-    def describe(self) -> EncoderReport:
-        return self._report
 
 
 class RexEncoder(ExtractionEncoder):

@@ -19,7 +19,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
 from worker.encoder.choice import choose_extraction_precision
-from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder
 from worker.model.cuda_pass import losing_device
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.shard import LoadedShard
@@ -59,15 +59,13 @@ class RexShardEncoder(DirectEncoder):
         self._network = outline_network(order.card.path, config, DTYPES[precision.value]).eval()
         self._shard = LoadedShard(order, rank, self._network, LAYOUT, precision.value, config.hidden_size)
         self._network.prepare(self._shard.device, _gather)
-        seconds = time.perf_counter() - start
-        self._report = EncoderReport(
-            device=device_choice(order),
+        self.note_loading(
+            order,
+            start,
+            self.num_bytes_read,
             backend=Choice(BACKEND, f"only {BACKEND} supports the strategy {rank.strategy}"),
             precision=precision,
             attention=ATTENTION,
-            num_threads=order.num_threads,
-            load_seconds=seconds,
-            loadings=(Loading(order.device.name, self.num_bytes_read, seconds),),
             gives_vectors=False,
         )
 
@@ -80,9 +78,6 @@ class RexShardEncoder(DirectEncoder):
         is_cuda = self._shard.device.type == CUDA
         with losing_device() if is_cuda else nullcontext(), torch.no_grad():
             return self._compute(batch)
-
-    def describe(self) -> EncoderReport:
-        return self._report
 
     def _compute(self, batch: Batch) -> Ragged:
         batches, has_cells = self._shard.choose_parts(batch)
