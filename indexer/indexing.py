@@ -338,18 +338,31 @@ def build(
     waiting.
     """
     context, started_at = progress.context, time.monotonic()
+
+    def attempt(*, is_concurrent: bool) -> list[str]:
+        begun_at = time.monotonic()
+        waiting_since: float | None = None
+
+        def watch(now: BuildProgress | None) -> None:
+            nonlocal waiting_since
+            progress.tell_build(name, begun_at, now)
+            is_in_the_way = not is_concurrent and now is not None and now.num_waiting > 0
+            waiting_since = (waiting_since or time.monotonic()) if is_in_the_way else None
+            if waiting_since is not None and time.monotonic() - waiting_since >= PATIENCE_SECONDS:
+                raise WriterWaits
+
+        create = "CREATE INDEX CONCURRENTLY {} ON {} {}" if is_concurrent else "CREATE INDEX {} ON {} {}"
+        place = sql.Identifier("vectormill", table)
+        statement = sql.SQL(create).format(sql.Identifier(name), place, definition)
+        return run_build(context.engine, generation.id, statement, settings, watch)
+
     try:
         try:
-            is_concurrent = generation.state == LIVE
-            notices = _build_once(
-                progress, generation, name, table, definition, settings, is_concurrent=is_concurrent
-            )
+            notices = attempt(is_concurrent=generation.state == LIVE)
         except WriterWaits:
-            progress.add(
-                "notices",
-                {"index": name, "notice": "Writers were waiting: the build continues concurrently."},
-            )
-            notices = _build_once(progress, generation, name, table, definition, settings, is_concurrent=True)
+            told = "Writers were waiting: the build continues concurrently."
+            progress.add("notices", {"index": name, "notice": told})
+            notices = attempt(is_concurrent=True)
     except BaseException:
         _leave_nothing(context, generation)
         raise
@@ -360,32 +373,6 @@ def build(
         progress.tell(notices=[*progress.found.get("notices", []), *notices])
     logger.info("Built %s in %.1f s.", name, seconds)
     return seconds, notices
-
-
-def _build_once(
-    progress: PhaseProgress,
-    generation: Generation,
-    name: str,
-    table: str,
-    definition: sql.Composable,
-    settings: Mapping[str, str],
-    *,
-    is_concurrent: bool,
-) -> list[str]:
-    started_at = time.monotonic()
-    waiting_since: float | None = None
-
-    def watch(now: BuildProgress | None) -> None:
-        nonlocal waiting_since
-        progress.tell_build(name, started_at, now)
-        is_in_the_way = not is_concurrent and now is not None and now.num_waiting > 0
-        waiting_since = (waiting_since or time.monotonic()) if is_in_the_way else None
-        if waiting_since is not None and time.monotonic() - waiting_since >= PATIENCE_SECONDS:
-            raise WriterWaits
-
-    create = "CREATE INDEX CONCURRENTLY {} ON {} {}" if is_concurrent else "CREATE INDEX {} ON {} {}"
-    statement = sql.SQL(create).format(sql.Identifier(name), sql.Identifier("vectormill", table), definition)
-    return run_build(progress.context.engine, generation.id, statement, settings, watch)
 
 
 def _leave_nothing(context: RunContext, generation: Generation) -> None:
