@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError
 from vectormill.domain.task import MULTI_VECTOR, VECTOR
@@ -144,17 +146,19 @@ class Certificate:
         """Return the content with its digest."""
         content = {
             "format": FORMAT,
-            "model": self.model,
+            **asdict(self),
             "spec": self.spec.to_json(),
-            "files": dict(self.files),
-            "circumstances": asdict(self.circumstances),
-            "method": asdict(self.method),
             "measurements": [each.to_json() for each in self.measurements],
-            "unmeasured": [asdict(each) for each in self.unmeasured],
-            "measured_at": self.measured_at,
-            "known": dict(self.known),
         }
         return {**content, "digest": digest_content(content)}
+
+
+PARTS: Final[Mapping[str, Any]] = {
+    "circumstances": Circumstances,
+    "method": Method,
+    "measurements": list[Measurement],
+    "unmeasured": list[Unmeasured],
+}
 
 
 def digest_content(content: Mapping[str, Any]) -> str:
@@ -195,29 +199,10 @@ def read_certificate(path: Path) -> Certificate:
         digest = content.pop("digest")
         if digest != digest_content({"format": FORMAT, **content}):
             raise ValueError("its content was changed after it was written, so its digest is another")
-        return Certificate(
-            model=content["model"],
-            spec=EncodingSpec.from_json(content["spec"]),
-            files=content["files"],
-            circumstances=Circumstances(**content["circumstances"]),
-            method=Method(**content["method"]),
-            measurements=[_read_measurement(each) for each in content["measurements"]],
-            unmeasured=[
-                Unmeasured(Combination(**each["combination"]), each["reason"])
-                for each in content["unmeasured"]
-            ],
-            measured_at=content["measured_at"],
-            known=content["known"],
-        )
+        content |= {name: msgspec.convert(content[name], kind) for name, kind in PARTS.items()}
+        return Certificate(**{**content, "spec": EncodingSpec.from_json(content["spec"])})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path} is no certificate that this release can read: {error}.") from error
-
-
-def _read_measurement(written: dict[str, Any]) -> Measurement:
-    ways = {name: Closeness(**way) for name, way in written["ways"].items()}
-    combination = Combination(**written["combination"])
-    numbers = {name: written[name] for name in ("rank_agreement", "promise", "bound", "rank_bound")}
-    return Measurement(combination, ways, **numbers)
 
 
 def find_promise(spec: EncodingSpec, precision: str, switches: Sequence[str] = ()) -> float:
