@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.dependencies import Resources
 from api.problems import is_database_away
-from api.watch import Followed, Watch
+from api.watch import Watch, Watched
 from vectormill.domain.errors import JobNotFound
 
 # A comment is sent after this long without an event, since proxies close a connection silent for a minute.
@@ -59,7 +59,7 @@ class EventStream(StreamingResponse, ABC, Generic[Value]):
             self.body_iterator = self._follow(followed, first, scope)
             await super().__call__(scope, receive, send)
 
-    async def _follow(self, followed: Followed[Value], value: Value, scope: Scope) -> AsyncIterator[bytes]:
+    async def _follow(self, followed: Watched[Value], value: Value, scope: Scope) -> AsyncIterator[bytes]:
         yield b"retry: %d\n\n%b" % (RETRY_MILLISECONDS, self.write(value))
         last, spoken_at = value, time.monotonic()
         while not self.is_last(last) and not self._resources.is_stopping():

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
-class Followed(Generic[Value]):
+class Watched(Generic[Value]):
     """Something that clients follow, as it was last read.
 
     The lock lets clients that come during a read share it.
@@ -32,12 +32,12 @@ class Watch(Generic[Key, Value]):
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
-        self._followed: dict[Key, Followed[Value]] = {}
+        self._followed: dict[Key, Watched[Value]] = {}
 
     @contextmanager
-    def join(self, key: Key) -> Iterator[Followed[Value]]:
+    def join(self, key: Key) -> Iterator[Watched[Value]]:
         """Count one more follower for the duration of the block; nothing is kept after the last one."""
-        followed = self._followed.setdefault(key, Followed())
+        followed = self._followed.setdefault(key, Watched())
         followed.num_followers += 1
         try:
             yield followed
@@ -46,7 +46,7 @@ class Watch(Generic[Key, Value]):
             if not followed.num_followers:
                 del self._followed[key]
 
-    async def look(self, followed: Followed[Value], read: Callable[[], Value]) -> Value:
+    async def look(self, followed: Watched[Value], read: Callable[[], Value]) -> Value:
         """Return it as it was less than `seconds` ago; it is read in a thread."""
         async with followed.lock:
             if followed.value is None or self._clock() - followed.read_at >= self.seconds:
