@@ -21,7 +21,6 @@ from vectormill.domain.task import EMBED, TASKS, VECTOR
 from vectormill.files.formats import InputName, OutputName
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import CANCELLING
-from vectormill.moments import parse_moment
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -197,6 +196,8 @@ def jobs(
         since (MOMENT): List only jobs submitted from this moment on: ISO 8601, in UTC unless it names another zone.
         until (MOMENT): List only jobs submitted before this moment.
     """
+    from vectormill.moments import parse_moment
+
     found = client.jobs(
         state,
         collection=collection,

@@ -10,7 +10,6 @@ from vectormill.cli.command import command
 from vectormill.cli.exits import UNAVAILABLE, CommandFailed
 from vectormill.cli.printing import listing, tell
 from vectormill.domain.errors import InvalidOption
-from vectormill.moments import parse_moment
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -148,6 +147,8 @@ def replay(
         client.replay_delivery(webhook, delivery)
         return f"Delivery {delivery} will be sent again."
     if failed_since is not None and delivery is None:
+        from vectormill.moments import parse_moment
+
         num_replayed = client.replay_failed_deliveries(webhook, parse_moment("--failed-since", failed_since))
         return f"{num_replayed:,} deliveries will be sent again."
     raise InvalidOption("Give either --delivery ID or --failed-since MOMENT.")
