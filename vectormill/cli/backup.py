@@ -32,7 +32,7 @@ def backup(output: Path, *, data_dir: Path | None = None) -> None:
     from vectormill.settings import load_settings
 
     began = time.monotonic()
-    with find_database(load_settings(data_dir=data_dir), is_migrated=False) as url:
+    with find_database(load_settings(data_dir=data_dir), is_migrated=False, has_data=True) as url:
         dump(find_client("pg_dump"), url, output)
     tell(f"Wrote {output.stat().st_size:,} bytes to {output} in {time.monotonic() - began:,.0f} s.")
 

@@ -11,7 +11,7 @@ from vectormill.cli.command import command
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.cli.printing import Outcome, follow, listing, print_facts, tell
 from vectormill.domain.encoding import EncodingOptions
-from vectormill.jobs.job import RUNNING
+from vectormill.jobs.job import COMPLETED, RUNNING
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -42,12 +42,27 @@ def show_run(run: Run) -> None:
         tell(f"Confirm it with: vectormill runs confirm {run['id']}")
 
 
+def show_reindexed(run: Run) -> None:
+    """Print what a re-index did in short if all went well, and else all that is known of it."""
+    from vectormill.runs.increments import CHANGED
+
+    if run["state"] != COMPLETED:
+        show_run(run)
+        return
+    print_facts([("id", run["id"]), ("state", run["state"]), ("rows", describe_run_counts(run))])
+    since = run["report"].get("reading", {}).get(CHANGED, {}).get("since")
+    if since is not None:
+        tell(
+            f"Only rows that changed since {since} were read. A full run also finds rows that were deleted: --full."
+        )
+
+
 @command(
     reindex_app,
     "vectormill reindex docs",
     "vectormill reindex docs --model bge-m3 --no-wait",
-    note=f"With --wait: {EXIT_CODES_HELP}",
-    view=show_run,
+    note=f"`vectormill runs show RUN` says what each phase found. With --wait: {EXIT_CODES_HELP}",
+    view=show_reindexed,
 )
 def reindex(
     client: "Client",

@@ -273,7 +273,10 @@ class CollectionDetail(CollectionBody):
     """A collection in full."""
 
     exact_rows: Annotated[
-        int | None, Meta(description="Counted row by row; null unless requested by `exact`.")
+        int | None,
+        Meta(
+            description="Counted row by row; null for a table of more than 64 MiB unless requested by `exact`."
+        ),
     ]
     fingerprint: str
     index_policy: str

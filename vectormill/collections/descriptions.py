@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError
 
 from vectormill.collections.generation_tables import table_name
-from vectormill.collections.indexes import BuildProgress, find_progress
+from vectormill.collections.indexes import COUNTED_BYTES, BuildProgress, find_progress
 from vectormill.db.locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
@@ -254,7 +254,7 @@ LIST_SCHEDULES = text("""
 def describe_collection(
     connection: Connection, name: str, *, counts_rows: bool = False, timeout_seconds: float = 30.0
 ) -> CollectionDescription:
-    """Return the full description of a collection; with `counts_rows` its rows are counted exactly, by a full scan.
+    """Return the full description of a collection; a small one's rows are counted, any one's with `counts_rows`.
 
     Raise CollectionNotFound, and SearchTimeout if counting takes longer than `timeout_seconds`.
     """
@@ -283,7 +283,9 @@ def describe_collection(
         source=connection.execute(FIND_SOURCE, of_it).one_or_none(),
         schedules=connection.execute(LIST_SCHEDULES, of_it).all(),
         # Rows are counted last because a time-out aborts the transaction.
-        exact_rows=count_rows(connection, live.id, timeout_seconds) if counts_rows else None,
+        exact_rows=count_rows(connection, live.id, timeout_seconds)
+        if counts_rows or live.table_bytes <= COUNTED_BYTES
+        else None,
     )
 
 

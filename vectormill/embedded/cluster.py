@@ -122,6 +122,11 @@ class Cluster:
         )
 
 
+def has_cluster(home: Path) -> bool:
+    """Return whether a cluster was ever made in this home, here or where a link points."""
+    return os.path.lexists(home / "postgres")
+
+
 def open_cluster(home: Path) -> Cluster:
     """Return the cluster of this home, creating its directory if necessary.
 

@@ -17,7 +17,7 @@ def read_secret(variable: str) -> str:
     if not value:
         raise SourceFailed(
             f"The environment variable {variable} is not set in the process that reads the source; set it for "
-            "`vectormill api` and `vectormill indexer`, and restart them."
+            "`vectormill up`, or for `vectormill api` and `vectormill indexer`, and restart them."
         )
     return value
 

@@ -1,10 +1,11 @@
-"""A backup is repeated if pg_dump met a table that was being dropped, and fails with its words after three times."""
+"""A backup is made of a database that exists, and repeated if pg_dump met a table that was being dropped."""
 
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
 
+from vectormill.cli.app import main
 from vectormill.db.backup import dump
 from vectormill.domain.errors import ConfigurationError
 from vectormill.embedded.binaries import find_client
@@ -17,6 +18,17 @@ if [ "$(wc -l < {log})" -le {failures} ]; then
 fi
 exec {program} "$@"
 """
+
+
+def test_of_a_directory_without_a_database_there_is_no_backup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VECTORMILL_DATABASE_URL", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["backup", str(tmp_path / "all.dump"), "--data-dir", str(tmp_path / "none")])
+    assert ended.value.code == 2
+    assert "There is no database in" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "neither a file nor a new database"
 
 
 @pytest.mark.parametrize("failures", [2, 3])

@@ -10,7 +10,7 @@ from rich.console import Console
 from vectormill.cli.collections import describe_results
 from vectormill.cli.jobs import Fact, describe_long_texts, describe_missing_prompt, summarize_job
 from vectormill.cli.printing import print_table
-from vectormill.cli.runs import describe_report, look_at_indexing, look_at_run
+from vectormill.cli.runs import describe_report, look_at_indexing, look_at_run, show_reindexed
 from vectormill.cli.service import REPORT_COLUMNS, describe_choice, describe_plan, summarize_worker
 from vectormill.cli.sources import read_source
 from vectormill.cli.spans import mark_spans, show_texts
@@ -158,6 +158,18 @@ def test_what_the_phases_of_a_run_found_is_told_in_words() -> None:
             "plan: m 16, reasons: 1,200 rows: few.; Named by you. · built: name one, seconds 0.5",
         ),
     ]
+
+
+def test_a_good_reindex_is_told_in_short_with_what_it_could_not_find(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = {"id": "r1", "state": "completed", "counts": {"num_seen": 18, "num_unchanged": 18, "num_new": 0}}
+    for mark, told in (({"since": 1722}, "since 1722 were read"), ({"since": None}, ""), (None, "")):
+        reading = {"tells_what_vanished": True} if mark is None else {"changed": mark}
+        show_reindexed(run | {"report": {"reading": reading, "indexing": {"built": []}}})
+        shown = capsys.readouterr()
+        assert shown.out.splitlines() == ["id\tr1", "state\tcompleted", "rows\t18 seen · 18 unchanged"]
+        assert (told in shown.err, bool(shown.err)) == (True, bool(told))
 
 
 def test_a_build_of_an_index_is_shown_by_its_phase_and_share() -> None:
