@@ -113,6 +113,7 @@ class Engine:
         self._own = own = next(iter(self._tasks.values()))
         limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._queue = RequestQueue(limits, self._tuner.max_batch_tokens)
+        self._reuse_bytes = settings.reuse_bytes
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
         self._loaded: EncoderReport | None = None
@@ -176,6 +177,8 @@ class Engine:
                 logger.warning("%s restarted with a different encoder: %s", self._card.name, change)
             if before.gives_vectors != report.gives_vectors:
                 raise ModelError(f"{self._card.name} restarted with a different kind of results.")
+            # No proof of the new process vouches for vectors of the old one.
+            self._reuse = VectorReuse(self._reuse_bytes)
         cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, memory, cost)
         return self._queue.adopt(cost, report.num_started, report.num_streams)
@@ -329,8 +332,9 @@ class Engine:
         """Reuse vectors that were computed lately, and wait until the others are computed."""
         start = time.perf_counter()
         run_before = ticket.run_seconds
-        digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.constants)
-        known, vectors = self._reuse.find(digests)
+        reuse = self._reuse  # what a process has computed is kept with the vectors of that process
+        digests = reuse.digest(ticket.texts.inputs, ticket.positions, ticket.constants)
+        known, vectors = reuse.find(digests)
         ticket.take_over(known, vectors)
         self._queue.add(ticket)
         self._executor.wake()
@@ -339,9 +343,9 @@ class Engine:
             raise ticket.error
         computing = ticket.run_seconds - run_before
         ticket.wait_seconds += max(time.perf_counter() - start - computing, 0.0)
-        self._keep(ticket, np.delete(digests, known, axis=0))
+        self._keep(reuse, ticket, np.delete(digests, known, axis=0))
 
-    def _keep(self, ticket: Ticket, digests: Digests) -> None:
+    def _keep(self, reuse: VectorReuse, ticket: Ticket, digests: Digests) -> None:
         """Store the newly computed vectors under their digests for later requests.
 
         Failed texts are not stored.
@@ -352,7 +356,7 @@ class Engine:
         is_sound = find_finite(vectors)
         is_sound[list(ticket.failures)] = False
         is_sound = is_sound[ticket.positions]
-        self._reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
+        reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
 
     def _collect(self, course: RequestState, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
         """Finish the results and return one row for every item, duplicates included."""

@@ -3,7 +3,9 @@
 Real model processes with the faulty encoder.
 """
 
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +47,16 @@ def test_a_text_that_was_encoded_for_one_chunk_is_not_encoded_for_the_next(engin
     report = engine.report()
     assert (report["num_sequences"], report["num_reused"]) == (3, 2)
     assert second.num_tokens[1] == first.num_tokens[0]  # a text counts, whoever computed it
+
+
+def test_nothing_is_reused_of_a_process_that_has_died(engine: Engine) -> None:
+    """It may have been faulty, and no proof of its successor vouches for it."""
+    encode(engine, [SHARED])
+    assert engine.runner_pid is not None
+    os.kill(engine.runner_pid, signal.SIGKILL)
+    wait_for(lambda: engine.report()["num_restarts"] == 1 and engine.report()["state"] == "running")
+    assert encode(engine, [SHARED]).num_reused == 0
+    assert encode(engine, [SHARED]).num_reused == 1
 
 
 def test_a_text_that_is_being_encoded_for_another_chunk_is_encoded_for_both(
