@@ -23,9 +23,9 @@ def parse_moment(option: str, written: str) -> datetime:
     """
     try:
         moment = datetime.fromisoformat(written)
-    except ValueError as error:
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise InvalidOption(f"{option} expects an ISO 8601 moment such as 2026-11-23T08:00.") from error
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def describe_moment(moment: datetime) -> str:

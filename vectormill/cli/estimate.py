@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 MEASURED_SHARE = 0.15
+MOST = 1e15
 Told = Mapping[str, Any]
 
 
@@ -124,8 +125,8 @@ def estimate(
     from vectormill.quotes.sizes import TEXT_BYTES_PER_TOKEN, Workload, estimate_sizes
     from vectormill.settings import load_settings
 
-    if min(rows, tokens, tokens_per_second or 1) < 1:
-        raise InvalidOption("--rows, --tokens and --tokens-per-second must be at least 1.")
+    if not all(1 <= each <= MOST for each in (rows, tokens, tokens_per_second or 1)):
+        raise InvalidOption(f"--rows, --tokens and --tokens-per-second must be from 1 to {MOST:.0e}.")
     card = open_registry(load_settings()).outline(model)
     rate, reasons = choose_rate(card, devices, precision, tokens_per_second)
     load = Workload(

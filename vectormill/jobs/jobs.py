@@ -54,16 +54,27 @@ LIST_JOBS = f"""
     SELECT {JOB_COLUMNS} {FROM_JOBS}
      WHERE jobs.seq < :before_seq AND jobs.state <> 'deleting'
 """
-# Each part is added if it is asked for, so that the planner knows what it selects by.
+LIST_GENERATIONS: Final = text("""
+    SELECT generations.id FROM vectormill.generations
+      JOIN vectormill.collections ON collections.id = generations.collection_id WHERE collections.name = :collection
+""")
+# Each part is added if it is asked for, so that the planner knows what it selects by; with a query in place of the ids
+# of generations it read all newer jobs to find those of a small collection. Jobs get their seq in the order of their
+# submission, if not to the second, so an hour beside the days bounds what is read.
 SELECTIONS: Final = {
-    "collection": """
-       AND jobs.generation_id IN (
-           SELECT of_it.id FROM vectormill.generations AS of_it JOIN vectormill.collections AS it
-               ON it.id = of_it.collection_id WHERE it.name = :collection
-       )
+    "generations": " AND jobs.generation_id = ANY(CAST(:generations AS bigint[]))",
+    "since": """
+       AND jobs.created_at >= :since
+       AND jobs.seq >= coalesce((
+           SELECT seq FROM vectormill.jobs WHERE created_at < CAST(:since AS timestamptz) - interval '1 hour'
+            ORDER BY created_at DESC LIMIT 1), 0)
 """,
-    "since": " AND jobs.created_at >= :since",
-    "until": " AND jobs.created_at < :until",
+    "until": """
+       AND jobs.created_at < :until
+       AND jobs.seq <= coalesce((
+           SELECT seq FROM vectormill.jobs WHERE created_at >= CAST(:until AS timestamptz) + interval '1 hour'
+            ORDER BY created_at LIMIT 1), :before_seq)
+""",
     # Comparing pairs makes the planner read ix_jobs_state_seq. It read through all newer jobs of other states when it
     # took this state for a frequent one.
     "state": " AND jobs.state >= :state AND (jobs.state, jobs.seq) < (:state, CAST(:before_seq AS bigint))",
@@ -109,10 +120,15 @@ def list_jobs(
     """
     if state is not None and state not in JOB_STATES:
         raise WrongJobState(f"Unknown job state {state!r}; expected one of: {', '.join(JOB_STATES)}.")
-    given = {"state": state, "collection": collection, "since": since, "until": until}
+    generations = None
+    if collection is not None:
+        generations = list(connection.execute(LIST_GENERATIONS, {"collection": collection}).scalars())
+    given = {"generations": generations, "since": since, "until": until, "state": state}
     selected = {name: value for name, value in given.items() if value is not None}
-    order = NEWEST_FIRST if state is None else NEWEST_OF_STATE_FIRST
-    statement = text(LIST_JOBS + "".join(SELECTIONS[name] for name in selected) + order)
+    parts, order = SELECTIONS, NEWEST_FIRST if state is None else NEWEST_OF_STATE_FIRST
+    if generations is not None:  # a collection may have few jobs of a state of which others have many
+        parts, order = {**SELECTIONS, "state": " AND jobs.state = :state"}, NEWEST_FIRST
+    statement = text(LIST_JOBS + "".join(parts[name] for name in selected) + order)
     values = {"before_seq": _MAX_SEQ if before_seq is None else before_seq, "limit": limit, **selected}
     return [_job(row) for row in connection.execute(statement, values)]
 
