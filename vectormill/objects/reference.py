@@ -165,7 +165,7 @@ def _encode_metadata(metadata: dict[str, Any]) -> bytes:
 
 # Row groups that are kept decoded, so that the chunks of one do not each decode it again: bytes in all.
 KEPT_BYTES: Final = 256 << 20
-ROWS_AT_ONCE: Final = 8192
+ROWS_AT_ONCE: Final = 1024
 
 
 class RowGroups:
@@ -189,9 +189,10 @@ class RowGroups:
                     self._kept.move_to_end(name)
             if table is None:
                 with open_parquet(reference) as file, _naming(reference.url):
-                    if self._is_too_large(file, reference):
-                        return read_some(file, reference)
-                    table = file.read_row_group(reference.row_group, columns=list(reference.columns.names))
+                    most_bytes = 0 if self._is_too_large(file, reference) else self._most_bytes
+                    table, is_whole = read_group(file, reference, most_bytes)
+                if not is_whole:
+                    return table
                 self._keep(name, table)
         return table.slice(reference.skip, reference.num_rows)
 
@@ -211,20 +212,32 @@ class RowGroups:
                 self._reading.pop(gone, None)
 
 
-def read_some(file: Any, reference: ItemReference) -> "pyarrow.Table":
-    """Return the rows of a reference from an open Parquet file, decoded a few thousand at a time."""
+def read_group(file: Any, reference: ItemReference, most_bytes: int) -> "tuple[pyarrow.Table, bool]":
+    """Return the row group of a reference and True, or only the reference's rows if it has more than `most_bytes`.
+
+    It is decoded some rows at a time, since only then is it known how large equal values become, which Parquet stores
+    once.
+    """
     import pyarrow
 
-    end, position, parts = reference.skip + reference.num_rows, 0, []
+    end, position, num_bytes = reference.skip + reference.num_rows, 0, 0
+    whole, parts = [], []
     names = list(reference.columns.names)
     for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[reference.row_group], columns=names):
         first, last = max(reference.skip - position, 0), min(end - position, batch.num_rows)
         if first < last:
             parts.append(batch.slice(first, last - first))
         position += batch.num_rows
+        num_bytes += batch.nbytes
+        if num_bytes <= most_bytes:
+            whole.append(batch)
+            continue
+        whole.clear()
         if position >= end:
             break
-    return pyarrow.Table.from_batches(parts, None if parts else file.schema_arrow)
+    is_whole = num_bytes <= most_bytes
+    read = whole if is_whole else parts
+    return pyarrow.Table.from_batches(read, None if read else file.schema_arrow), is_whole
 
 
 ROW_GROUPS: Final = RowGroups()

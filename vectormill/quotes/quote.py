@@ -68,7 +68,7 @@ def make_quote(
     """
     if not sample.num_rows:
         raise EmptyJob
-    spec, counts = job.spec, count_tokens(card, job.spec, sample.items)
+    spec, counts = job.spec, count_tokens(card, job.spec, sample.drawn)
     kept = None
     if job.collection is not None:
         generation = find_in_state(connection, job.collection, LIVE)
@@ -76,7 +76,7 @@ def make_quote(
             kept = find_kept(connection, generation, sample)
     encoded = sample.repeated.rest * (kept.rest if kept and skips_kept else 1)
     key_bytes, text_bytes, metadata_bytes = sample.mean_bytes
-    is_whole = sample.is_whole and len(counts.num_tokens) == len(sample.items)
+    is_whole = sample.is_whole and len(counts.num_tokens) == len(sample.drawn)
     load = Workload(
         sample.num_all, find_mean(counts, is_whole=is_whole), spec.vector_type or FLOAT16, spec.dimensions,
         text_bytes, encoded, key_bytes, metadata_bytes, spec.has_output(DENSE),
@@ -124,13 +124,16 @@ def make_quote(
 
 
 def find_mean(counts: TokenCounts, *, is_whole: bool) -> Figure:
-    """Return the mean tokens of a row, with the interval of 95 % if only some rows were counted."""
+    """Return the mean tokens of a row, with the interval of 95 % if only some rows were counted.
+
+    What was not counted but follows from bytes widens it.
+    """
     number, mean = len(counts.num_tokens), float(counts.num_tokens.mean()) if len(counts.num_tokens) else 0.0
     spread = 0.0
     if not is_whole and number > 1:
         spread = DEVIATIONS * float(counts.num_tokens.std(ddof=1)) / math.sqrt(number)
-    if not counts.is_exact:
-        spread += ESTIMATE_SHARE * mean
+    if number:
+        spread += ESTIMATE_SHARE * float(counts.num_estimated.mean())
     return Figure(mean, max(0.0, mean - spread), mean + spread)
 
 
@@ -138,11 +141,11 @@ def find_kept(connection: Connection, generation: Generation, sample: TextSample
     """Return the share of rows that a generation has with the same key and text."""
     statement = text(COUNT_KEPT.format(table=generation.table_name))
     values = {
-        "keys": [item.key for item in sample.items],
-        "hashes": [item.content_hash() for item in sample.items],
+        "keys": [row.key for row in sample.drawn],
+        "hashes": [row.content_hash for row in sample.drawn],
     }
     num_kept: int = connection.execute(statement, values).scalar_one()
-    return Figure.of_share(num_kept, len(sample.items), is_whole=sample.is_whole)
+    return Figure.of_share(num_kept, len(sample.drawn), is_whole=sample.is_whole)
 
 
 def list_measured(connection: Connection, workers: Sequence[Worker]) -> list[Measured]:

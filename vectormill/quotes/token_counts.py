@@ -12,12 +12,13 @@ import numpy.typing as npt
 from vectormill.domain.encoding import FAIL, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.schema import PromptEstimate
 from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS, estimate_tokens
-from vectormill.jobs.item import Item, split_pair
+from vectormill.jobs.item import split_pair
 from vectormill.models.model_card import ModelCard
+from vectormill.quotes.sample import KEPT_BYTES, SampledRow
 
 # At most this number of bytes of the sampled texts is tokenized, which takes a few seconds of one core.
 MOST_BYTES: Final = 4 << 20
-# A text that will be cut is read up to so many bytes for each token that the model reads of it.
+# A text that will be cut is tokenized up to so many bytes for each token that the model reads of it.
 BYTES_PER_TOKEN: Final = 32
 
 
@@ -25,53 +26,67 @@ BYTES_PER_TOKEN: Final = 32
 class TokenCounts:
     """The tokens [n] that a model reads of some texts, and which [n] of these texts have more than it reads at once.
 
-    `is_exact` says whether its tokenizer counted; otherwise the counts are estimated from bytes.
+    `num_estimated` [n] are those of them that follow from the number of bytes. `is_exact` says whether the model's
+    tokenizer counted the others; without it all are estimated.
     """
 
     num_tokens: npt.NDArray[np.int64]
+    num_estimated: npt.NDArray[np.int64]
     is_long: npt.NDArray[np.bool_]
     is_exact: bool
 
 
-def count_tokens(card: ModelCard, spec: EncodingSpec, items: Sequence[Item]) -> TokenCounts:
-    """Count the tokens of the first items, as many as MOST_BYTES allows and at least one.
+def count_tokens(card: ModelCard, spec: EncodingSpec, rows: Sequence[SampledRow]) -> TokenCounts:
+    """Count the tokens of random rows, as many as MOST_BYTES allows and at least one.
 
+    Of a text that is longer than what is tokenized of it, the other tokens are as many as its bytes let expect.
     Prompts and special tokens are included, the words of a reranker's template are not.
     """
-    texts = _take(spec, items)
+    texts, times = _take(spec, rows)
     if spec.extract_schema:
         prompts = PromptEstimate(json.loads(spec.extract_schema), estimate_tokens)
-        counted = np.array([prompts.of(estimate_tokens(text)) for text in texts], dtype=np.int64)
-        return TokenCounts(counted, np.zeros(len(texts), dtype=np.bool_), is_exact=False)
+        lengths = (times * [estimate_tokens(text) for text in texts]).astype(np.int64)
+        counted = np.array([prompts.of(length) for length in lengths.tolist()], dtype=np.int64)
+        return TokenCounts(counted, counted, np.zeros(len(texts), dtype=np.bool_), is_exact=False)
     path = card.path / "tokenizer.json"
     is_exact = path.is_file()
     if is_exact:
-        lengths, num_around = _tokenize(path, spec.prompt, texts, lowercase=card.lowercase)
+        counted, num_around = _tokenize(path, spec.prompt, texts, lowercase=card.lowercase)
     else:
         num_around = estimate_tokens(spec.prompt.encode()) + USUAL_SPECIAL_TOKENS
-        lengths = np.array([estimate_tokens(text) + num_around for text in texts], dtype=np.int64)
+        counted = np.array([estimate_tokens(text) + num_around for text in texts], dtype=np.int64)
+    lengths = num_around + ((counted - num_around) * times).astype(np.int64)
+    read = _find_read(spec, lengths, num_around)
+    estimated = np.abs(read - _find_read(spec, counted, num_around)) if is_exact else read
+    return TokenCounts(read, estimated, lengths > spec.max_tokens, is_exact)
+
+
+def _find_read(spec: EncodingSpec, lengths: npt.NDArray[np.int64], num_around: int) -> npt.NDArray[np.int64]:
+    """Return the tokens [n] that a model reads of texts with so many [n], of which `num_around` are around each."""
     is_long = lengths > spec.max_tokens
-    read = np.minimum(lengths, spec.max_tokens)
     if spec.long_texts == FAIL:
-        read[is_long] = 0
-    elif spec.long_texts == PASSAGES:
+        return np.where(is_long, 0, lengths)
+    if spec.long_texts == PASSAGES:
         room = max(1, spec.max_tokens - num_around)
         stride = max(1, room - spec.passage_overlap)
         windows = -(-(lengths - num_around - room) // stride) + 1
-        read = np.where(is_long, windows * spec.max_tokens, read)
-    return TokenCounts(read, is_long, is_exact)
+        return np.where(is_long, windows * spec.max_tokens, lengths)
+    return np.minimum(lengths, spec.max_tokens)
 
 
-def _take(spec: EncodingSpec, items: Sequence[Item]) -> list[bytes]:
-    limit = BYTES_PER_TOKEN * spec.max_tokens if spec.long_texts == TRUNCATE else MOST_BYTES
+def _take(spec: EncodingSpec, rows: Sequence[SampledRow]) -> tuple[list[bytes], npt.NDArray[np.float64]]:
+    """Return what is tokenized of random rows, and how many times [n] as long each of their texts is."""
+    limit = BYTES_PER_TOKEN * spec.max_tokens if spec.long_texts == TRUNCATE else KEPT_BYTES
     texts: list[bytes] = []
+    times: list[float] = []
     num_left = MOST_BYTES
-    for item in items:
+    for place in np.random.default_rng(0).permutation(len(rows)):
         if num_left <= 0:
             break
-        texts.append(item.text[:limit])
+        texts.append(rows[place].text[:limit])
+        times.append(rows[place].num_bytes / max(1, len(texts[-1])))
         num_left -= len(texts[-1])
-    return texts
+    return texts, np.array(times)
 
 
 def _tokenize(

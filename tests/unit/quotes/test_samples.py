@@ -4,10 +4,13 @@ import statistics
 
 import pytest
 
-from vectormill.jobs.item import Items
+from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions
+from vectormill.jobs.item import Item, Items
+from vectormill.models.registry import Registry, make_spec
+from vectormill.quotes import token_counts
 from vectormill.quotes.figure import Figure
 from vectormill.quotes.quote import find_queue
-from vectormill.quotes.sample import MOST_HASHES, MOST_ROWS, TextSample
+from vectormill.quotes.sample import KEPT_BYTES, MOST_HASHES, MOST_ROWS, TextSample
 from vectormill.quotes.sizes import Workload, estimate_sizes
 from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR, Speed, fit_speed
 
@@ -24,15 +27,38 @@ def sample(texts: list[bytes]) -> TextSample:
 
 def test_few_rows_are_all_in_the_sample_and_repeats_are_counted() -> None:
     found = sample([b"one", b"two", b"one", b"one"])
-    assert (found.is_whole, found.num_rows, len(found.items)) == (True, 4, 4)
+    assert (found.is_whole, found.num_rows, len(found.drawn)) == (True, 4, 4)
     assert found.repeated == Figure.exact(0.5)
     assert found.mean_bytes == (1, 3, 0)
+
+
+def test_of_long_texts_only_the_beginning_is_kept_with_their_length_and_hash() -> None:
+    text = b"long " * KEPT_BYTES
+    (row,) = sample([text]).drawn
+    assert (row.text, row.num_bytes) == (text[:KEPT_BYTES], len(text))
+    assert row.content_hash == Item("", text).content_hash()
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_of_texts_in_the_order_of_their_length_random_ones_are_counted(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Registry({}).card(DEFAULT_MODEL)
+    spec = make_spec(card, EncodingOptions(long_texts=PASSAGES))
+    drawn = sample([b"word " * (10 + 4 * number) for number in range(400)][::step]).drawn
+    whole = token_counts.count_tokens(card, spec, drawn)
+    assert (len(whole.num_tokens), int(whole.num_estimated.sum())) == (400, 0)
+    monkeypatch.setattr(token_counts, "MOST_BYTES", 400_000)
+    some = token_counts.count_tokens(card, spec, drawn)
+    assert 50 < len(some.num_tokens) < 150
+    assert some.num_tokens.mean() == pytest.approx(whole.num_tokens.mean(), rel=0.2)
+    assert some.is_long.mean() == pytest.approx(whole.is_long.mean(), abs=0.1)
 
 
 def test_of_many_rows_each_is_as_likely_to_be_in_the_sample() -> None:
     number = 50_000
     found = sample([f"{row:06}".encode() for row in range(number)])
-    places = [int(item.text) for item in found.items]
+    places = [int(item.text) for item in found.drawn]
     assert (found.is_whole, found.num_rows, len(set(places))) == (False, number, MOST_ROWS)
     # The mean of uniform places is normally distributed with this deviation; one seed of 16,000 leaves four deviations.
     deviation = number / 12**0.5 / MOST_ROWS**0.5
