@@ -153,6 +153,9 @@ class Settings(BaseSettings):
     max_requests_per_key: int = Field(default=192, ge=1, description="Maximum of these per API key.")
     max_logins: int = Field(default=16, ge=1, description="Maximum logins to the console at once.")
     max_uploads: int = Field(default=64, ge=1, description="Maximum submissions at once.")
+    max_quotes: int = Field(
+        default=4, ge=1, description="Maximum quotes of sources, re-indexes and objects at once."
+    )
     max_searches: int = Field(
         default=64, ge=1, description="Maximum searches at once, including waiting ones."
     )

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
+from anyio import from_thread
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from msgspec import UNSET
@@ -52,7 +53,7 @@ from vectormill.objects.iceberg import SCHEME, check_table_url
 from vectormill.objects.store import normalize, refuse_outside
 from vectormill.objects.submission import add_objects, find_inputs, refuse_unfit_columns
 from vectormill.quotes.bodies import QuoteBody
-from vectormill.quotes.objects import WHOLE_BYTES, sample_objects
+from vectormill.quotes.objects import WHOLE_BYTES, sample_objects, sample_whole
 from vectormill.quotes.trial import JobTrial
 from vectormill.settings import Settings
 
@@ -91,7 +92,7 @@ async def receive_document(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> Submitted:
     """Create a job from a JSON body that contains all items, and return it, committed."""
-    with resources.gates.json_bytes.hold() as hold:
+    with resources.gates.json_bytes.hold() as hold, resources.gates.quotes.hold() as quoting:
         body = await read_body(request, resources.settings, hold)
 
         def submit() -> Submitted:
@@ -106,6 +107,7 @@ async def receive_document(
             if document.input is not None:
                 new_job = make_document_job(document, resources, idempotency_key)
                 if document.dry_run:
+                    from_thread.run_sync(quoting.take, 1)
                     return quote_objects(document.input, new_job, resources, intake)
                 return read_objects(document.input, new_job, resources, intake)
             new_job, items = parse_document(document, resources, idempotency_key)
@@ -212,11 +214,15 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
     refuse_local_files(wanted, settings)
     with open_trial(new_job, resources, intake) as trial:
         found = list(find_inputs(wanted, settings))
+        until = time.monotonic() + READING_SECONDS
         if sum(each.num_bytes for each in found) <= WHOLE_BYTES:
-            add_objects(trial, wanted, new_job.spec, settings, intake.take_items)
+            sample_whole(found, wanted, new_job.spec, settings, trial, until, intake.take_items)
         else:
             refuse_unfit_columns(wanted, new_job.spec)
-            sample_objects(found, wanted, new_job.spec, settings, trial.sample)
+            sample_objects(found, wanted, new_job.spec, settings, trial.sample, until)
+            rows = trial.sample.num_all
+            if rows.least == rows.most:
+                intake.take_items(int(rows.value))
         return trial.finish()
 
 

@@ -77,6 +77,7 @@ class Gates:
     requests: Gate
     logins: Gate
     uploads: Gate
+    quotes: Gate
     searches: Gate
     watchers: Gate
     puts: Gate
@@ -88,6 +89,7 @@ class Gates:
             requests=Gate(settings, "max_requests", "requests"),
             logins=Gate(settings, "max_logins", "logins"),
             uploads=Gate(settings, "max_uploads", "submissions"),
+            quotes=Gate(settings, "max_quotes", "quotes of sources, re-indexes and objects"),
             searches=Gate(settings, "max_searches", "searches"),
             watchers=Gate(settings, "max_watchers", "watchers of jobs"),
             puts=Gate(settings, "max_waiting_puts", "waiting puts"),

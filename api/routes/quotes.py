@@ -25,7 +25,7 @@ async def post_quote(resources: ResourcesDependency, body: QuoteRequest) -> Quot
     """Read a sample of a source's rows, and return what a job of them would take. Nothing is stored."""
     spec = make_wanted_spec(body.model, body.encoding, resources)
     job = NewJob(spec, body.collection, priority=body.priority)
-    with resources.gates.uploads.enter():
+    with resources.gates.quotes.enter():
         return await run_in_threadpool(quote_source, resources, make_source(body, resources.settings), job)
 
 

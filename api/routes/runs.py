@@ -5,6 +5,7 @@ from uuid import UUID
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Response
+from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
@@ -51,7 +52,7 @@ RunId = Annotated[UUID, Depends(parse_run_id)]
 
 
 @serve(router, operations.START)
-def post_run(
+async def post_run(
     resources: ResourcesDependency,
     name: CollectionName,
     body: RunRequest,
@@ -59,7 +60,15 @@ def post_run(
 ) -> Response:
     """Start a run, which an indexer carries out. A collection has one run in progress; others wait."""
     if body.dry_run:
-        return respond(operations.START, quote_reindex(resources, name, body), status=200)
+        with resources.gates.quotes.enter():
+            quoted = await run_in_threadpool(quote_reindex, resources, name, body)
+        return respond(operations.START, quoted, status=200)
+    run = await run_in_threadpool(start_run, resources, name, body, idempotency_key)
+    return respond(operations.START, describe_run(run))
+
+
+def start_run(resources: Resources, name: str, body: RunRequest, idempotency_key: str | None) -> Run:
+    """Create the run of a request, or find that of an earlier one with its Idempotency-Key."""
 
     def make() -> str:
         spec = choose_spec(connection, resources, name, body)
@@ -72,8 +81,7 @@ def post_run(
     # `dry_run`, which is false here, is left out: keys of the release before it are compared too.
     content = f"{name}\n".encode() + msgspec.json.encode({"kind": body.kind, "options": body.options})
     with resources.engine.begin() as connection:
-        run = find_run(connection, UUID(make_once(connection, "run", idempotency_key, content, make)))
-    return respond(operations.START, describe_run(run))
+        return find_run(connection, UUID(make_once(connection, "run", idempotency_key, content, make)))
 
 
 def quote_reindex(resources: Resources, name: str, body: RunRequest) -> QuoteBody:

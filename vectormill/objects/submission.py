@@ -3,7 +3,7 @@
 A request does so itself if it takes only a moment; otherwise an indexer does, under a lease.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -74,8 +74,9 @@ def add_objects(
     spec: EncodingSpec,
     settings: Settings,
     take_items: Callable[[int], object] = lambda count: None,
+    found: Iterable[StoredObject] | None = None,
 ) -> None:
-    """Add the rows of all objects to a job, chunk by chunk; `take_items` is called with the items of each.
+    """Add the rows of all objects, or of those `found`, to a job; `take_items` is called with the items of each chunk.
 
     Nothing is read if an earlier request has made the job.
 
@@ -89,10 +90,10 @@ def add_objects(
         return
     estimate = TokenEstimate(spec)
     limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
-    for found in find_inputs(wanted, settings):
+    for each in find_inputs(wanted, settings) if found is None else found:
         writer.keep()
-        format = choose_format(found, wanted.format)
-        for cut in cut_object(found, format, columns, estimate, limits):
+        format = choose_format(each, wanted.format)
+        for cut in cut_object(each, format, columns, estimate, limits):
             for start, stop in _divide(cut, writer, limits):
                 take_items(stop - start)
                 writer.add_reference(

@@ -2,10 +2,13 @@
 
 import re
 import statistics
+import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Final
+
+import numpy as np
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.chunk import TokenEstimate
@@ -13,8 +16,10 @@ from vectormill.objects.bodies import InputBody
 from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
 from vectormill.objects.reference import DELIMITERS, PARQUET, ItemReference, read_cells, split_rows
 from vectormill.objects.store import StoredObject, read_range
+from vectormill.objects.submission import add_objects
 from vectormill.quotes.figure import DEVIATIONS, Figure
 from vectormill.quotes.sample import MOST_ROWS, TextSample
+from vectormill.quotes.trial import JobTrial
 from vectormill.settings import Settings
 
 # Objects of so many bytes together are read whole, in some seconds.
@@ -26,22 +31,64 @@ LEAST_SPREAD: Final = 0.01
 ROWS_PER_PART: Final = MOST_ROWS // NUM_PARTS
 
 
+def sample_whole(
+    found: Sequence[StoredObject],
+    wanted: InputBody,
+    spec: EncodingSpec,
+    settings: Settings,
+    trial: JobTrial,
+    until: float,
+    take_items: Callable[[int], object],
+) -> None:
+    """Read objects in a random order until a time of the monotonic clock, and project the rows of those left over.
+
+    At least NUM_PARTS objects are read. Raise the errors of add_objects.
+    """
+    order = [found[place] for place in np.random.default_rng(0).permutation(len(found))]
+    ends = [0]  # the number of rows up to the end of each object
+
+    def read() -> Iterator[StoredObject]:
+        for each in order:
+            if len(ends) > NUM_PARTS and time.monotonic() >= until:
+                return
+            yield each
+            ends.append(trial.sample.num_rows)
+
+    add_objects(trial, wanted, spec, settings, take_items, read())
+    num_read = len(ends) - 1
+    if num_read == len(order):
+        return
+    sizes, num_rows = np.array([each.num_bytes for each in order]), np.diff(ends)
+    ratio = ends[-1] / max(1, sizes[:num_read].sum())
+    deviation = float((num_rows - ratio * sizes[:num_read]).std(ddof=1))
+    number = float(ratio * sizes.sum())
+    spread = LEAST_SPREAD * number + DEVIATIONS * deviation / num_read**0.5 * len(order)
+    trial.sample.rows = Figure(number, max(ends[-1], number - spread), number + spread)
+    trial.sample.notes.append(
+        f"{num_read:,} of {len(order):,} objects were read; texts that repeat elsewhere are not known."
+    )
+
+
 def sample_objects(
     found: Sequence[StoredObject],
     wanted: InputBody,
     spec: EncodingSpec,
     settings: Settings,
     sample: TextSample,
+    until: float,
 ) -> None:
-    """Read NUM_PARTS parts of the objects into the sample, and estimate the number of all rows.
+    """Read NUM_PARTS parts of the objects, or fewer until a time, into the sample, and estimate the number of all rows.
 
     Raise InvalidOption if a column is missing in an object that is looked at, and the errors of store.py.
     """
     limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
     ends = list(accumulate(each.num_bytes for each in found))
-    ratios, seen = [], {}
+    ratios: list[float] = []
+    seen: dict[str, int] = {}
     blocks: set[tuple[str, int, int]] = set()
-    for number in range(NUM_PARTS):
+    for number in np.random.default_rng(0).permutation(NUM_PARTS).tolist():
+        if len(ratios) > 1 and time.monotonic() >= until:
+            break
         place = int((number + 0.5) / NUM_PARTS * ends[-1])
         chosen = bisect_right(ends, place)
         each, offset = found[chosen], place - (ends[chosen] - found[chosen].num_bytes)
@@ -68,10 +115,10 @@ def sample_objects(
         sample.rows = Figure.exact(sum(seen.values()))
     else:
         mean = statistics.mean(ratios)
-        spread = max(LEAST_SPREAD * mean, DEVIATIONS * statistics.stdev(ratios) / NUM_PARTS**0.5)
+        spread = max(LEAST_SPREAD * mean, DEVIATIONS * statistics.stdev(ratios) / len(ratios) ** 0.5)
         sample.rows = Figure(mean, max(0.0, mean - spread), mean + spread) * ends[-1]
     sample.notes.append(
-        f"{NUM_PARTS} parts of {len(found):,} objects were read; texts that repeat elsewhere are not known."
+        f"{len(ratios)} parts of {len(found):,} objects were read; texts that repeat elsewhere are not known."
     )
 
 

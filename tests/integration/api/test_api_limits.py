@@ -101,6 +101,23 @@ def test_more_submissions_at_once_than_allowed_are_asked_to_come_again(engine: E
         assert client.post("/v1/jobs", json={"items": ITEMS}).status_code == 202
 
 
+def test_more_quotes_that_read_for_long_than_allowed_are_asked_to_come_again(engine: Engine) -> None:
+    query = {"kind": "sql", "options": {"query": "SELECT 'a' AS key, 'b' AS text"}}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/quotes", query),
+        ("/v1/collections/docs/runs", {"dry_run": True}),
+        ("/v1/jobs", {"input": {"urls": ["file:///nothing.jsonl"]}, "dry_run": True}),
+    ]
+    with counted_client(engine, max_quotes=1) as (client, gates):
+        client.post("/v1/collections", json={"name": "docs", "keep_text": True}).raise_for_status()
+        for path, body in asked:
+            with gates.quotes.enter():
+                assert_limit(client.post(path, json=body), 429, "VECTORMILL_MAX_QUOTES", 1)
+                assert client.post("/v1/jobs", json={"items": ITEMS, "dry_run": True}).status_code == 200
+            assert client.post(path, json=body).status_code != 429
+            assert gates.quotes.inside == 0
+
+
 def test_a_full_process_refuses_requests_and_still_answers_probes(engine: Engine) -> None:
     with (
         counted_client(engine, max_requests=2) as (client, gates),
