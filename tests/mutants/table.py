@@ -58,6 +58,7 @@ FREQUENT: Final = (
     "test_what_runs_often_reads_little_among_a_hundred_thousand_open_jobs"
 )
 QUOTES: Final = "tests/integration/quotes/test_quotes.py"
+SAMPLES: Final = "tests/unit/quotes/test_samples.py"
 SENDER: Final = "tests/integration/webhooks/test_webhook_sender.py"
 
 
@@ -88,7 +89,7 @@ MUTANTS: Final = (
         "vectormill/quotes/quote.py",
         "sum(min(own.value, each) for each in beside)",
         "sum(beside)",
-        ("tests/unit/quotes/test_samples.py::test_more_urgent_jobs_come_first_and_others_take_turns",),
+        (f"{SAMPLES}::test_more_urgent_jobs_come_first_and_others_take_turns",),
     ),
     Mutant(
         "a job is quoted as if rows that exist were not encoded",
@@ -1542,6 +1543,54 @@ MUTANTS: Final = (
         "bool(start and header) and _begins_within_quotes(content, format, len(header))",
         "False",
         (f"{QUOTES}::test_parts_begin_within_quotes_and_rows_are_longer_than_a_part",),
+    ),
+    Mutant(
+        "dry runs of objects take any number of threads",
+        "api/intake/submissions.py",
+        "from_thread.run_sync(quoting.take, 1)",
+        "pass",
+        (
+            "tests/integration/api/test_api_limits.py::"
+            "test_more_quotes_that_read_for_long_than_allowed_are_asked_to_come_again",
+        ),
+    ),
+    Mutant(
+        "a dry run reads small objects for as long as there are any",
+        "vectormill/quotes/objects.py",
+        "if len(ends) > NUM_PARTS and time.monotonic() >= until:",
+        "if False:",
+        (f"{QUOTES}::test_of_many_small_objects_those_are_read_for_which_there_is_time",),
+    ),
+    Mutant(
+        "a dry run of large objects does not compare their rows with the limit of a job",
+        "api/intake/submissions.py",
+        "intake.take_items(int(rows.value))",
+        "pass",
+        (f"{QUOTES}::test_a_dry_run_of_large_objects_refuses_too_many_rows_where_their_number_is_known",),
+    ),
+    Mutant(
+        "a sample keeps whole texts",
+        "vectormill/quotes/sample.py",
+        "item.text[:KEPT_BYTES]",
+        "item.text",
+        (f"{SAMPLES}::test_of_long_texts_only_the_beginning_is_kept_with_their_length_and_hash",),
+    ),
+    Mutant(
+        "the first texts of a sample are counted instead of random ones",
+        "vectormill/quotes/token_counts.py",
+        "np.random.default_rng(0).permutation(len(rows))",
+        "range(len(rows))",
+        (f"{SAMPLES}::test_of_texts_in_the_order_of_their_length_random_ones_are_counted",),
+    ),
+    Mutant(
+        "a row group of equal texts is kept, however large it is in memory",
+        "vectormill/objects/reference.py",
+        "num_bytes += batch.nbytes",
+        "num_bytes += 0",
+        (
+            "tests/integration/objects/test_references.py::"
+            "test_a_row_group_is_decoded_once_and_one_that_is_too_large_is_streamed",
+        ),
     ),
     Mutant(
         "rows of a small row group are counted several times",

@@ -12,7 +12,7 @@ from vectormill.cli.jobs import PAIR_FIELD, read_input
 from vectormill.cli.printing import print_facts, tell
 from vectormill.cli.sources import leave_out
 from vectormill.domain.encoding import RequestedOptions
-from vectormill.domain.errors import InvalidOption
+from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.task import EMBED, TASKS
 from vectormill.files.formats import InputName
 
@@ -216,7 +216,11 @@ def estimate_time(told: Told, devices: str, precision: str) -> dict[str, Any]:
     from vectormill.quotes.sizes import estimate_time
     from vectormill.settings import load_settings
 
-    card = open_registry(load_settings()).outline(told["model"])
+    try:
+        card = open_registry(load_settings()).outline(told["model"])
+    except UnknownModel:
+        note = f"Times are left out: no worker has measured them, and this machine does not know {told['model']}."
+        return {"notes": [*told["notes"], note]}
     rate, reasons = choose_rate(card, devices, precision, None)
     tokens, each = (Figure(**told[name]) for name in ("tokens", "tokens_per_row"))
     note = "The rate is estimated for the devices of this machine or those that were named."
@@ -254,5 +258,9 @@ def add_price(figures: dict[str, Any], price: float | None) -> dict[str, Any]:
 
     told: dict[str, Any] = msgspec.to_builtins(figures)
     seconds = told["seconds"]
-    cost = None if price is None else {name: price * value / 3600 for name, value in seconds.items()}
+    cost = (
+        None
+        if price is None or seconds is None
+        else {name: price * value / 3600 for name, value in seconds.items()}
+    )
     return told | {"price": cost}

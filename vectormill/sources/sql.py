@@ -207,7 +207,7 @@ class SqlReader(Reader):
         """Let `read` yield only about so many random rows; return how many rows and different texts or pairs there are.
 
         Postgres counts them and draws the rows, each in one reading of the query. Return None, and change nothing, for
-        other databases and if the timeout of a statement ends before.
+        other databases, if several columns have the name of a text, and if the timeout of a statement ends before.
         """
         with self._speaking() as connection:
             if connection.dialect.driver != "psycopg":
@@ -217,7 +217,7 @@ class SqlReader(Reader):
             try:
                 with self._transaction(connection):
                     num_all, num_distinct = ask(connection, query).fetchone()
-            except psycopg.OperationalError:  # the timeout
+            except (psycopg.OperationalError, psycopg.errors.AmbiguousColumn):  # the former is the timeout
                 return None
         if num_all > num_rows:
             share = num_rows / num_all

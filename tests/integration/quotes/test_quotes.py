@@ -266,6 +266,33 @@ def test_objects_are_read_whole_if_they_are_small_and_else_in_parts(
     assert count_jobs(engine) == 0
 
 
+def test_of_many_small_objects_those_are_read_for_which_there_is_time(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.intake.submissions.READING_SECONDS", 0.0)
+    for number in range(200):
+        rows = ({"text": "word " * (1 + number // 20)} for _ in range(1 + number // 2))
+        (tmp_path / "in" / f"{number:03}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = {"urls": [f"file://{tmp_path}/in/*.jsonl"]}
+    told = client.post("/v1/jobs", json={"input": wanted, "dry_run": True, "options": SMALL}).json()
+    num_all = sum(1 + number // 2 for number in range(200))
+    assert told["num_sampled"] < num_all / 5
+    assert told["rows"]["least"] < num_all < told["rows"]["most"] < 3 * num_all
+    assert any("16 of 200 objects" in note for note in told["notes"])
+
+
+def test_a_dry_run_of_large_objects_refuses_too_many_rows_where_their_number_is_known(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.intake.submissions.WHOLE_BYTES", 0)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a"] * 1001}), path)
+    with api_client(engine, source_root=tmp_path, max_job_items=1000) as client:
+        for dry_run in (True, False):
+            body = {"input": {"urls": [path.as_uri()]}, "options": SMALL, "dry_run": dry_run}
+            assert_problem(client.post("/v1/jobs", json=body), 413, "submission-too-large", "MAX_JOB_ITEMS")
+
+
 def test_of_one_large_row_group_rows_of_all_its_parts_are_read_each_once(
     client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +357,33 @@ def test_objects_of_one_row_without_a_line_break_are_no_empty_job(
     wanted = {"urls": [f"file://{tmp_path}/in/*.jsonl"]}
     answer = client.post("/v1/jobs", json={"input": wanted, "dry_run": True, "options": SMALL})
     assert answer.json()["rows"]["value"] == pytest.approx(40), answer.text
+
+
+def test_the_command_leaves_times_out_if_only_the_service_knows_the_model(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(lines(make_rows(SENTENCES)))
+    models = {"mine": {"path": str(Registry({}).card(DEFAULT_MODEL).path)}}
+    with api_client(engine, models=models) as api:
+        arguments = ("--model", "mine", "--price", "2", "--api-url", str(api.base_url), "--json")
+        with pytest.raises(SystemExit) as end:
+            main(("quote", str(path), *arguments))
+    out, err = capsys.readouterr()
+    assert end.value.code == 0, err
+    told = json.loads(out)
+    assert (told["rows"], told["seconds"], told["price"]) == (exact(4), None, None)
+    assert "does not know mine" in told["notes"][-1]
+
+
+def test_a_query_with_two_columns_of_a_name_is_quoted_by_the_first_as_a_reindex_reads_it(
+    engine: Engine, client: httpx.Client
+) -> None:
+    options = {"query": "SELECT 'a' AS key, 'one two three' AS text, 'one' AS text"}
+    answer = client.post("/v1/quotes", json={"kind": "sql", "options": options})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["rows"], told["tokens_per_row"]) == (exact(1), exact(5))
 
 
 def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(
