@@ -1954,6 +1954,36 @@ MUTANTS: Final = (
         ("tests/integration/cli/test_imports.py::test_rows_of_jobs_and_deletions_are_newer_than_an_import",),
     ),
     Mutant(
+        "deletions of a collection's first day are forgotten, and an import brings their keys back",
+        "vectormill/collections/deletions.py",
+        "25 * :kept_seconds",
+        "0 * :kept_seconds",
+        (
+            "tests/integration/cli/test_imports.py::"
+            "test_a_deletion_that_is_forgotten_after_a_day_is_not_undone_without_a_word",
+        ),
+    ),
+    Mutant(
+        "an import brings back what was deleted from an old collection without a word",
+        "vectormill/collections/imports.py",
+        "not again and not remembers.scalar_one()",
+        "remembers.scalar_one() is None",
+        (
+            "tests/integration/cli/test_imports.py::"
+            "test_a_deletion_that_is_forgotten_after_a_day_is_not_undone_without_a_word",
+        ),
+    ),
+    Mutant(
+        "vectors are imported into a collection of the same name in another database than the API's",
+        "vectormill/cli/imports.py",
+        "is_same = (found.id, found.created_at) ==",
+        "is_same = found.id > 0 or () ==",
+        (
+            "tests/integration/cli/test_imports.py::"
+            "test_nothing_is_written_into_another_database_than_that_of_the_api",
+        ),
+    ),
+    Mutant(
         "a row with an empty text takes over the vector of a row that was imported without its text",
         "vectormill/sources/vectors.py",
         'else own if text else b""',
@@ -1976,7 +2006,7 @@ MUTANTS: Final = (
     Mutant(
         "an import that fails deletes what others have written into its collection",
         "vectormill/collections/removals.py",
-        "counts != (num_imported, num_imported)",
+        "counts != (num_imported, num_imported, 0)",
         "counts[1] != num_imported",
         (
             "tests/integration/cli/test_imports.py::"

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,13 @@ import typer
 from vectormill.cli.command import command
 from vectormill.cli.printing import tell
 from vectormill.domain.encoding import PASSAGES, EncodingOptions
-from vectormill.domain.errors import CollectionInUse, CollectionNotFound, InvalidOption, SpecMismatch
+from vectormill.domain.errors import (
+    CollectionInUse,
+    CollectionNotFound,
+    ConfigurationError,
+    InvalidOption,
+    SpecMismatch,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -77,6 +84,7 @@ def import_vectors(
     options: EncodingOptions,
     keep_text: bool = False,
     unchecked: bool = False,
+    again: bool = False,
     api_url: str | None = None,
     data_dir: Path | None = None,
 ) -> Mapping[str, Any]:
@@ -101,6 +109,8 @@ def import_vectors(
         content_hash (COLUMN): The column with the hashes of texts that Vectormill exported, for rows without texts.
         keep_text: Keep texts alongside their vectors, if the collection is created.
         unchecked: Do not encode a sample.
+        again: Import into a collection that is older than a day. Rows that were deleted from it come back, if the
+            source still has them.
     """
     from vectormill.cli import endpoint, keys
     from vectormill.collections.imports import find_import_target
@@ -120,13 +130,14 @@ def import_vectors(
             )
         wanted = stated if opened.spec is None else state_spec(place, opened.spec)
         is_new = create_missing(client, collection, wanted, keep_text=keep_text)
+        refuse_other_database(client, engine, collection, is_new=is_new)
         num_imported = 0
         try:
             with engine.connect() as connection:
-                spec = find_import_target(connection, collection).spec
+                spec = find_import_target(connection, collection, again=again).spec
             refuse_other(place, spec, stated, opened)
             for imported in carry_out(
-                client, engine, collection, spec, opened, is_checked=is_checked, is_new=is_new
+                client, engine, collection, spec, opened, is_checked=is_checked, is_new=is_new, again=again
             ):
                 num_imported = imported["num_imported"]
             return imported
@@ -192,6 +203,29 @@ def open_source(
     return open_files(where, columns, place) if is_files else open_output(where, place)
 
 
+def refuse_other_database(client: "Client", engine: "Engine", collection: str, *, is_new: bool) -> None:
+    """Raise ConfigurationError if the API has its collection of this name in another database than this one.
+
+    If it is new, it is deleted there.
+    """
+    from vectormill.collections.descriptions import describe_collection
+
+    theirs = next(each for each in client.collection(collection)["generations"] if each["state"] == "live")
+    try:
+        with engine.connect() as connection:
+            found = describe_collection(connection, collection).live
+        is_same = (found.id, found.created_at) == (theirs["id"], datetime.fromisoformat(theirs["created_at"]))
+    except CollectionNotFound:
+        is_same = False
+    if not is_same:
+        if is_new:
+            client.delete_collection(collection)
+        raise ConfigurationError(
+            f"The API has the collection {collection!r} in another database than the one that the import would "
+            "write: let VECTORMILL_API_URL (--api-url) and VECTORMILL_DATABASE_URL (--data-dir) name the same service."
+        )
+
+
 def refuse_other(
     place: "SourcePlace", spec: "EncodingSpec", stated: Mapping[str, Any], source: "VectorSource"
 ) -> None:
@@ -216,6 +250,7 @@ def carry_out(
     *,
     is_checked: bool,
     is_new: bool,
+    again: bool,
 ) -> Iterator[dict[str, Any]]:
     """Import batch by batch, each in a transaction, and yield what is imported so far.
 
@@ -239,6 +274,11 @@ def carry_out(
             texts = (
                 [place for place, text in enumerate(rows.items.texts) if text.strip()] if is_checked else []
             )
+            if is_checked and len(rows.items) and not texts and not cosines:
+                raise InvalidOption(
+                    "The first rows have no text to compare with their vectors: name another column (--text), read "
+                    "rows with texts first, or pass --unchecked."
+                )
             if texts and not cosines:
                 first = chance.sample(texts, min(SAMPLE_TEXTS, len(texts)))
                 cosines.append(compare(client, spec, take(rows, first)))
@@ -247,7 +287,9 @@ def carry_out(
                 place = len(kept) if len(kept) < SAMPLE_TEXTS else chance.randrange(num_batches)
                 kept[place : place + 1] = take(rows, [chance.choice(texts)]) if place < SAMPLE_TEXTS else []
             with engine.begin() as connection:
-                counts["num_imported"] += import_rows(connection, collection, spec, rows.items, rows.vectors)
+                counts["num_imported"] += import_rows(
+                    connection, collection, spec, rows.items, rows.vectors, again=again
+                )
             counts["num_rows"] += len(rows.items)
             counts["num_without_vector"] += rows.num_without_vector
             seconds = time.monotonic() - started

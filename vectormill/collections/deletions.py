@@ -269,16 +269,23 @@ def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1
     return str(keys[-1])
 
 
-# A scrubbed tombstone is not needed any more: all older jobs and runs have ended, and a retry finds no text.
+# A scrubbed tombstone is not needed any more: all older jobs and runs have ended, and a retry finds no text. Only an
+# import may still have the key, so a collection's first day and an hour keep all tombstones (see imports.py).
 DELETE_SCRUBBED: Final = text("""
     DELETE FROM vectormill.tombstones WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM vectormill.tombstones
-         WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds) LIMIT :limit FOR UPDATE SKIP LOCKED))
+         WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds)
+           AND collection_id IN (SELECT id FROM vectormill.collections
+                                  WHERE created_at < now() - make_interval(secs => 25 * :kept_seconds))
+         LIMIT :limit FOR UPDATE SKIP LOCKED))
     RETURNING 1
 """)
 
 
 def delete_scrubbed(connection: Connection, kept_seconds: float = 3600.0, limit: int = 10_000) -> int:
-    """Delete up to `limit` tombstones that were scrubbed at least `kept_seconds` ago, and return their number."""
+    """Delete up to `limit` tombstones that were scrubbed at least `kept_seconds` ago, and return their number.
+
+    Those of a collection that was created less than 25 times as long ago are kept.
+    """
     values = {"kept_seconds": float(kept_seconds), "limit": limit}
     return len(connection.execute(DELETE_SCRUBBED, values).all())

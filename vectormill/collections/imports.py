@@ -2,6 +2,9 @@
 
 An imported row is older than whatever a job, a put or a deletion writes (its place in the order of writers is 0), and
 rows that the collection has are left as they are. So an import can run beside other writers, and be repeated.
+
+Deleted keys are left out too, as long as the collection remembers each of its deletions: for a day after its creation.
+Later an import has to be told that deleted rows may come back.
 """
 
 from typing import Any, Final
@@ -34,11 +37,19 @@ LIST_KNOWN_KEYS: Final = """
 """
 
 
-def find_import_target(connection: Connection, collection: str) -> Generation:
+# `delete_scrubbed` waits an hour longer, so a transaction that has passed this check sees all tombstones.
+REMEMBERS_DELETIONS: Final = text("""
+    SELECT created_at > clock_timestamp() - make_interval(days => 1)
+      FROM vectormill.collections WHERE id = :collection_id
+""")
+
+
+def find_import_target(connection: Connection, collection: str, *, again: bool = False) -> Generation:
     """Return the generation that an import writes, locked until the transaction ends.
 
-    Raise CollectionNotFound, Conflict if there is another generation, whose rows an import would not be among, and
-    SpecMismatch if the collection has other results than dense vectors.
+    Raise CollectionNotFound, Conflict if there is another generation, whose rows an import would not be among, or if
+    rows that were deleted might come back and `again` does not allow it, and SpecMismatch if the collection has other
+    results than dense vectors.
     """
     generations = list_written_generations(connection, collection, is_deletion=True)
     live = next((each for each in generations if each.state == LIVE), None)
@@ -54,6 +65,12 @@ def find_import_target(connection: Connection, collection: str) -> Generation:
     if live.spec.result != VECTOR:
         raise SpecMismatch(
             f"Vectors can be imported only into a collection of dense vectors, and {collection!r} has others."
+        )
+    remembers = connection.execute(REMEMBERS_DELETIONS, {"collection_id": live.collection_id})
+    if not again and not remembers.scalar_one():
+        raise Conflict(
+            f"Collection {collection!r} is older than a day and has forgotten which keys were deleted from it: those "
+            "that the source still has would come back. Remove them from the source, and pass --again."
         )
     return live
 
@@ -89,12 +106,14 @@ def import_rows(
     spec: EncodingSpec,
     items: Items,
     vectors: npt.NDArray[np.float32],
+    *,
+    again: bool = False,
 ) -> int:
     """Write the rows whose keys are new, inside the caller's transaction, and return their number.
 
     Raise the errors of `find_import_target` and `check_vectors`.
     """
-    generation = find_import_target(connection, collection)
+    generation = find_import_target(connection, collection, again=again)
     if generation.spec.fingerprint() != spec.fingerprint():
         raise Conflict(f"Collection {collection!r} was changed to another model during the import.")
     check_vectors(items, vectors, spec)

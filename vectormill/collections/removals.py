@@ -34,7 +34,7 @@ from vectormill.domain.errors import (
 from vectormill.jobs.job import STEERABLE_JOB_STATES
 from vectormill.jobs.jobs import cancel_job
 from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
-from vectormill.sources.following import remove_triggers
+from vectormill.sources.following import list_followed_tables, remove_triggers
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,12 @@ IS_OUR_VIEW: Final = text("""
            AND link.refobjid IN (SELECT to_regclass(name) FROM unnest(CAST(:tables AS text[])) AS name))
 """)
 
+# The last column counts sources and schedules.
 COUNT_ROWS: Final = """
-    SELECT count(*), count(*) FILTER (WHERE job_seq = :place) FROM vectormill.{table}
+    SELECT count(*), count(*) FILTER (WHERE job_seq = :place),
+           (SELECT count(*) FROM vectormill.sources WHERE collection_id = :collection_id)
+           + (SELECT count(*) FROM vectormill.schedules WHERE collection_id = :collection_id)
+      FROM vectormill.{table}
 """
 
 DELETE_COLLECTION: Final = text("DELETE FROM vectormill.collections WHERE id = :collection_id")
@@ -123,7 +127,7 @@ def stop_work(engine: Engine, name: str) -> None:
 
 
 def remove_collection(engine: Engine, name: str, *, num_imported: int | None = None) -> None:
-    """Remove a collection; if `num_imported` is given, only one that has so many imported rows and no others.
+    """Remove a collection; if `num_imported` is given, only one that has so many imported rows and nothing else.
 
     Raise CollectionNotFound, or CollectionInUse, which names the jobs, runs, views or rows in use.
     """
@@ -145,7 +149,7 @@ def _remove(connection: Connection, name: str, num_imported: int | None) -> None
         raise CollectionNotFound(f"Collection {name!r} does not exist; see `vectormill collections list`.")
     _refuse_open_work(connection, name, found.id, found.generation_ids)
     if num_imported is not None:
-        _refuse_other_rows(connection, name, found.generation_ids, num_imported)
+        _refuse_more(connection, name, found.id, found.generation_ids, num_imported)
     view = f"public.{name}"
     tables = [
         f"vectormill.generation_{generation_id}{suffix}"
@@ -193,13 +197,17 @@ def _refuse_open_work(
         )
 
 
-def _refuse_other_rows(
-    connection: Connection, name: str, generation_ids: list[int], num_imported: int
+def _refuse_more(
+    connection: Connection, name: str, collection_id: int, generation_ids: list[int], num_imported: int
 ) -> None:
     statement = text(COUNT_ROWS.format(table=table_name(generation_ids[0])))
-    counts = tuple(connection.execute(statement, {"place": IMPORTED_PLACE}).one())
-    if len(generation_ids) > 1 or counts != (num_imported, num_imported):
-        raise CollectionInUse(f"Collection {name!r} has rows of other writers.")
+    values = {"place": IMPORTED_PLACE, "collection_id": collection_id}
+    counts = tuple(connection.execute(statement, values).one())
+    is_used = counts != (num_imported, num_imported, 0) or list_followed_tables(connection, collection_id)
+    if len(generation_ids) > 1 or is_used:
+        raise CollectionInUse(
+            f"Collection {name!r} has rows of other writers, a source, a schedule or a followed table."
+        )
 
 
 # A table whose generation does not exist is orphaned for good: both are created in one transaction, and ids are never

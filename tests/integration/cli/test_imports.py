@@ -22,8 +22,10 @@ from tests.commands import run as run_command
 from tests.indexers import ListedSource, await_run, contents, count_encoded, indexing, row, start_run, wanted
 from tests.outputs import finish_all
 from tests.protocol import submit, vector_of
+from tests.services import connected_engine, migrated_database
 from vectormill.cli import keys
 from vectormill.client import Client
+from vectormill.collections.deletions import delete_scrubbed
 from vectormill.collections.imports import find_import_target
 from vectormill.domain.errors import SpecMismatch
 from vectormill.jobs.item import Item
@@ -148,6 +150,62 @@ def test_rows_of_jobs_and_deletions_are_newer_than_an_import(
     assert contents(engine)["k5"][0] == Item("k5", b"later").content_hash()
 
 
+def test_a_deletion_that_is_forgotten_after_a_day_is_not_undone_without_a_word(
+    engine: Engine, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "a.parquet")
+
+    def forget() -> int:
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE vectormill.tombstones SET scrubbed_at = now() - interval '2 hours'")
+            )
+            return delete_scrubbed(connection)
+
+    assert run(file, "--unchecked", *STATED) == 0
+    client.delete_items("docs", ["k2"])
+    assert forget() == 0, "all deletions of a collection's first day are remembered"
+    assert run(file, "--unchecked") == 0
+    assert "k2" not in contents(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET created_at = now() - interval '26 hours'"))
+    assert forget() == 1
+    capsys.readouterr()
+    assert run(file, "--unchecked") == 2
+    assert "and pass --again" in capsys.readouterr().err
+    assert "k2" not in contents(engine)
+    assert run(file, "--unchecked", "--again") == 0
+    assert "k2" in contents(engine)
+
+
+def test_nothing_is_written_into_another_database_than_that_of_the_api(
+    engine: Engine,
+    client: Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    postgres_url: str,
+) -> None:
+    file = write(tmp_path / "a.parquet")
+    with migrated_database(postgres_url) as url, connected_engine(url) as other:
+        monkeypatch.setenv("VECTORMILL_DATABASE_URL", url)
+
+        def refused() -> bool:
+            is_refused = run(file, "--unchecked", *STATED) == 2
+            said = capsys.readouterr().err
+            return is_refused and "VECTORMILL_API_URL" in said and "VECTORMILL_DATABASE_URL" in said
+
+        assert refused()
+        with api_client(other) as api, Client(str(api.base_url)) as elsewhere:
+            elsewhere.create_collection("docs", options={"dimensions": 8})
+            assert refused()
+            assert list(client.collections()) == [], "the one that was created is deleted"
+            client.create_collection("docs", options={"dimensions": 8})
+            assert refused()
+            assert [len(list(each.collections())) for each in (client, elsewhere)] == [1, 1]
+        assert contents(other) == {}
+
+
 def test_the_output_of_a_job_enters_with_the_hashes_of_its_texts_and_another_spec_is_refused(
     engine: Engine, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +259,15 @@ def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collectio
             ),
             ((good, "--text", "text", "--dimensions", "9"), "have 8 dimensions"),
             ((good, *STATED), "pass --unchecked"),
+            (
+                (
+                    write(tmp_path / "blank.parquet", text=pa.array([None] * NUM_ROWS, pa.string())),
+                    "--text",
+                    "text",
+                    *STATED,
+                ),
+                "no text to compare",
+            ),
             ((good, "--text", "body", *STATED), "has no column 'body'"),
             ((good, "--text", "text", "--vector", "text", *STATED), "not lists of numbers"),
             ((str(tmp_path / "none.parquet"), "--text", "text"), "No file matches"),
@@ -299,7 +366,17 @@ def test_vectors_that_differ_at_the_end_are_removed_unless_others_have_written_i
 
         monkeypatch.setattr("vectormill.cli.imports.compare", refuse)
         assert run(file, "--text", "text", *STATED) == 2
-    assert contents(engine).keys() == {"mine"}, "what others have written meanwhile stays"
+        assert contents(engine).keys() == {"mine"}, "what others have written meanwhile stays"
+        client.delete_collection("docs")
+
+        def schedule(*_: object) -> float:
+            client.set_source("docs", "sql", {"query": "SELECT 'a' AS key, 'b' AS text"})
+            client.create_schedule("docs", "*/15 * * * *")
+            raise SpecMismatch("agree by nothing")
+
+        monkeypatch.setattr("vectormill.cli.imports.compare", schedule)
+        assert run(file, "--text", "text", *STATED) == 2
+    assert [found["name"] for found in client.collections()] == ["docs"], "it has a source and a schedule"
 
 
 def test_values_of_a_type_of_the_database_enter_as_texts_and_others_are_refused(
