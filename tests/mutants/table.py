@@ -2034,6 +2034,26 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "of two models that are added at once under one name the later replaces the former",
+        "vectormill/cli/models.py",
+        "change_added(file, enter)",
+        "change_added(file, lambda entries: {**entries, name: entry})",
+        (
+            "tests/integration/cli/test_models_command.py::"
+            "test_of_two_commands_that_add_one_name_at_once_the_later_is_refused",
+        ),
+    ),
+    Mutant(
+        "a change of the added models drops those of a later release",
+        "vectormill/models/registry.py",
+        "write_added(path, changed, later)",
+        "write_added(path, changed)",
+        (
+            "tests/unit/deployment/test_registry.py::"
+            "test_an_added_model_of_a_later_release_is_left_out_with_a_warning_and_stays_in_the_file",
+        ),
+    ),
+    Mutant(
         "the event loop reads the files of a model that was replaced",
         "vectormill/models/registry.py",
         "self._find_card(name, entry, weights=False) is not None",

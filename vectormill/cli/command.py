@@ -158,6 +158,14 @@ def command(
             def run_group(context: typer.Context, **given: Any) -> None:
                 if context.invoked_subcommand is None:
                     run(**given)
+                    return
+                for option in given:  # it would be ignored
+                    source = context.get_parameter_source(option)
+                    if source is not None and source.name == "COMMANDLINE":
+                        flag = f"--{option.replace('_', '-')}"
+                        raise typer.BadParameter(
+                            f"Write it after {context.invoked_subcommand}.", param_hint=flag
+                        )
 
             context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
             run_group.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]

@@ -128,12 +128,20 @@ def add(
     card = registry.card(name)  # refused from its small files, if at all
     entry = registry.entry(name)
     if not Path(entry.path).is_dir():
-        entry = entry.model_copy(update={"revision": card.revision})
-    if name in known.names() and known.entry(name) != entry:
-        raise InvalidOption(
-            f"A model {name!r} is registered already with other options or files; remove it first, or choose another "
-            "name with --name."
-        )
+        entry = entry.model_copy(
+            update={"revision": card.path.name}
+        )  # the folder of a snapshot is its commit
+
+    def enter(entries: "Mapping[str, ModelEntry]") -> "dict[str, ModelEntry]":
+        if entries.get(name, entry) != entry:
+            raise InvalidOption(
+                f"A model {name!r} is registered already with other options or files; remove it first, or choose "
+                "another name with --name."
+            )
+        return {**entries, name: entry}
+
+    if is_new and name in known.names():
+        enter({name: known.entry(name)})
     card = registry.card(name, weights=True)
     report = try_to_load(card, settings)
     answer = {
@@ -149,7 +157,7 @@ def add(
     if certify and has_flaws(card, report, settings):
         return Outcome(answer, ITEMS_FAILED)
     if is_new:
-        change_added(file, lambda entries: entries | {name: entry})
+        change_added(file, enter)  # another command may have added the name meanwhile
         tell(
             f"Registered {name} in {file}. On other machines set VECTORMILL_MODELS to "
             f"{json.dumps({name: entry.model_dump(exclude_none=True)})}."

@@ -190,7 +190,7 @@ def is_path(name: str) -> bool:
     return "/" in name or Path(name).is_dir()
 
 
-ENTRIES: Final = TypeAdapter(dict[str, ModelEntry])
+ADDED: Final = TypeAdapter(dict[str, dict[str, Any]])
 
 
 def name_added(settings: Settings) -> Path:
@@ -208,11 +208,28 @@ def stamp_file(path: Path) -> tuple[int, int] | None:
 
 
 def read_added(path: Path) -> dict[str, ModelEntry]:
-    """Return the entries of the added models. Raise ModelError if the file is damaged."""
+    """Return the entries of the added models, without those of a later release, which are logged.
+
+    Raise ModelError if the file is damaged.
+    """
+    entries, later = _split_added(path)
+    for name, fields in later.items():
+        unknown = ", ".join(sorted(fields.keys() - ModelEntry.model_fields.keys()))
+        logger.warning(
+            "The model %s of %s is left out, as this release does not know: %s.", name, path, unknown
+        )
+    return entries
+
+
+def _split_added(path: Path) -> tuple[dict[str, ModelEntry], dict[str, dict[str, Any]]]:
+    """Return the entries of the added models, and those with fields that only a later release knows."""
     try:
-        return ENTRIES.validate_json(path.read_bytes())
+        told = ADDED.validate_json(path.read_bytes())
+        known = {name for name, fields in told.items() if fields.keys() <= ModelEntry.model_fields.keys()}
+        entries = {name: ModelEntry.model_validate(told.pop(name)) for name in known}
+        return entries, told
     except FileNotFoundError:
-        return {}
+        return {}, {}
     except (OSError, ValidationError) as error:
         raise ModelError(
             f"The file of added models, {path}, cannot be read: {str(error).splitlines()[0]}. Delete it, and add the "
@@ -223,20 +240,29 @@ def read_added(path: Path) -> dict[str, ModelEntry]:
 def change_added(path: Path, change: Callable[[dict[str, ModelEntry]], Mapping[str, ModelEntry]]) -> None:
     """Replace the entries of the added models by what `change` returns of them; commands that do so at once wait.
 
-    Raise ModelError if the file is damaged.
+    Those of a later release stay. Raise ModelError if one of them has the name of another entry, or if the file is
+    damaged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        write_added(path, change(read_added(path)))
+        entries, later = _split_added(path)
+        changed = change(entries)
+        for name in changed.keys() & later.keys():
+            raise ModelError(
+                f"A later release has added a model {name!r} to {path}; choose another name with --name."
+            )
+        write_added(path, changed, later)
 
 
-def write_added(path: Path, entries: Mapping[str, ModelEntry]) -> None:
-    """Replace the file of added models as a whole."""
+def write_added(
+    path: Path, entries: Mapping[str, ModelEntry], later: Mapping[str, dict[str, Any]] | None = None
+) -> None:
+    """Replace the file of added models as a whole; `later` are entries of a later release."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
-    told = {name: entry.model_dump(exclude_none=True) for name, entry in sorted(entries.items())}
-    draft.write_text(json.dumps(told, indent=2) + "\n")
+    told = {name: entry.model_dump(exclude_none=True) for name, entry in entries.items()} | dict(later or {})
+    draft.write_text(json.dumps(dict(sorted(told.items())), indent=2) + "\n")
     draft.replace(path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from tests.adapters import ADAPTER, write_adapted
 from tests.api_server import api_client
 from tests.commands import run
 from tests.models import TinyModels
@@ -68,6 +69,33 @@ def test_a_directory_is_loaded_converted_certified_and_known_to_a_running_api_un
     assert "VECTORMILL_MODELS has a model 'mine'" in capfd.readouterr().err
 
 
+def test_of_two_commands_that_add_one_name_at_once_the_later_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (write_static(tmp_path / name, normalize=True) for name in ("first", "second"))
+    codes: list[int] = []
+
+    def load(*_: object) -> None:  # which takes minutes; another command runs meanwhile
+        if not codes:
+            codes.append(-1)
+            codes.append(run("models", "add", str(second), "--name", "mine"))
+
+    monkeypatch.setattr("vectormill.cli.models.try_to_load", load)
+    codes.append(run("models", "add", str(first), "--name", "mine"))
+    assert codes == [-1, 0, 2]
+    assert "is registered already" in capfd.readouterr().err
+    assert read_names(tmp_path) == {"mine": {"path": str(second.resolve())}}
+
+
+def test_options_before_the_name_of_a_command_are_refused_and_not_ignored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("models", "--data-dir", str(tmp_path / "wanted"), "remove", "mine") == 2
+    said = capfd.readouterr().err
+    assert "--data-dir" in said
+    assert "Write it after remove" in said
+
+
 def test_a_model_whose_results_differ_from_the_reference_is_not_registered(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,11 +128,13 @@ def test_a_model_of_the_hub_is_registered_at_its_commit_and_without_a_network_it
 ) -> None:
     model = write_static(tmp_path / "model", normalize=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    argv = [sys.executable, "-m", "vectormill.cli", "models", "add", "some-org/some-model"]
+    argv = [sys.executable, "-m", "vectormill.cli", "models", "add"]
 
-    def add(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    def add(
+        environment: dict[str, str], *arguments: str, model: str = "some-org/some-model"
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            argv,
+            [*argv, model, *arguments],
             env={**kept, **environment, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"},
             capture_output=True,
             text=True,
@@ -123,3 +153,10 @@ def test_a_model_of_the_hub_is_registered_at_its_commit_and_without_a_network_it
     assert read_names(tmp_path) == {"some-model": {"path": "some-org/some-model", "revision": COMMIT}}
     again = add({"HF_HUB_OFFLINE": "1"})
     assert again.returncode == 0, "what is in the cache needs no network"
+    given = json.dumps({"given": {"path": "some-org/some-model"}})
+    prepared = add({"HF_HUB_OFFLINE": "1", "VECTORMILL_MODELS": given}, model="given")
+    assert prepared.returncode == 0, prepared.stderr
+    with serving_hub(write_adapted(tmp_path / "adapted")) as (environment, _):
+        done = add(environment, "--adapter", ADAPTER, "--name", "adapted", model="some-org/other-model")
+    assert done.returncode == 0, done.stderr
+    assert read_names(tmp_path)["adapted"]["revision"] == COMMIT, "of the files, without the adapter's name"

@@ -131,13 +131,32 @@ def test_a_damaged_file_of_added_models_is_logged_once_and_leaves_the_models_kno
     registry = Registry({}, added=file)
     write_added(file, {"mine": ModelEntry(path=str(tmp_path))})
     assert registry.names() == [DEFAULT_MODEL, "mine"]
-    file.write_text('{"mine": {"paht": "."}}')
+    file.write_text('{"mine": {"max_tokens": 8}}')
     for _ in range(2):
         assert registry.names() == [DEFAULT_MODEL, "mine"]
     assert Registry({}, added=file).names() == [DEFAULT_MODEL]
     assert [record.message.count("add the models again") for record in caplog.records] == [1, 1]
     with pytest.raises(ModelError, match="add the models again"):
         change_added(file, dict)
+
+
+def test_an_added_model_of_a_later_release_is_left_out_with_a_warning_and_stays_in_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "models.json"
+    later = {"path": "later", "new_field": 1}
+    file.write_text(json.dumps({"mine": {"path": "."}, "later": later}))
+    registry = Registry({}, added=file)
+    for _ in range(2):
+        assert registry.names() == [DEFAULT_MODEL, "mine"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The model later of {file} is left out, as this release does not know: new_field."
+    ]
+    other = ModelEntry(path="other")
+    with pytest.raises(ModelError, match="A later release has added a model 'later'"):
+        change_added(file, lambda entries: {**entries, "later": other})
+    change_added(file, lambda entries: {"other": other})
+    assert json.loads(file.read_text()) == {"later": later, "other": {"path": "other"}}
 
 
 def test_commands_that_add_models_at_once_wait_for_one_another(tmp_path: Path) -> None:
