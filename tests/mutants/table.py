@@ -1956,8 +1956,8 @@ MUTANTS: Final = (
     Mutant(
         "deletions of a collection's first day are forgotten, and an import brings their keys back",
         "vectormill/collections/deletions.py",
-        "25 * :kept_seconds",
-        "0 * :kept_seconds",
+        "25 * make_interval",
+        "0 * make_interval",
         (
             "tests/integration/cli/test_imports.py::"
             "test_a_deletion_that_is_forgotten_after_a_day_is_not_undone_without_a_word",

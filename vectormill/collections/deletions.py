@@ -276,7 +276,7 @@ DELETE_SCRUBBED: Final = text("""
         SELECT ctid FROM vectormill.tombstones
          WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds)
            AND collection_id IN (SELECT id FROM vectormill.collections
-                                  WHERE created_at < now() - make_interval(secs => 25 * :kept_seconds))
+                                  WHERE created_at < now() - 25 * make_interval(secs => :kept_seconds))
          LIMIT :limit FOR UPDATE SKIP LOCKED))
     RETURNING 1
 """)
