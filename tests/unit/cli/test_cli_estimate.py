@@ -52,7 +52,8 @@ def test_a_model_without_weights_and_one_whose_vectors_have_no_index(
     assert (large["index_bytes"], "4,000" in large["index_reason"]) == (None, True)
 
 
-def test_numbers_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(("estimate", "--rows", "0", "--tokens", "10"))
-    assert (end.value.code, "at least 1" in capsys.readouterr().err) == (2, True)
+def test_numbers_that_no_job_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in ("0", "inf", "nan"):
+        with pytest.raises(SystemExit) as end:
+            main(("estimate", "--rows", number, "--tokens", "10"))
+        assert (end.value.code, "must be from 1 to 1e+15" in capsys.readouterr().err) == (2, True)
