@@ -73,6 +73,7 @@ GRACEFUL_SHUTDOWN_SECONDS: Final = 10
 POOL_SIZE: Final = 4
 POOL_OVERFLOW: Final = 3
 REDIS_TIMEOUT_SECONDS: Final = 1.0
+# How old the state of a job may be that a client follows.
 FOLLOW_SECONDS: Final = 0.5
 KEY_SCHEME: Final = {
     "type": "http",

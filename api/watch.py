@@ -1,4 +1,4 @@
-"""Watch: what several clients follow is read once for all of them."""
+"""Watch: a value that several clients follow is read once for all of them."""
 
 import asyncio
 import time
@@ -27,7 +27,10 @@ class Watched(Generic[Value]):
 
 
 class Watch(Generic[Key, Value]):
-    """What clients are following, read again after `seconds`. Used by the event loop alone."""
+    """Values that clients follow, by key; each is read again when it is older than `seconds`.
+
+    Only the event loop may use a watch.
+    """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -47,7 +50,7 @@ class Watch(Generic[Key, Value]):
                 del self._followed[key]
 
     async def look(self, followed: Watched[Value], read: Callable[[], Value]) -> Value:
-        """Return it as it was less than `seconds` ago; it is read in a thread."""
+        """Return the value as it was less than `seconds` ago; `read` is called in a thread if that is too old."""
         async with followed.lock:
             if followed.value is None or self._clock() - followed.read_at >= self.seconds:
                 followed.value = await run_in_threadpool(read)

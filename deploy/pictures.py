@@ -157,7 +157,7 @@ def work(
         client.submit(items, collection=collections[number % 4], **options)
         if time.monotonic() + PAUSE_SECONDS > until:
             return
-        time.sleep(PAUSE_SECONDS)  # the hour that the charts show
+        time.sleep(PAUSE_SECONDS)  # jobs have to be spread over the time that charts and lists show
 
 
 def wait_for_share(client: Client, job_id: str, share: float) -> None:
@@ -165,7 +165,7 @@ def wait_for_share(client: Client, job_id: str, share: float) -> None:
     while (job := client.job(job_id))["num_done"] + job["num_failed"] < share * job["num_items"]:
         if time.monotonic() > until:
             sys.exit(f"The job did not reach {share:.0%} in {WORK_SECONDS:g} s.")
-        time.sleep(0.5)  # the stack is another process, so poll
+        time.sleep(0.5)  # the API cannot be waited for until a share of a job is done, so poll
 
 
 def open_page(browser: Browser, client: Client, path: str, window: ViewportSize = TALL_WINDOW) -> Page:

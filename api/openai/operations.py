@@ -45,7 +45,7 @@ def choose_model(registry: Registry, asked: str | None) -> str:
 
 
 class TextsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a request for vectors and one for sparse vectors have in common."""
+    """The fields that a request for vectors and one for sparse vectors share."""
 
     inputs: str | list[str]
     truncate: Annotated[
@@ -64,7 +64,8 @@ class TextsRequest(msgspec.Struct, forbid_unknown_fields=True):
         return EncodingRequest(choose_model(registry, self.model), options)
 
     def own_options(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return the encoding options that only this kind of request has."""
+        raise NotImplementedError  # abstract: the metaclass of ABC conflicts with that of Struct
 
 
 class EmbedRequest(TextsRequest, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What failed, and what a dead process did not reach, is tried again by itself."""
+"""Tests that failed, and tests that were left when a test process died, are run again by `make test-again`."""
 
 import os
 import subprocess

@@ -128,9 +128,8 @@ def add(
     card = registry.card(name)  # refused from its small files, if at all
     entry = registry.entry(name)
     if not Path(entry.path).is_dir():
-        entry = entry.model_copy(
-            update={"revision": card.path.name}
-        )  # the folder of a snapshot is its commit
+        # The folder of a snapshot has the name of its commit; the card's revision also names an adapter.
+        entry = entry.model_copy(update={"revision": card.path.name})
 
     def enter(entries: "Mapping[str, ModelEntry]") -> "dict[str, ModelEntry]":
         if entries.get(name, entry) != entry:

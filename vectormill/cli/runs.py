@@ -11,7 +11,8 @@ from vectormill.cli.command import command
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.cli.printing import Outcome, follow, listing, print_facts, tell
 from vectormill.domain.encoding import EncodingOptions
-from vectormill.jobs.job import COMPLETED, RUNNING
+from vectormill.jobs.job import RUNNING
+from vectormill.runs.run import COMPLETED, READING
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -50,7 +51,7 @@ def show_reindexed(run: Run) -> None:
         show_run(run)
         return
     print_facts([("id", run["id"]), ("state", run["state"]), ("rows", describe_run_counts(run))])
-    since = run["report"].get("reading", {}).get(CHANGED, {}).get("since")
+    since = run["report"].get(READING, {}).get(CHANGED, {}).get("since")
     if since is not None:
         tell(
             f"Only rows that changed since {since} were read. A full run also finds rows that were deleted: --full."

@@ -1,4 +1,4 @@
-"""What the embedded servers have in common: the lock on their files, and the child process."""
+"""The base class of the embedded servers, which holds the lock on a server's files and its child process."""
 
 import subprocess
 import threading

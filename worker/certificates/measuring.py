@@ -102,7 +102,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What models run on here: the settings of workers, the devices, and the folder of what is made of models."""
+    """This machine as a certificate describes it: the settings of its workers, its devices, and their cache folder."""
 
     settings: WorkerSettings
     inventory: Inventory
