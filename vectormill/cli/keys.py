@@ -43,31 +43,23 @@ def create(
         scope: read: look and search. write: also submit and stop jobs. sources: also have the server read files and
             databases. webhooks: also have it post to URLs. admin: everything.
         expires (TIME): When the key expires, such as 12h, 90d or 2w from now.  [default: never]
-        from_environment: Store the key in VECTORMILL_API_KEY unless it is stored already.
+        from_environment: Store the key in VECTORMILL_API_KEY unless it is stored already. It replaces another key of
+            this name, which is revoked.
     """
     from vectormill.domain.errors import ConfigurationError
     from vectormill.keys.api_key import check_key_name, check_secret, make_secret, parse_lifetime
-    from vectormill.keys.api_keys import create_key, find_key
+    from vectormill.keys.api_keys import create_key, keep_key
 
     check_key_name(name)
     lifetime = parse_lifetime(expires)
     with connected(data_dir) as (engine, settings), engine.begin() as connection:
-        if not from_environment:
-            secret = make_secret()
-            create_key(connection, name, secret, scope, lifetime)
-        elif settings.api_key is None:
-            raise ConfigurationError("VECTORMILL_API_KEY is not set.")
-        else:
-            secret = check_secret(settings.api_key)
-            known = find_key(connection, secret)
-            if known is not None:
-                end = ", and was revoked" if known.revoked_at is not None else ""
-                tell(f"This key already exists as {known.name}{end}; nothing was created.")
-                return
-            create_key(connection, name, secret, scope, lifetime)
-    if from_environment:
-        tell(f"Stored the key {name} ({scope}).")
-        return
+        if from_environment:
+            if settings.api_key is None:
+                raise ConfigurationError("VECTORMILL_API_KEY is not set.")
+            tell(keep_key(connection, name, check_secret(settings.api_key), scope, lifetime))
+            return
+        secret = make_secret()
+        create_key(connection, name, secret, scope, lifetime)
     tell(
         f"The key {name} ({scope}), shown this once. Set VECTORMILL_API_KEY to it, or send it as "
         "`Authorization: Bearer …`. From now on the API requires a key."

@@ -32,6 +32,9 @@ SECRET_PREFIX: Final = "vmk_"  # noqa: S105 - a prefix, not a secret
 SECRET_BYTES: Final = 32
 # 256 bits are 43 letters of base64url, or 64 hex digits.
 SECRET: Final = re.compile(rf"{SECRET_PREFIX}[A-Za-z0-9_-]{{43,128}}")
+# The command of a shell that makes a secret.
+MAKE_SECRET: Final = f'echo "{SECRET_PREFIX}$(openssl rand -hex 32)"'
+VALID: Final = "valid"
 KEY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LIFETIME: Final = re.compile(r"([1-9][0-9]{0,4})([hdw])")
 UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
@@ -51,7 +54,7 @@ class ApiKey:
     def describe_state(self, now: datetime) -> str:
         if self.revoked_at is not None:
             return "revoked"
-        return "expired" if self.expires_at is not None and self.expires_at <= now else "valid"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else VALID
 
 
 def make_secret(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
@@ -80,7 +83,7 @@ def check_secret(secret: str) -> str:
     if not SECRET.fullmatch(secret):
         raise InvalidOption(
             f"A key must be {SECRET_PREFIX} followed by 43 to 128 random letters, digits, - and _. To create one: "
-            f'echo "{SECRET_PREFIX}$(openssl rand -hex 32)"'
+            f"`{MAKE_SECRET}`."
         )
     return secret
 

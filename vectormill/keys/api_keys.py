@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -11,7 +11,7 @@ from sqlalchemy.exc import ProgrammingError
 from vectormill.addresses import is_loopback_host
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, Conflict, NotFound
-from vectormill.keys.api_key import ApiKey, hash_secret
+from vectormill.keys.api_key import MAKE_SECRET, VALID, ApiKey, hash_secret
 
 # Every API process caches all keys that are not revoked, and compares each with the key of a request.
 MAX_KEYS = 1000
@@ -46,10 +46,32 @@ def create_key(
     return _key(row)
 
 
-def find_key(connection: Connection, secret: str) -> ApiKey | None:
-    """Return the key with this secret, revoked or not; None if there is none."""
+LOCK_KEYS = text("LOCK TABLE vectormill.api_keys IN SHARE ROW EXCLUSIVE MODE")
+
+
+def keep_key(
+    connection: Connection, name: str, secret: str, scope: str, lifetime: timedelta | None = None
+) -> str:
+    """Store the key of a deployment unless it is stored already, and return a sentence on what was done.
+
+    Another key of this name is revoked. Raise ConfigurationError if the key was revoked or has expired: it does
+    not become valid again.
+    """
+    connection.execute(LOCK_KEYS)  # of two deployments at once, one stores the key and the other finds it
     row = connection.execute(FIND_KEY_BY_HASH, {"hash": hash_secret(secret)}).one_or_none()
-    return _key(row) if row is not None else None
+    if row is None:
+        former = connection.execute(REVOKE_KEY, {"name": name}).one_or_none()
+        create_key(connection, name, secret, scope, lifetime)
+        end = " in place of its former value, which is revoked" if former is not None else ""
+        return f"Stored the key {name} ({scope}){end}."
+    known = _key(row)
+    state = known.describe_state(datetime.now(UTC))
+    if state != VALID:
+        raise ConfigurationError(
+            f"The key in VECTORMILL_API_KEY was {known.name} and is {state}: set another one, such as that of "
+            f"`{MAKE_SECRET}`."
+        )
+    return f"The key is stored already as {known.name} ({known.scope})."
 
 
 LIST_KEYS = text("""

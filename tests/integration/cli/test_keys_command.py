@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from tests.clusters import new_directory
 from tests.commands import run as run_command
 from tests.services import connected_engine
 from vectormill.embedded.stack import EmbeddedStack
+from vectormill.keys.api_key import hash_secret
+from vectormill.keys.api_keys import load_keys
 
 Run = Callable[..., int]
 
@@ -60,24 +62,44 @@ def test_a_name_is_taken_until_its_key_is_revoked(capsys: pytest.CaptureFixture[
     assert "`vectormill keys list` lists all" in capsys.readouterr().err
 
 
-def test_a_key_from_the_environment_is_kept_once_and_a_revoked_one_does_not_come_back(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_key_from_the_environment_is_stored_once_and_another_value_replaces_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, engine: Engine
 ) -> None:
-    assert run("create", "compose", "--from-environment") == 2
-    assert "VECTORMILL_API_KEY is not set" in capsys.readouterr().err
-    monkeypatch.setenv("VECTORMILL_API_KEY", "password")
-    assert run("create", "compose", "--from-environment") == 2
-    assert "openssl rand -hex 32" in capsys.readouterr().err
-    monkeypatch.setenv("VECTORMILL_API_KEY", "vmk_" + "0123456789abcdef" * 4)
-    for said in ("Stored the key", "already exists", "already exists"):
-        assert run("create", "compose", "--from-environment") == 0
+    first, second = ("vmk_" + letter * 64 for letter in "ab")
+    for value, status, said in (
+        (None, 2, "VECTORMILL_API_KEY is not set"),
+        ("password", 2, "openssl rand -hex 32"),
+        (first, 0, "Stored the key compose (admin)."),
+        (first, 0, "is stored already as compose (admin)"),
+        (second, 0, "Stored the key compose (admin) in place of its former value, which is revoked."),
+        (second, 0, "is stored already as compose (admin)"),
+        (first, 2, "The key in VECTORMILL_API_KEY was compose and is revoked: set another one, such as"),
+    ):
+        if value is not None:
+            monkeypatch.setenv("VECTORMILL_API_KEY", value)
+        assert run("create", "compose", "--scope", "admin", "--from-environment") == status
         shown = capsys.readouterr()
         assert said in shown.err
         assert shown.out == ""
-    run("revoke", "compose")
-    assert run("create", "compose", "--from-environment") == 0
-    assert "was revoked; nothing was created" in capsys.readouterr().err
-    assert list_states(capsys) == {"compose": "revoked"}
+    with engine.connect() as connection:
+        assert [(key.hash, key.scope) for key in load_keys(connection)] == [(hash_secret(second), "admin")]
+    monkeypatch.setenv("VECTORMILL_API_KEY", second)
+    let_keys_expire()
+    assert run("create", "compose", "--from-environment") == 2
+    assert "was compose and is expired" in capsys.readouterr().err
+
+
+def test_two_deployments_at_once_store_the_same_new_key(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine
+) -> None:
+    command = [sys.executable, "-m", "vectormill.cli", "keys", "create", "helm", "--from-environment"]
+    secrets = ["vmk_" + letter * 64 for letter in "ab"]
+    for secret in secrets:
+        environment = {**os.environ, "VECTORMILL_API_KEY": secret}
+        both = [subprocess.Popen(command, env=environment) for _ in range(2)]
+        assert [each.wait(100) for each in both] == [0, 0]
+    with engine.connect() as connection:
+        assert [key.hash for key in load_keys(connection)] == [hash_secret(secrets[-1])]
 
 
 @pytest.fixture
