@@ -24,6 +24,7 @@ from vectormill.domain.errors import ConfigurationError, InvalidOption, ModelErr
 from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import CRASHED_WORKER, ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure
 from vectormill.models.registry import EncodingOptions, make_spec, open_registry
+from vectormill.models.suggestions import find_need
 from vectormill.settings import load_settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.vector_types import (
@@ -98,8 +99,9 @@ class LocalEncoder:
     ) -> None:
         settings = load_settings()
         worker_settings = load_worker_settings()
-        card = open_registry(settings, model).card(model, weights=True)
-        self.spec = make_spec(card, EncodingOptions(**options))
+        wanted = EncodingOptions(**options)
+        card = open_registry(settings, model).card(model, weights=True, need=find_need(wanted))
+        self.spec = make_spec(card, wanted)
         if self.spec.result != VECTOR:
             raise InvalidOption(
                 f"{model} with these options gives {self.spec.result}s, and a LocalEncoder gives vectors; submit a job."

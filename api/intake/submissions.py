@@ -48,6 +48,7 @@ from vectormill.jobs.submission import Alongside, JobWriter
 from vectormill.jobs.waiting import make_job_body, refuse_unserved
 from vectormill.keys.api_key import SOURCES
 from vectormill.models.registry import make_spec
+from vectormill.models.suggestions import find_need
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.iceberg import SCHEME, check_table_url
 from vectormill.objects.store import normalize, refuse_outside
@@ -357,7 +358,7 @@ def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> 
     if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
         raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
     wanted = resolve_options(options)
-    return make_spec(resources.registry.card(model), wanted)
+    return make_spec(resources.registry.card(model, need=find_need(wanted)), wanted)
 
 
 def resolve_options(options: OptionsBody) -> EncodingOptions:

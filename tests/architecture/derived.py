@@ -39,6 +39,7 @@ from vectormill.models.model_card import GLINER, REXUNINLU
 from vectormill.models.poolings import POOLING_NAMES
 from vectormill.models.rerankers import RERANKERS
 from vectormill.models.static_table import DEFAULT_MAX_TOKENS, MODEL_TYPE, MODULE
+from vectormill.models.suggestions import SUGGESTIONS
 from vectormill.models.transformer_card import REXUNINLU_TYPE
 from vectormill.runs import run
 from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
@@ -243,6 +244,27 @@ def make_rerankers() -> str:
     return table([("template", "by name", "score", "default prompt", "as in"), *rows])
 
 
+def make_suggestions() -> str:
+    rows = [
+        (
+            f"`{row.need}`",
+            row.purpose,
+            f"`{row.command}`{' ([conversion](RECORDS.md#gliner))' if row.conversion else ''}",
+            f"{row.compared_with} (`tests/{row.test}`)",
+        )
+        for row in SUGGESTIONS
+    ]
+    return table([("task or output", "gives", "a model", "layout compared with"), *rows])
+
+
+def make_conversion() -> str:
+    """Return the commands that add the suggested extractor."""
+    row = next(row for row in SUGGESTIONS if row.need == EXTRACT)
+    extract = f"vectormill extract texts.jsonl --schema schema.json -o records.jsonl --model {row.name}"
+    lines = (f'uv run --no-project --with gliner python -c "{row.conversion}"', row.command, extract)
+    return "".join(f"{line}\n" for line in ("", "```sh", *lines, "```"))
+
+
 def make_refused() -> str:
     rows = [(f"`…{ending}`", purpose) for ending, purpose, _ in PURPOSES]
     rows += [(f"`{row.architecture}…`", f"{row.what}: {row.way}") for row in REPOSITORY_CODE]
@@ -360,10 +382,12 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
         ),
     ),
     ("docs/MODELS.md", fill("families", make_families())),
+    ("docs/MODELS.md", fill("suggestions", make_suggestions())),
     ("docs/MODELS.md", fill("conventions", make_conventions())),
     ("docs/MODELS.md", fill("prompted", make_prompted())),
     ("docs/MODELS.md", fill("refused", make_refused())),
     ("docs/SCORES.md", fill("rerankers", make_rerankers())),
+    ("docs/RECORDS.md", fill("gliner", make_conversion())),
     ("docs/SOURCES.md", fill("formats", describe_inputs(".gz or .zst"))),
     *(
         ("docs/STATES.md", keep_rows({state: [] for state in states}, section=heading))

@@ -1,7 +1,7 @@
 """Sparse and multi-vector outputs are those of the authors' own packages, alone and in batches, with every backend.
 
-What FlagEmbedding computes is in tests/data/representations, with the program that wrote it; sentence-transformers
-runs here.
+What FlagEmbedding, colbert-ai and PyLate compute is in tests/data/representations, with the program that wrote it;
+sentence-transformers runs here.
 """
 
 from collections.abc import Callable

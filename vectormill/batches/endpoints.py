@@ -16,6 +16,7 @@ from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, Encoding
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import EMBED, JUDGE, write_token_ids
 from vectormill.models.registry import DEFAULT_MODEL, Registry, make_spec
+from vectormill.models.suggestions import find_need
 
 QUERY: Final = "query"
 DOCUMENT: Final = "document"
@@ -47,8 +48,8 @@ def resolve_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
 
     Raise UnknownModel, InvalidOption, and ModelError if the model's files are unavailable.
     """
-    card = registry.card(encoding.model)
     options = encoding.options
+    card = registry.card(encoding.model, need=find_need(options))
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in options.prompt or ""):
         raise InvalidOption("prompt must not contain a NUL character or an unpaired UTF-16 surrogate.")
     if encoding.input_type is not None:

@@ -242,7 +242,7 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
     for path in (out, errors):
         if path is not None:
             check_output(path)
-    with _client(service.api_url, service.data_dir, service.model) as client:
+    with _client(service, wanted.get("task") or "") as client:
         # This command has a patience of its own with workers that fail.
         submitted = client.submit(items, model=service.model, wait_for_worker=True, **wanted)
         job = _watch(client, submitted, is_patient=is_patient)
@@ -258,7 +258,7 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
 
 
 @contextmanager
-def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "Iterator[Client]":
+def _client(service: Service, task: str) -> "Iterator[Client]":
     """Yield a client of the running service, or of a stack that is stopped at the end of the block."""
     from vectormill.cli.endpoint import await_api_url
     from vectormill.cli.stack import Stack
@@ -266,15 +266,16 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
 
-    settings = load_settings(api_url=api_url, data_dir=data_dir)
+    settings = load_settings(api_url=service.api_url, data_dir=service.data_dir)
     with ExitStack() as cleanup:
-        url = await_api_url(api_url, data_dir, settings)
+        url = await_api_url(service.api_url, service.data_dir, settings)
         if url is None:
-            if model is not None:
-                open_registry(settings).card(model)  # refuse the model before a minute of starting
+            if service.model is not None:
+                # Refuse the model before a minute of starting.
+                open_registry(settings).card(service.model, need=task)
             directory = settings.data_dir.expanduser()
             typer.echo(f"Starting Vectormill in {directory} …", err=True)
-            url = cleanup.enter_context(Stack(directory, model)).wait_until_ready()
+            url = cleanup.enter_context(Stack(directory, service.model)).wait_until_ready()
         yield cleanup.enter_context(Client(url))
 
 

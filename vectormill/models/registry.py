@@ -26,6 +26,7 @@ from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import list_own_options, make_spec
 from vectormill.models.static_table import find_static_folder
+from vectormill.models.suggestions import suggest_model
 from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
 from vectormill.settings import ModelEntry, Settings
 
@@ -102,8 +103,8 @@ class Registry:
         self._read = stamp, entries
         return entries
 
-    def entry(self, name: str) -> ModelEntry:
-        """Return the model's entry. Raise UnknownModel with the names that exist."""
+    def entry(self, name: str, need: str = "") -> ModelEntry:
+        """Return the model's entry. Raise UnknownModel with those that exist, and with one for the need, if given."""
         entries = self._entries()
         if name not in entries:
             nearest = difflib.get_close_matches(name, entries, n=1)
@@ -111,16 +112,16 @@ class Registry:
             known = ", ".join(sorted(entries)) or "none"
             raise UnknownModel(
                 f"Unknown model {name!r}.{hint} Registered models: {known}. To add one, run "
-                "`vectormill models add NAME|PATH` where the API runs."
+                f"`vectormill models add NAME|PATH` where the API runs.{suggest_model(need)}"
             )
         return entries[name]
 
-    def card(self, name: str, *, weights: bool = False) -> ModelCard:
+    def card(self, name: str, *, weights: bool = False, need: str = "") -> ModelCard:
         """Return the model's card; `weights` also downloads those, for a worker.
 
-        Raise UnknownModel and ModelError.
+        Raise UnknownModel, which names a model for the `need` (find_need), and ModelError.
         """
-        entry = self.entry(name)
+        entry = self.entry(name, need)
         card = self._find_card(name, entry, weights)
         if card is not None:
             return card

@@ -24,6 +24,7 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import GLINER, ModelCard
+from vectormill.models.suggestions import suggest_model
 
 # Two special tokens and one token of the text: with fewer, every text has the same vector.
 SMALLEST_MAX_TOKENS: Final = 3
@@ -66,7 +67,9 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     tasks = find_kind(card).tasks
     task = options.task or find_own_task(card)
     if task not in tasks:
-        raise InvalidOption(f"The model {card.name!r} supports the task {' or '.join(tasks)}, not {task}.")
+        raise InvalidOption(
+            f"The model {card.name!r} supports the task {' or '.join(tasks)}, not {task}.{suggest_model(task)}"
+        )
     own = list_own_options(card, task)
     for option in list_options(EncodingOptions):
         if option.name not in own and getattr(options, option.name) is not None:
@@ -162,11 +165,12 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     if card.unread:
         raise InvalidOption(
             f"The model {card.name!r} cannot compute scores: with the pooling set for it, the part that scores is "
-            f"ignored ({card.unread}), and the cosine of its vectors is a different number."
+            f"ignored ({card.unread}), and the cosine of its vectors is a different number.{suggest_model(JUDGE)}"
         )
     if classifier is None and DENSE not in card.outputs:
         raise InvalidOption(
             f"The model {card.name!r} cannot compute scores: they are cosines of dense vectors, and it has none."
+            f"{suggest_model(JUDGE)}"
         )
     template = None if classifier is None else classifier.template
     if options.prompt and template is not None and not template.takes_instructions:
@@ -211,9 +215,10 @@ def _choose_outputs(card: ModelCard, options: EncodingOptions) -> tuple[str, ...
         return card.outputs[:1]
     named = {name.strip() for name in options.outputs.split(",")}
     if not named <= set(card.outputs):
+        lacking = next((name for name in OUTPUTS if name in named - set(card.outputs)), "")
         raise InvalidOption(
             f"outputs must be some of {', '.join(card.outputs)} for model {card.name!r}, separated by commas; "
-            f"got {options.outputs!r}."
+            f"got {options.outputs!r}.{suggest_model(lacking)}"
         )
     return tuple(name for name in OUTPUTS if name in named)
 

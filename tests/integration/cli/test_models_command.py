@@ -2,20 +2,37 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from sqlalchemy import Engine
 
 from tests.adapters import ADAPTER, write_adapted
 from tests.api_server import api_client
+from tests.classifiers import write_classifier
 from tests.commands import run
-from tests.models import TinyModels
+from tests.gliner_models import GOLDEN as GLINER
+from tests.models import TinyModels, packaged_model
+from tests.representations import write_stanford_colbert
 from tests.static_models import write_static
 from tests.unit.deployment.test_hub import COMMIT, serving_hub
 from tests.unit.deployment.test_registry import write_model
+from vectormill.domain.encoding import EncodingOptions
+from vectormill.domain.errors import InvalidOption, UnknownModel
+from vectormill.domain.task import DENSE, EXTRACT, JUDGE, OUTPUTS, TASKS
+from vectormill.models.random_embedder import SMALL, write_random_embedder
+from vectormill.models.registry import Registry, make_spec
+from vectormill.models.suggestions import SUGGESTIONS, Suggestion, find_need
+from vectormill.settings import ModelEntry
+
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +177,70 @@ def test_a_model_of_the_hub_is_registered_at_its_commit_and_without_a_network_it
         done = add(environment, "--adapter", ADAPTER, "--name", "adapted", model="some-org/other-model")
     assert done.returncode == 0, done.stderr
     assert read_names(tmp_path)["adapted"]["revision"] == COMMIT, "of the files, without the adapter's name"
+
+
+# Models of the layouts in which the suggested ones are published, as tests/contract compares them.
+LAYOUTS: Final[Mapping[str, Callable[[Path], Path]]] = {
+    "BAAI/bge-m3": lambda target: write_random_embedder(SMALL, packaged_model(), target),
+    "colbert-ir/colbertv2.0": write_stanford_colbert,
+    "cross-encoder/ms-marco-MiniLM-L6-v2": lambda target: write_classifier(target, "bert", num_labels=1),
+    "papluca/xlm-roberta-base-language-detection": lambda target: write_classifier(target, "xlm-roberta"),
+    "urchade/gliner_small-v2.1": lambda target: shutil.copytree(
+        GLINER / "deberta", target, dirs_exist_ok=True
+    ),
+}
+CORE: Final = (JUDGE, EXTRACT)
+FIRST: Final = {row.need: row for row in reversed(SUGGESTIONS)}
+EACH: Final = {row.hub_name: row for row in reversed(SUGGESTIONS)}
+
+
+def test_every_task_and_output_has_a_suggested_model_with_a_test_that_compares_its_layout() -> None:
+    assert FIRST.keys() == TASKS.keys() | set(OUTPUTS) - {DENSE}
+    assert EACH.keys() == LAYOUTS.keys()
+    for row in SUGGESTIONS:
+        test = (TESTS / row.test).read_text(encoding="utf-8")
+        assert row.compared_with in test, row
+        assert (f"('{row.hub_name}').save_pretrained('{row.name}')" in row.conversion) == bool(row.conversion)
+
+
+@pytest.mark.parametrize("need", FIRST)
+def test_what_the_model_cannot_compute_is_refused_with_the_command_that_adds_one(need: str) -> None:
+    wanted: dict[str, Any] = {"task": need} if need in TASKS else {"outputs": f"dense, {need}"}
+    other = GLINER / "deberta" if need in (JUDGE, "embed") else packaged_model()
+    registry = Registry({"other": ModelEntry(path=str(other))})
+    options = EncodingOptions(**wanted)
+    with pytest.raises(InvalidOption, match=re.escape(f"`{FIRST[need].command}` where the API runs.")):
+        make_spec(registry.card("other"), options)
+    if need != "embed":  # which nearly every model computes
+        with pytest.raises(UnknownModel, match=re.escape(FIRST[need].command)):
+            registry.card("nothing", need=find_need(options))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row, id=row.name, marks=() if row is FIRST[row.need] and row.need in CORE else pytest.mark.tail
+        )
+        for row in EACH.values()
+    ],
+)
+def test_the_suggested_command_adds_a_model_that_does_what_it_is_suggested_for(
+    row: Suggestion, tmp_path: Path
+) -> None:
+    (tmp_path / row.name).mkdir()
+    model = LAYOUTS[row.hub_name](tmp_path / row.name)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    with serving_hub(model) as (environment, _):
+        done = subprocess.run(
+            [sys.executable, "-m", "vectormill.cli", *shlex.split(row.command)[1:], "--json"],
+            cwd=tmp_path if row.conversion else None,
+            env={**kept, **environment, "HF_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    added = json.loads(done.stdout)
+    assert row.need in (added["task"], *added["outputs"])
+    assert read_names(tmp_path).keys() == {row.name}
