@@ -43,6 +43,7 @@ from vectormill.runs.differences import (
     count_rows,
     has_repeated_key,
     list_failed_keys,
+    list_renamed,
     list_vanished,
     load_changes,
     make_stage,
@@ -350,14 +351,14 @@ def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
     while after is not None:
         context.check()
         with open_stage(context, progress) as (connection, target):
-            num_moved, after = write_moved(
+            num_new, num_changed, after = write_moved(
                 connection,
                 target.stage,
                 after=after,
                 limit=_MOVED_PER_BATCH,
                 keep_text=target.keep_text,
             )
-            counts = progress.add(num_moved=num_moved)
+            counts = progress.add(num_moved=num_new + num_changed, num_new=-num_new, num_changed=-num_changed)
             progress.save(connection, counts)
         progress.counts = counts
 
@@ -385,7 +386,7 @@ def encode(context: RunContext, progress: ClaimProgress, wait: Wait) -> None:
     job_id = find_own_job(context, progress, run.job_id)
     # First, because it finds rows whose text older jobs have changed.
     num_refused = update_metadata(context, progress)
-    if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
+    if job_id is None and progress.counts.num_new + progress.counts.num_changed:
         job_id = submit(context, progress)
     job = None if job_id is None else await_job(context, progress, job_id, wait)
     assert run.generation_id is not None
@@ -586,7 +587,10 @@ def leave_out_present(context: RunContext, keys: list[str]) -> list[str]:
 
 
 def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
-    """Delete rows that the source no longer has, except those that a client put since the run began."""
+    """Delete rows that the source no longer has, except those that a client put since the run began.
+
+    A row that was renamed goes too, but counts as moved and not as deleted.
+    """
     run = context.run
     assert run.seq is not None
     after = run.counts.num_seen
@@ -598,7 +602,10 @@ def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
             return
         keys = leave_out_present(context, [key for _, key in vanished])
         with open_stage(context, progress) as (connection, target):
-            num_deleted = remove_items(connection, target.generation, keys, [run.seq] * len(keys))
+            renamed = list_renamed(connection, target.stage, keys) if progress.counts.num_moved else []
+            gone = sorted(set(keys) - set(renamed))
+            remove_items(connection, target.generation, renamed, [run.seq] * len(renamed))
+            num_deleted = remove_items(connection, target.generation, gone, [run.seq] * len(gone))
             counts = progress.add(num_deleted=num_deleted)
             progress.save(connection, counts)
         progress.counts = counts

@@ -555,11 +555,7 @@ def _run_rows(runs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
         (
             run["id"],
             run["kind"],
-            _state(
-                run["state"]
-                if run["phase"] is None or run["finished_at"]
-                else f"{run['state']} ({run['phase']})"
-            ),
+            _state(run["state"] if run["phase"] is None else f"{run['state']} ({run['phase']})"),
             f"{run['num_seen']:,}",
             f"{run['num_failed']:,}",
             _moment(run["finished_at"]),

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.cli.printing import Outcome, follow, listing, print_facts, tell
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.jobs.job import RUNNING
-from vectormill.runs.run import COMPLETED, READING
+from vectormill.runs.run import COMPLETED, READING, describe_counts
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -25,9 +25,6 @@ app = typer.Typer(
 )
 # `vectormill reindex` is a top-level command, so it has its own app.
 reindex_app = typer.Typer()
-
-# The counts of an ended run that read nothing: its source was empty, or the run needs no source.
-READ_NOTHING: Final = "no rows read"
 
 Run = Mapping[str, Any]
 
@@ -156,13 +153,15 @@ def confirm(client: "Client", run_id: str) -> Run:
 
 def look_at_run(run: Run) -> "ProgressView":
     """Return the progress of a run: its phase, and the progress of its job or else the rows read."""
-    from vectormill.client.views import ProgressView, count_ended, describe_counts
+    from vectormill.client import views
 
     encoding = run.get("encoding")
     if encoding is None:
-        return ProgressView(describe_stage(run), describe_run_counts(run))
-    share = count_ended(encoding) / encoding["num_items"] if encoding["num_items"] else None
-    return ProgressView(describe_stage(run), describe_counts(encoding | {"state": RUNNING}), share)
+        return views.ProgressView(describe_stage(run), describe_run_counts(run))
+    share = views.count_ended(encoding) / encoding["num_items"] if encoding["num_items"] else None
+    return views.ProgressView(
+        describe_stage(run), views.describe_counts(encoding | {"state": RUNNING}), share
+    )
 
 
 def describe_stage(run: Run) -> str:
@@ -172,9 +171,10 @@ def describe_stage(run: Run) -> str:
 
 def describe_run_counts(run: Run) -> str:
     """Format how many rows a run has read and changed as one line, without zeros."""
-    counts = {name.removeprefix("num_").replace("_", " "): number for name, number in run["counts"].items()}
-    told = " · ".join(f"{number:,} {name}" for name, number in counts.items() if number)
-    return told or (READ_NOTHING if run.get("finished_at") else "nothing read yet")
+    nothing = (
+        "no rows read" if run.get("finished_at") else "nothing read yet"
+    )  # a source was empty, or not needed
+    return describe_counts(run["counts"]) or nothing
 
 
 def describe_report(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -213,7 +213,8 @@ LIST_INDEXES = text("""
 """)
 
 LIST_RUNS = text("""
-    SELECT id, kind, state, phase, num_seen, num_failed, job_id, error, created_at, finished_at
+    SELECT id, kind, state, CASE WHEN finished_at IS NULL THEN phase END AS phase, num_seen, num_failed, job_id, error,
+           created_at, finished_at
       FROM vectormill.runs WHERE collection_id = :id ORDER BY created_at DESC LIMIT :limit
 """)
 

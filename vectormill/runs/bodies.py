@@ -115,7 +115,9 @@ class RunBody(TypedDict):
     state: Annotated[str, one_of(RUN_STATES)]
     phase: Annotated[
         Annotated[str, one_of(RUN_PHASES)] | None,
-        Meta(description="The current or last phase; null until an indexer has claimed the run."),
+        Meta(
+            description="The current phase; null until an indexer has claimed the run, and once it has ended."
+        ),
     ]
     counts: Annotated[dict[str, int], Meta(description="Rows of the source by outcome.")]
     job_id: Annotated[Identifier | None, Meta(description="The job that encodes its rows.")]

@@ -421,6 +421,7 @@ def note_moved(connection: Connection, stage: RunTables, num_wanted: int) -> Non
     num_pages = _number(connection, stage, COUNT_PAGES, {"name": f"vectormill.{stage.generation.table_name}"})
     driver.execute(stage.fill_in(make_moved(num_wanted, num_pages)))
     driver.execute(stage.fill_in("ALTER TABLE {moved} ADD PRIMARY KEY (ordinal)"))
+    driver.execute(stage.fill_in("CREATE INDEX ON {moved} (content_hash)"))
 
 
 LIST_MOVED: Final = """
@@ -445,20 +446,22 @@ WRITE_MOVED: Final = """
 """
 
 MARK_MOVED: Final = """
-    WITH marked AS (
-        UPDATE {changes} SET kind = 'moved' WHERE ordinal = ANY(%(ordinals)s::bigint[]) AND kind IN ('n', 'c')
-        RETURNING 1
+    WITH found AS (
+        SELECT ordinal, kind FROM {changes} WHERE ordinal = ANY(%(ordinals)s::bigint[]) AND kind IN ('n', 'c')
+    ), marked AS (
+        UPDATE {changes} AS change SET kind = 'moved' FROM found WHERE change.ordinal = found.ordinal
+        RETURNING found.kind
     )
-    SELECT count(*) FROM marked
+    SELECT count(*) FILTER (WHERE kind = 'n'), count(*) FILTER (WHERE kind = 'c') FROM marked
 """
 
 
 def write_moved(
     connection: Connection, stage: RunTables, *, after: int, limit: int, keep_text: bool
-) -> tuple[int, int | None]:
-    """Write the copied results of up to `limit` rows after a position.
+) -> tuple[int, int, int | None]:
+    """Write the copied results of up to `limit` rows after a position, and mark the rows as moved.
 
-    Return the number of rows marked as moved and the last row's position; None after the last row.
+    Return how many of them were new and how many changed, and the last row's position; None after the last row.
     """
     driver = driver_of(connection)
     with driver.cursor() as cursor:
@@ -466,12 +469,13 @@ def write_moved(
     rows = driver.execute(stage.fill_in(LIST_MOVED), {"after": after, "limit": limit}).fetchall()
     ordinals = [row[0] for row in rows]
     if not ordinals:
-        return 0, None
+        return 0, 0, None
     values = {"ordinals": ordinals, "collection_id": stage.generation.collection_id}
     driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(stage.fill_in(WRITE_MOVED), values)
     _write_attributes(connection, stage, ordinals, keep_text=keep_text)
-    return _number(connection, stage, MARK_MOVED, values), ordinals[-1]
+    num_new, num_changed = driver.execute(stage.fill_in(MARK_MOVED), values).fetchall()[0]
+    return num_new, num_changed, ordinals[-1]
 
 
 LIST_METADATA_ONLY: Final = """
@@ -595,6 +599,20 @@ def list_vanished(
     values = {"after": after, "limit": limit}
     rows = driver_of(connection).execute(stage.fill_in(LIST_VANISHED), values).fetchall()
     return [(row[0], row[1]) for row in rows]
+
+
+LIST_RENAMED: Final = """
+    SELECT live.key FROM {table} AS live
+     WHERE live.key = ANY(%(keys)s::text[])
+       AND EXISTS (SELECT 1 FROM {moved} AS moved WHERE moved.content_hash = live.content_hash)
+"""
+
+
+def list_renamed(connection: Connection, stage: RunTables, keys: Sequence[str]) -> list[str]:
+    """Return those of these vanished keys whose text another row has taken over with its result."""
+    driver = driver_of(connection)
+    driver.execute(LOOK_UP_BY_INDEX)
+    return [row[0] for row in driver.execute(stage.fill_in(LIST_RENAMED), {"keys": list(keys)})]
 
 
 # The failed row of a carried-over item has its own place, so that a newer row in the generation is kept.

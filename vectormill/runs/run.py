@@ -98,11 +98,11 @@ CONFIRMED_MARGIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Numbers of rows of the source, by how they differ from the generation.
+    """Numbers of rows of the source, by how they differ from the generation; each row is in one of them.
 
-    `num_moved` counts new keys, or passages at another place, that took over the vector of an equal text;
-    `num_deleted` counts rows that the source no longer has; `num_failed` counts rows that could not be
-    encoded.
+    `num_moved` counts renamed rows, copies, and passages at another place, which took over the vector of an equal
+    text. `num_deleted` counts rows that the source no longer has under any key. `num_failed` counts those of the new
+    and changed rows that could not be encoded.
     """
 
     num_seen: int = 0
@@ -115,13 +115,12 @@ class RunCounts:
     num_failed: int = 0
 
 
-COUNTED: Final = ("seen", "new", "changed", "metadata_only", "moved", "deleted", "failed")
-
-
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Format the fields of RunCounts, such as `1,200 seen, 3 new, 1 failed`, without zeros and unchanged rows."""
-    return ", ".join(
-        f"{counts[f'num_{word}']:,} {word.replace('_', ' ')}" for word in COUNTED if counts.get(f"num_{word}")
+    """Format the fields of RunCounts, such as `1,200 seen · 3 new · 1 failed`, without zeros."""
+    return " · ".join(
+        f"{number:,} {name.removeprefix('num_').replace('_', ' ')}"
+        for name, number in counts.items()
+        if number
     )
 
 
@@ -139,7 +138,7 @@ class Run:
     collection: str
     kind: str
     state: str
-    phase: str | None
+    phase: str | None  # of a run that has not ended
     generation_id: int | None
     job_id: UUID | None
     spec: EncodingSpec | None

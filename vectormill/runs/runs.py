@@ -43,8 +43,9 @@ from vectormill.work.work import Lease, Work, claim
 COUNT_NAMES = tuple(field.name for field in fields(RunCounts))
 
 RUN_COLUMNS = f"""
-    runs.id, runs.seq, runs.collection_id, collections.name AS collection, runs.kind, runs.state, runs.phase,
-    runs.generation_id, runs.job_id, runs.spec, runs.options, {", ".join(f"runs.{name}" for name in COUNT_NAMES)},
+    runs.id, runs.seq, runs.collection_id, collections.name AS collection, runs.kind, runs.state,
+    CASE WHEN runs.finished_at IS NULL THEN runs.phase END AS phase, runs.generation_id, runs.job_id, runs.spec,
+    runs.options, {", ".join(f"runs.{name}" for name in COUNT_NAMES)},
     runs.report, runs.error, runs.schedule_id, runs.due_at, runs.attempt, runs.created_at, runs.started_at,
     runs.finished_at, now() AS now
 """

@@ -388,7 +388,7 @@ def test_the_buttons_of_a_schedule_act_and_its_history_tells_counts_and_reasons(
     page = scheduled.get("/console/schedules/docs")
     said = words_of(page)
     assert "manual completed" in said
-    assert "1 min 30 s 1,200 seen, 3 new" in said
+    assert "1 min 30 s 1,200 seen · 3 new" in said
     assert "Failed once since its last success. The source" in said
     assert "&lt;b&gt;cannot&lt;/b&gt;" in page.text  # what a source says is text
     assert press(scheduled, "/console/schedules/docs/explode").status_code == 404

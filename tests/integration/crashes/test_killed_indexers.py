@@ -39,10 +39,10 @@ COUNTS = RunCounts(
     num_seen=13,
     num_unchanged=8,
     num_metadata_only=1,
-    num_new=3,
+    num_new=2,
     num_changed=1,
     num_moved=1,
-    num_deleted=2,
+    num_deleted=1,
     num_failed=1,
 )
 
