@@ -7,10 +7,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from vectormill.db.migrations import find_known_revision
+from vectormill.db.migrations import SCHEMA, find_known_revision
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
-from vectormill.tables import SCHEMA, metadata
 
 # An arbitrary number that only Vectormill's migrations use.
 ADVISORY_LOCK = 0x766D696C6C
@@ -58,15 +57,7 @@ def migrate(connection: Connection) -> None:
     enable_pgvector(connection)
     connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     connection.commit()
-    context.configure(
-        connection=connection,
-        target_metadata=metadata,
-        version_table_schema=SCHEMA,
-        include_schemas=True,
-        include_name=lambda name, kind, _: kind != "schema" or name == SCHEMA,
-        compare_server_default=True,
-        transaction_per_migration=True,
-    )
+    context.configure(connection=connection, version_table_schema=SCHEMA, transaction_per_migration=True)
     with context.begin_transaction():
         context.run_migrations()
     connection.commit()

@@ -1,8 +1,8 @@
 """Create the schema of the first release: collections, jobs, runs, request batches, webhooks, processes.
 
 Collections come first, because jobs write to their generations; then jobs, the tables beside a chunk, and the
-features that create jobs or report on them. Each table is followed by its indexes. The definitions in
-SQLAlchemy say why a column exists.
+features that create jobs or report on them. Each table is followed by its indexes. The comments of 0038 say
+why a column exists.
 
 Numbers below 0026 belonged to commits before the first release; a database of such a commit is refused with
 an error that says so (vectormill/db/migrations.py). From here on migrations are only added, and this file is

@@ -14,6 +14,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reproducible-texts", type=int, metavar="N", help="how many texts keep their bits, instead of 600"
     )
+    parser.addoption(
+        "--write-schema", action="store_true", help="write docs/SCHEMA.md from a migrated database"
+    )
     group = parser.getgroup("interleavings", "transactions that overlap (tests/integration/interleavings)")
     group.addoption(
         "--interleavings", type=int, metavar="N", help="how many worlds are played instead of a few"

@@ -42,7 +42,6 @@ from vectormill.domain.errors import (
     SpecMismatch,
     TooManyCollections,
 )
-from vectormill.tables import SCHEMA, metadata
 
 # Postgres parses some 20,000 texts a second into lexemes, and nobody can read or write the table meanwhile.
 MOST_REWRITTEN_TEXTS: Final = 100_000
@@ -57,6 +56,8 @@ KEEPS_TEXTS = text("SELECT keep_text FROM vectormill.collections WHERE id = :col
 IS_COLLECTION = text("SELECT EXISTS (SELECT 1 FROM vectormill.collections WHERE name = :name)")
 
 COUNT_COLLECTIONS = text("SELECT count(*) FROM vectormill.collections")
+
+IS_RELATION = text("SELECT to_regclass(:schema || '.' || quote_ident(:name)) IS NOT NULL")
 
 
 def find_generation(connection: Connection, name: str) -> Generation:
@@ -138,9 +139,10 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
     check_new_name(name)
     # If the database role is named as our schema, that schema comes first in its search path, so that our own tables
     # would hide the view.
-    is_ours = f"{SCHEMA}.{name}" in metadata.tables
-    taken = text("SELECT to_regclass('public.' || quote_ident(:name))")
-    is_taken = connection.execute(taken, {"name": name}).scalar() is not None
+    is_ours, is_taken = (
+        connection.execute(IS_RELATION, {"schema": schema, "name": name}).scalar_one()
+        for schema in ("vectormill", "public")
+    )
     # This is checked last because the collection's first job may have created it since the caller looked for it.
     if is_ours or (is_taken and not connection.execute(IS_COLLECTION, {"name": name}).scalar_one()):
         raise Conflict(

@@ -1,14 +1,17 @@
 """Migrate a database to this release's schema, with Alembic."""
 
+from typing import Final
+
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 
-from vectormill.db.schema import SCHEMA
 from vectormill.db.scripts import SCRIPTS
 from vectormill.domain.errors import ConfigurationError
+
+SCHEMA: Final = "vectormill"
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:

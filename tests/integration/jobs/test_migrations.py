@@ -1,5 +1,6 @@
-"""Models and migrations agree; migrating is safe to repeat, to run twice at once and to take back."""
+"""The schema is what its page and the code say; migrating is safe to repeat, to run twice at once and to take back."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,58 +11,97 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
+from tests.architecture.sources import DOCS
 from tests.protocol import claim_next, complete, make_items, submit
+from tests.schema import HEAD, describe_schema
 from tests.services import connected_engine
+from vectormill.batches.request_batch import (
+    BATCH_STATES,
+    ENDPOINTS,
+    OPEN_BATCH_STATES,
+    PURPOSES,
+    REQUEST_FILE_STATES,
+)
+from vectormill.collections.collection import GENERATION_STATES, INDEX_POLICIES
 from vectormill.db.migrations import find_missing_revision, make_config, upgrade
 from vectormill.db.scripts import SCRIPTS, find_newest_revision
 from vectormill.domain.errors import ConfigurationError
-from vectormill.jobs.job import Job
+from vectormill.jobs.chunk import CHUNK_STATES
+from vectormill.jobs.job import (
+    ALL_JOB_STATES,
+    DISPATCHED_JOB_STATES,
+    OPEN_JOB_STATES,
+    TERMINAL_JOB_STATES,
+    Job,
+)
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.partitions import list_spans
-from vectormill.tables import SCHEMA, metadata
+from vectormill.keys.api_key import SCOPES
+from vectormill.objects.input import INPUT, INPUT_STATES
+from vectormill.objects.output import DUE_OUTPUT_STATES, OUTPUT_STATES
+from vectormill.runs.run import CLAIMED_RUN_STATES, OPEN_RUN_STATES, RUN_KINDS, RUN_PHASES, RUN_STATES
+from vectormill.schedules.schedule import OVERLAPS
+from vectormill.sources.source import SOURCE_KINDS
+from vectormill.webhooks.webhook import DELIVERY_STATES
+
+PAGE = DOCS / "SCHEMA.md"
 
 OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()][::-1]
 
-# Everything Postgres knows of our tables: columns with types and defaults, constraints and indexes with definitions.
-# Partitions are left out: they have those of their table.
-DESCRIBE_SCHEMA = text("""
-    SELECT * FROM (
-    SELECT 'column' AS kind, table_name || '.' || column_name AS name,
-           concat_ws(' ', data_type, udt_name, is_nullable, column_default, is_identity) AS definition
-      FROM information_schema.columns WHERE table_schema = :schema AND table_name <> 'alembic_version'
-     UNION ALL
-    SELECT 'constraint', conrelid::regclass::text || '.' || conname, pg_get_constraintdef(oid)
-      FROM pg_constraint WHERE connamespace = CAST(:schema AS regnamespace) AND contype <> 't'
-                           AND conrelid::regclass::text NOT LIKE '%alembic_version'
-     UNION ALL
-    SELECT 'index', tablename || '.' || indexname, indexdef
-      FROM pg_indexes WHERE schemaname = :schema AND tablename <> 'alembic_version'
-     UNION ALL
-    SELECT 'storage', relname, (SELECT string_agg(option, ' ' ORDER BY option) FROM unnest(reloptions) AS option)
-      FROM pg_class WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind IN ('r', 'p')
-                      AND relname <> 'alembic_version') AS described
-     WHERE NOT EXISTS (SELECT FROM pg_class WHERE relispartition AND relnamespace = CAST(:schema AS regnamespace)
-                                              AND relname IN (split_part(name, '.', 1), split_part(name, '.', 2)))
-     ORDER BY 1, 2
-""")
+# Lists that the code has too, each with the constraint, index or trigger that repeats it.
+LISTS = (
+    ("ck_jobs_state", ALL_JOB_STATES),
+    ("ix_jobs_dispatched", DISPATCHED_JOB_STATES),
+    ("ix_jobs_open", OPEN_JOB_STATES),
+    ("ix_jobs_open_twins", OPEN_JOB_STATES),
+    ("count_changed_job", OPEN_JOB_STATES),
+    ("end_output", TERMINAL_JOB_STATES),
+    ("ck_chunks_state", CHUNK_STATES),
+    ("ck_generations_state", GENERATION_STATES),
+    ("ck_collections_index_policy", INDEX_POLICIES),
+    ("ck_job_inputs_state", INPUT_STATES),
+    ("ix_job_inputs_due", INPUT.open),
+    ("ck_job_outputs_state", OUTPUT_STATES),
+    ("ix_job_outputs_due", DUE_OUTPUT_STATES),
+    ("ck_runs_kind", RUN_KINDS),
+    ("ck_runs_state", RUN_STATES),
+    ("ck_runs_phase", RUN_PHASES),
+    ("uq_runs_running", CLAIMED_RUN_STATES),
+    ("ix_runs_open", OPEN_RUN_STATES),
+    ("ck_sources_kind", SOURCE_KINDS),
+    ("ck_schedules_overlap", OVERLAPS),
+    ("ck_request_files_state", REQUEST_FILE_STATES),
+    ("ck_request_files_purpose", PURPOSES),
+    ("ck_request_batches_state", BATCH_STATES),
+    ("ck_request_batches_endpoint", ENDPOINTS),
+    ("ix_request_batches_open", OPEN_BATCH_STATES),
+    ("ck_webhook_deliveries_state", DELIVERY_STATES),
+    ("ck_api_keys_scope", SCOPES),
+)
 
 
-def describe(engine: Engine) -> list[tuple[str, str, str]]:
-    with engine.connect() as connection:
-        return [
-            (row.kind, row.name, row.definition)
-            for row in connection.execute(DESCRIBE_SCHEMA, {"schema": SCHEMA})
-        ]
+def test_the_page_on_the_schema_is_what_the_migrations_make(
+    engine: Engine, pytestconfig: pytest.Config
+) -> None:
+    made = describe_schema(engine)
+    if pytestconfig.getoption("--write-schema"):
+        PAGE.write_text(made, encoding="utf-8")
+    assert made.splitlines() == PAGE.read_text(encoding="utf-8").splitlines(), (
+        "write it anew with --write-schema"
+    )
 
 
-def test_migrations_make_exactly_the_tables_that_the_models_describe(engine: Engine) -> None:
-    migrated = describe(engine)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA vectormill CASCADE"))
-        connection.execute(text("CREATE SCHEMA vectormill"))
-        metadata.create_all(connection)
-    assert len(migrated) > 50
-    assert migrated == describe(engine)
+def test_every_table_says_what_it_is_for() -> None:
+    assert re.findall(r"^## \w+\n\n\|.*", PAGE.read_text(encoding="utf-8"), re.MULTILINE) == []
+
+
+def test_the_lists_of_the_schema_are_those_of_the_code() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    kept = {}
+    for name, _ in LISTS:
+        (line,) = re.findall(rf"^(?:CONSTRAINT|CREATE .*?(?:INDEX|TRIGGER)) {name} .*", page, re.MULTILINE)
+        kept[name] = set(re.findall(r"'([^']+)'", line))
+    assert kept == {name: set(values) for name, values in LISTS}
 
 
 def test_a_migration_enables_pgvector_where_every_role_finds_it(engine: Engine) -> None:
@@ -159,17 +199,17 @@ def encode_a_job(engine: Engine) -> Job:
 
 
 def test_every_migration_is_undone_by_its_downgrade(database_url: str, engine: Engine) -> None:
-    newest = describe(engine)
+    newest = describe_schema(engine)
     downgrade(database_url, "base")
     schemas = []
     for revision in OLDEST_FIRST:
-        schemas.append(describe(engine))
+        schemas.append(describe_schema(engine))
         upgrade(database_url, revision)
-    assert describe(engine) == newest
+    assert describe_schema(engine) == newest
     for revision, before in zip(["base", *OLDEST_FIRST][-2::-1], reversed(schemas), strict=True):
         downgrade(database_url, revision)
-        assert describe(engine) == before, revision
-    assert describe(engine) == []
+        assert describe_schema(engine) == before, revision
+    assert describe_schema(engine).strip() == HEAD.strip()
 
 
 def test_jobs_and_vectors_survive_the_way_to_an_older_schema_and_back(
