@@ -171,7 +171,7 @@ def test_the_documented_table_and_its_entities_are_kept_in_step(
 
     ask(table)
     for number, content in enumerate(texts):
-        ask(f"INSERT INTO news VALUES ('n{number}', '{content}', 'sport')")
+        ask(f"INSERT INTO news VALUES ({number}, '{content}', 'sport')")
     made = client.post(
         "/v1/collections",
         json={
@@ -190,7 +190,7 @@ def test_the_documented_table_and_its_entities_are_kept_in_step(
     ):
         ours.set_source("entities", "sql", SOURCE)
         assert reindex(ours)["counts"]["num_new"] == 4
-        ((output,),) = ask("SELECT output FROM entities WHERE key = 'n0'")
+        ((output,),) = ask("SELECT output FROM entities WHERE key = '0'")
         paths = [path for name in sorted(output) for path in output[name]]
         expected = sorted(CASE["output"]["items"], key=lambda path: path[0]["type"])
         assert paths == expected
@@ -199,16 +199,16 @@ def test_the_documented_table_and_its_entities_are_kept_in_step(
         assert {named: found[named].number for named in spans} == {
             named: 4 * number for named, number in spans.items()
         }
-        assert next(iter(found.values())).keys == [f"n{number}" for number in range(4)]
+        assert next(iter(found.values())).keys == [str(number) for number in range(4)]
         assert ask(joined) == []
 
-        ask("UPDATE news SET section = 'other' WHERE id = 'n1'")
-        ask("UPDATE news SET id = 'renamed' WHERE id = 'n2'")
-        assert ask(unread) == [("renamed",)]
+        ask("UPDATE news SET section = 'other' WHERE id = 1")
+        ask("UPDATE news SET id = 20 WHERE id = 2")
+        assert ask(unread) == [(20,)]
         counts = reindex(ours, confirm=True)["counts"]
         assert (counts["num_metadata_only"], counts["num_moved"], counts["num_deleted"]) == (1, 1, 0)
         assert ask(unread) == []
-        assert ask("SELECT key, metadata ->> 'section' FROM entities WHERE key = 'n1'") == [("n1", "other")]
+        assert ask("SELECT key, metadata ->> 'section' FROM entities WHERE key = '1'") == [("1", "other")]
 
         run = reindex(ours, extract_schema=json.dumps(wide))
         assert run["report"]["checking"]["texts"]["num_compared"] == 4

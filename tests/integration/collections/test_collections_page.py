@@ -1,4 +1,4 @@
-"""The SQL of docs/COLLECTIONS.md, run as it stands there; and what a scrape says of collections."""
+"""The joins that the pages show, run as they stand there; and what a scrape says of collections."""
 
 import re
 from collections.abc import Iterator
@@ -8,13 +8,33 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting, submit
-from tests.architecture.sources import DOCS
+from tests.building import encode_all
+from tests.docs.pages import find_blocks, find_pages
+from tests.kinds import RECORDS, SCORES
+from tests.protocol import SPEC
+from tests.protocol import submit as submit_items
+from vectormill.jobs.item import Item
 
-STATEMENT = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ITEMS = [
-    {"key": name, "text": f"about {name}", "metadata": {"lang": "en"}}
-    for name in ("time-zones", "dates", "files", "drafts")
+JOINS = [
+    pytest.param(statement, id=f"{block.place}, {number}")
+    for page in find_pages()
+    for block in find_blocks(page)
+    if block.language == "sql"
+    for number, statement in enumerate(block.code.split(";"), start=1)
+    if " JOIN " in statement and "LATERAL" not in statement
 ]
+ITEMS = [
+    {"key": str(number), "text": f"about {number}", "metadata": {"lang": "en"}} for number in range(41, 45)
+]
+# The tables of an application whose rows 41 to 44 have results, and row 45 none.
+TABLES = """
+CREATE SCHEMA app;
+CREATE TABLE app.articles AS SELECT id::{kind}, 'title ' || id AS title, DATE '2026-02-01' AS published
+  FROM generate_series(41, 45) AS id;
+CREATE TABLE app.tickets AS SELECT id, 'question' AS question, 'answer' AS answer FROM app.articles;
+CREATE TABLE app.news AS SELECT id, 'body' AS body, 'sport' AS section FROM app.articles;
+SET LOCAL search_path = app, public;
+"""
 
 
 @pytest.fixture
@@ -25,22 +45,25 @@ def api(engine: Engine) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_statements_of_the_page_join_a_table_with_a_collection(api: httpx.Client, engine: Engine) -> None:
-    nearest, missing = STATEMENT.findall((DOCS / "COLLECTIONS.md").read_text(encoding="utf-8"))
-    with engine.begin() as connection:
-        connection.execute(
-            text("CREATE TABLE articles (slug text PRIMARY KEY, title text, published boolean)")
-        )
-        connection.execute(
-            text(
-                "INSERT INTO articles SELECT slug, upper(slug), slug <> 'drafts'"
-                " FROM unnest(ARRAY['time-zones', 'dates', 'files', 'drafts', 'new']) AS slug"
-            )
-        )
-        rows = connection.execute(text(nearest)).all()
-        assert tuple(rows[0]) == ("TIME-ZONES", "en")
-        assert {row.title for row in rows} == {"TIME-ZONES", "DATES", "FILES"}
-        assert [row.slug for row in connection.execute(text(missing))] == ["new"]
+@pytest.mark.parametrize("statement", JOINS)
+def test_a_join_of_a_page_finds_rows_of_a_table_with_numeric_ids_and_with_ids_of_text(
+    statement: str, engine: Engine
+) -> None:
+    items = [Item(str(number), b"text", b'{"lang": "en"}') for number in range(41, 45)]
+    for name, spec in (("docs", SPEC), ("tickets", SPEC), ("answers", SCORES), ("entities", RECORDS)):
+        submit_items(engine, items, collection=name, spec=spec)
+    encode_all(engine)
+    for kind in ("bigint", "text"):
+        with engine.connect() as connection:  # rolled back at the end
+            connection.exec_driver_sql(TABLES.format(kind=kind))
+            shown = statement if kind == "bigint" else statement.replace("::bigint", "")
+            shown = shown.replace("机构", "人物")  # a type that every text has here
+            found = connection.exec_driver_sql(shown, execution_options={"no_parameters": True}).all()
+        ids = {str(value) for row in found for value in row} & {str(number) for number in range(41, 46)}
+        if "LEFT JOIN" in statement:
+            assert ids == {"45"}, kind
+        else:
+            assert 3 <= len(found) <= 4, kind
 
 
 def test_a_scrape_tells_rows_bytes_and_staleness_of_collections(api: httpx.Client, engine: Engine) -> None:
