@@ -58,7 +58,6 @@ from api.watch import Watch
 from vectormill.addresses import is_loopback_host
 from vectormill.batches.endpoints import INPUT_SCHEMA
 from vectormill.db.session import make_engine
-from vectormill.domain.errors import ConfigurationError
 from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.models.registry import open_registry
@@ -200,12 +199,8 @@ def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> N
 
 
 def open_engine(settings: Settings) -> Engine:
-    if settings.database_url is None:
-        raise ConfigurationError(
-            "The API needs Postgres: set VECTORMILL_DATABASE_URL, or run `vectormill up`, which starts its own."
-        )
     return make_engine(
-        settings.database_url,
+        settings.need("database_url"),
         application_name="vectormill-api",
         pool_size=POOL_SIZE,
         max_overflow=POOL_OVERFLOW,
@@ -319,10 +314,8 @@ def refuse_to_open_without_key(settings: Settings) -> None:
 
     If Postgres is unavailable the API still starts, but admits nobody until it can read the keys.
     """
-    if settings.database_url is None:
-        return  # create_app raises the error for this
     try:
-        require_key_beyond_loopback(settings.database_url, settings.api_host)
+        require_key_beyond_loopback(settings.need("database_url"), settings.api_host)
     except SQLAlchemyError as error:
         logger.warning("Cannot determine yet whether an API key exists: %s", error)
 

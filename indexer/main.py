@@ -23,7 +23,7 @@ from indexer.phases import Tools, carry_out
 from indexer.reindexing import open_run_source
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
-from vectormill.domain.errors import ConfigurationError, LeaseLost, RunCancelled
+from vectormill.domain.errors import LeaseLost, RunCancelled
 from vectormill.models.registry import Registry, open_registry
 from vectormill.processes.garbage import collect_seldom
 from vectormill.processes.stopping import StopSignals
@@ -146,13 +146,9 @@ _OUTAGE_SECONDS: Final = 1.0
 
 def run(settings: Settings) -> None:
     """Run the indexer until SIGTERM or SIGINT."""
-    if settings.database_url is None:
-        raise ConfigurationError(
-            "The indexer needs VECTORMILL_DATABASE_URL; `vectormill up` starts its own Postgres."
-        )
     collect_seldom()
     with StopSignals() as stop:
-        serve(settings, settings.database_url, open_registry(settings), stop, open_run_source)
+        serve(settings, settings.need("database_url"), open_registry(settings), stop, open_run_source)
 
 
 def serve(

@@ -27,7 +27,6 @@ from vectormill.broker.doorbell import WakeUpSubscriber
 from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.db.locks import win_election
 from vectormill.db.session import driver_of, make_engine
-from vectormill.domain.errors import ConfigurationError
 from vectormill.jobs.backlog import add_up_counts
 from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import has_heard_of_job, has_open_jobs, listen_for_jobs
@@ -72,12 +71,8 @@ class Duty:
 
 def run(settings: Settings) -> None:
     """Run the scheduler until SIGTERM or SIGINT."""
-    if settings.database_url is None or settings.redis_url is None:
-        raise ConfigurationError(
-            "The scheduler needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own."
-        )
     with StopSignals() as stop:
-        _serve(settings, settings.database_url, settings.redis_url, stop)
+        _serve(settings, settings.need("database_url"), settings.need("redis_url"), stop)
 
 
 def _serve(settings: Settings, database_url: str, redis_url: str, stop: threading.Event) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from vectormill.domain.errors import ConfigurationError
 
 PREFIX = "VECTORMILL_"
+Server = Literal["database_url", "redis_url"]
 # A process without a heartbeat for this long counts as dead. It is a constant, because the processes that
 # send heartbeats and those that check them have to agree.
 ALIVE_SECONDS: Final = 15.0
@@ -252,6 +253,17 @@ class Settings(BaseSettings):
         default=7.0, ge=0, description="Days during which a collection can be rolled back."
     )
 
+    def need(self, name: Server) -> str:
+        """Return the URL of a server that a process cannot do without. Raise ConfigurationError without one."""
+        url: str | None = getattr(self, name)
+        if url is None:
+            raise ConfigurationError(
+                f"{PREFIX}{name.upper()} is not set, and no stack is running on {self.data_dir}: start one with "
+                f"`vectormill up --data-dir {self.data_dir}`, name the directory of another by --data-dir, or set the "
+                "variable to your own server."
+            )
+        return url
+
     @model_validator(mode="after")
     def _order_times(self) -> Self:
         longest = min(ALIVE_SECONDS, self.lease_seconds) / BEATS_IN_A_LEASE
@@ -314,9 +326,14 @@ def describe_validation_error(error: ValidationError, prefix: str) -> str:
     )
 
 
-def process_environment() -> dict[str, str]:
-    """Return a copy of this process's environment, as a base for that of a child."""
-    return dict(os.environ)
+def process_environment(shared: Settings | None = None) -> dict[str, str]:
+    """Return a copy of this process's environment, as a base for that of a child.
+
+    With `shared`, the child uses the data directory and the servers of these settings, wherever they were found.
+    """
+    names = ("data_dir", *get_args(Server)) if shared is not None else ()
+    found = {name: value for name in names if (value := getattr(shared, name)) is not None}
+    return dict(os.environ) | {f"{PREFIX}{name.upper()}": str(value) for name, value in found.items()}
 
 
 def read_api_key() -> str | None:

@@ -129,14 +129,11 @@ def run_replica(
     display: LoadingDisplay,
 ) -> None:
     """Load the model, then consume its queue until SIGTERM."""
-    if settings.database_url is None or settings.redis_url is None:
-        raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
+    database_url, redis_url = settings.need("database_url"), settings.need("redis_url")
     card = open_registry(settings).card(identity.model, weights=True)
     devices = assignment.devices
     slots = worker_settings.slots + worker_settings.interactive_slots
-    heart = make_engine(
-        settings.database_url, application_name=f"{identity.name} leases", pool_size=1, max_overflow=0
-    )
+    heart = make_engine(database_url, application_name=f"{identity.name} leases", pool_size=1, max_overflow=0)
     # This is done before the model is loaded, because loading may take longer than a lease.
     release_chunks_of(ended, heart)
     stopping = threading.Event()
@@ -155,9 +152,7 @@ def run_replica(
     report = WorkerReport(engine, timesheet, sampler, assignment.part, ledger=ledger)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
-    database = make_engine(
-        settings.database_url, application_name=identity.name, pool_size=POOL_SIZE, max_overflow=0
-    )
+    database = make_engine(database_url, application_name=identity.name, pool_size=POOL_SIZE, max_overflow=0)
     keeper = LeaseKeeper(
         heart,
         identity,
@@ -166,7 +161,7 @@ def run_replica(
         lease_seconds=settings.lease_seconds,
     )
     prover = Prover(database, engine, identity, worker_settings.proof_seconds, end_this_process)
-    doorbell = WakeUpSender(settings.redis_url)
+    doorbell = WakeUpSender(redis_url)
 
     def ask_for_more() -> None:
         if is_low(keeper.num_held_tokens, engine.max_tokens_in_flight):
@@ -184,8 +179,8 @@ def run_replica(
         ledger,
         prover.read_period,
     )
-    listener = listen_for_queries(settings.redis_url, card, engine, identity)
-    queues = QueueReader(settings.redis_url)
+    listener = listen_for_queries(redis_url, card, engine, identity)
+    queues = QueueReader(redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])
     reports.start()
     keeper.start()
@@ -205,7 +200,7 @@ def run_replica(
 
     worker_shutting_down.connect(stop_engine, weak=False)
     try:
-        consume(make_app(settings.redis_url), encoder, identity, slots)
+        consume(make_app(redis_url), encoder, identity, slots)
     finally:
         stopping.set()
         prover.stop()

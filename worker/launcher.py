@@ -7,11 +7,10 @@ GPUs with their UUIDs, and plans nothing itself. Only the model's own process ca
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4
 
-from vectormill.domain.errors import ConfigurationError
 from vectormill.models.registry import open_registry
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildSpec, Supervisor
@@ -40,10 +39,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
 
     Raises ConfigurationError, UnknownModel or ModelError before anything is started.
     """
-    if settings.database_url is None or settings.redis_url is None:
-        raise ConfigurationError(
-            "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` starts its own servers."
-        )
+    environment = process_environment(settings)
     registry = open_registry(settings)
     served = models or registry.names()
     for model in served:
@@ -55,7 +51,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     children = []
     for planned in plan_machine(cards, inventory, worker_settings):
         logger.info("Placement of %s:\n%s", planned.name, draw_placement(planned.placement))
-        children += [_replica(planned.name, each, launcher) for each in assign_replicas(planned)]
+        children += [_replica(planned.name, each, launcher, environment) for each in assign_replicas(planned)]
     # With several children, their bars would overwrite each other.
     if len(children) == 1 and sys.stderr.isatty():
         children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
@@ -77,7 +73,7 @@ def assign_replicas(planned: Planned) -> list[Assignment]:
     ]
 
 
-def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
+def _replica(model: str, assignment: Assignment, launcher: UUID, environment: Mapping[str, str]) -> ChildSpec:
     """Return the Celery worker of one replica, with as many threads as its first device has.
 
     Model processes have their own threads.
@@ -96,7 +92,7 @@ def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
     )
     threads = thread_environment(first.num_threads, first.num_tokenizer_threads)
     names = ",".join(device.name for device in assignment.devices)
-    return ChildSpec(f"{model} on {names}", argv, process_environment() | threads)
+    return ChildSpec(f"{model} on {names}", argv, {**environment, **threads})
 
 
 def make_process_spec(replica: ChildSpec, ended: tuple[EndedWorker, ...] = ()) -> ChildSpec:

@@ -45,10 +45,9 @@ def refuse_without_password(host: str, basic_auth: str | None) -> None:
 
 def run(settings: Settings, host: str, port: int) -> None:
     """Replace this process by Flower; does not return."""
-    if settings.redis_url is None:
-        raise ConfigurationError("Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts its own Redis.")
     refuse_without_password(host, settings.flower_basic_auth)
-    environment = process_environment()
+    settings.need("redis_url")
+    environment = process_environment(settings)
     if settings.flower_basic_auth:
         environment["FLOWER_BASIC_AUTH"] = (
             settings.flower_basic_auth

@@ -6,7 +6,6 @@ from pathlib import Path
 import typer
 
 from vectormill.cli.command import command
-from vectormill.cli.database import find_database
 from vectormill.cli.printing import tell
 
 app = typer.Typer()
@@ -27,12 +26,12 @@ def backup(output: Path, *, data_dir: Path | None = None) -> None:
     Args:
         output (FILE): The file to write; an existing one is replaced once the new one is complete.
     """
+    from vectormill.cli.endpoint import find_database
     from vectormill.db.backup import dump
     from vectormill.embedded.binaries import find_client
-    from vectormill.settings import load_settings
 
     began = time.monotonic()
-    with find_database(load_settings(data_dir=data_dir), is_migrated=False, has_data=True) as url:
+    with find_database(data_dir, is_migrated=False, has_data=True) as url:
         dump(find_client("pg_dump"), url, output)
     tell(f"Wrote {output.stat().st_size:,} bytes to {output} in {time.monotonic() - began:,.0f} s.")
 
@@ -52,15 +51,15 @@ def restore(input: Path, *, data_dir: Path | None = None) -> None:
     Args:
         input (FILE): The file that `vectormill backup` or pg_dump --format=custom wrote.
     """
+    from vectormill.cli.endpoint import find_database
     from vectormill.db import backup as backups
     from vectormill.domain.errors import ConfigurationError
     from vectormill.embedded.binaries import find_client
-    from vectormill.settings import load_settings
 
     if not input.is_file():
         raise ConfigurationError(f"There is no file {input}.")
     began = time.monotonic()
-    with find_database(load_settings(data_dir=data_dir), is_migrated=False) as url:
+    with find_database(data_dir, is_migrated=False) as url:
         counts = backups.restore(find_client("pg_restore"), url, input)
     told = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     tell(f"Restored {told} in {time.monotonic() - began:,.0f} s.")

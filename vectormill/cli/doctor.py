@@ -51,10 +51,10 @@ def doctor(*, api_url: str | None = None, data_dir: Path | None = None, json: bo
     from rich.console import Console
     from rich.text import Text
 
+    from vectormill.cli.endpoint import find_service
     from vectormill.cli.printing import print_json
-    from vectormill.settings import load_settings
 
-    settings = load_settings(api_url=api_url, data_dir=data_dir)
+    settings = find_service(api_url=api_url, data_dir=data_dir)
     console = Console(soft_wrap=True, highlight=False)
     has_failed = False
     for finding in run_checks(settings):
@@ -149,11 +149,7 @@ def check_memory(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_postgres(settings: "Settings") -> Iterator[Finding]:
-    from vectormill.embedded.data_dir import find_running
-
-    running = find_running(settings.data_dir)
-    url = settings.database_url or (running.database_url if running else None)
-    if url is None:
+    if settings.database_url is None:
         from vectormill.embedded.binaries import find_postgres
 
         found = find_postgres(None)
@@ -161,33 +157,25 @@ def check_postgres(settings: "Settings") -> Iterator[Finding]:
             "postgres", OK, f"embedded, version {found.major_version}, started by `up` and `encode`"
         )
         return
-    yield from ask_postgres(url)
+    yield from ask_postgres(settings.database_url)
 
 
 def check_redis(settings: "Settings") -> Iterator[Finding]:
-    from vectormill.embedded.data_dir import find_running
-
-    running = find_running(settings.data_dir)
-    url = settings.redis_url or (running.redis_url if running else None)
-    if url is None:
+    if settings.redis_url is None:
         from vectormill.embedded.binaries import find_valkey_server
 
         find_valkey_server()
         yield Finding("redis", OK, "embedded Valkey, started by `up` and `encode`")
         return
-    yield from ask_redis(url)
+    yield from ask_redis(settings.redis_url)
 
 
 def check_service(settings: "Settings") -> Iterator[Finding]:
-    from vectormill.cli.doctor import ask_api
-    from vectormill.cli.endpoint import find_api_url
-
-    url = find_api_url(settings)
-    if url is None:
+    if settings.api_url is None:
         detail = "none is running on the data directory"
         yield Finding("service", OK, f"{detail}; `vectormill up` starts one")
     else:
-        yield from ask_api(url, settings.api_key)
+        yield from ask_api(settings.api_url, settings.api_key)
 
 
 def check_devices(settings: "Settings") -> Iterator[Finding]:

@@ -260,15 +260,14 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
 @contextmanager
 def _client(service: Service, task: str) -> "Iterator[Client]":
     """Yield a client of the running service, or of a stack that is stopped at the end of the block."""
-    from vectormill.cli.endpoint import await_api_url
+    from vectormill.cli.endpoint import find_service
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
     from vectormill.models.registry import open_registry
-    from vectormill.settings import load_settings
 
-    settings = load_settings(api_url=service.api_url, data_dir=service.data_dir)
+    settings = find_service("api_url", api_url=service.api_url, data_dir=service.data_dir)
     with ExitStack() as cleanup:
-        url = await_api_url(service.api_url, service.data_dir, settings)
+        url = settings.api_url
         if url is None:
             if service.model is not None:
                 # Refuse the model before a minute of starting.

@@ -1,53 +1,60 @@
-"""Find the API that a command uses. Starts nothing."""
+"""Find the service that a command uses: its API, its Postgres and its Redis."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args
 
+from vectormill.cli.printing import tell
 from vectormill.client import Client
-from vectormill.domain.errors import Unavailable
-from vectormill.embedded.data_dir import LOCK_NAME, find_running, read_holder
-from vectormill.settings import Settings, load_settings
+from vectormill.domain.errors import ConfigurationError, Unavailable
+from vectormill.embedded.data_dir import LOCK_NAME, RunningStack, find_running, read_holder
+from vectormill.settings import Server, Settings, load_settings
 
 # The longest time that `vectormill up` may take to start.
 START_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 0.1
 
 
-def find_api_url(settings: Settings) -> str | None:
-    """Return the URL of the configured API, or of the stack on the data directory; None without either."""
-    return settings.api_url or find_running_stack(settings.data_dir.expanduser())
+def find_service(
+    *needed: str, data_dir: Path | None = None, needs_api: bool = True, **overrides: Any
+) -> Settings:
+    """Return the settings with the addresses of the service that a command uses; None for what there is not.
 
-
-def find_running_stack(data_dir: Path) -> str | None:
-    """Return the API's URL of the `vectormill up` on this data directory; None if none runs."""
-    running = find_running(data_dir)
-    return running.api_url if running is not None else None
-
-
-def await_api_url(api_url: str | None, data_dir: Path | None, settings: Settings) -> str | None:
-    """Return the URL of the API that a command uses; None if there is none.
-
-    Wait for a stack that is starting on the data directory; raise Unavailable if it does not become ready.
-    `api_url` and `data_dir` are the command's own options. With a given directory no other stack is used, not
-    even one that the environment names.
+    `data_dir` and `overrides` are the command's own options. The stack on a directory that the command names comes
+    first, then the settings, then the stack on the settings' directory, unless they name servers that it has not. If
+    the settings lack what is `needed`, a stack that is starting is waited for, as by `await_stack`.
     """
-    if api_url is None and data_dir is None and settings.api_url is not None:
-        return settings.api_url
-    return api_url or await_stack(settings.data_dir.expanduser())
+    settings = load_settings(data_dir=data_dir, **overrides)
+    if data_dir is None and needed and all(getattr(settings, name) for name in needed):
+        return settings
+    directory = settings.data_dir.expanduser()
+    stack = await_stack(directory, needs_api=needs_api) if needed else find_running(directory)
+    # In place of a named directory not even the API that the environment names is asked.
+    found = {"api_url": settings.api_url if data_dir is None else overrides.get("api_url")}
+    if stack is not None:
+        found["api_url"] = found["api_url"] or stack.api_url
+        servers = {name: getattr(stack, name) for name in get_args(Server)}
+        if data_dir is not None or all(
+            getattr(settings, name) in (None, url) for name, url in servers.items()
+        ):
+            found |= servers
+    return settings.model_copy(update=found)
 
 
-def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
-    """Return the API's URL of the `vectormill up` on this data directory; None if none runs.
+def await_stack(
+    data_dir: Path, seconds: float = START_SECONDS, *, needs_api: bool = True
+) -> RunningStack | None:
+    """Return the stack that runs on this data directory; None if none runs.
 
-    Wait while the stack is starting. Raise Unavailable if it is not ready within `seconds`.
+    Wait while it is starting, until its API is ready, or only until its servers run. Raise Unavailable if that takes
+    more than `seconds`.
     """
     deadline = time.monotonic() + seconds
     is_told = False
-    while (url := find_running_stack(data_dir)) is None and (
+    while ((stack := find_running(data_dir)) is None or (needs_api and stack.api_url is None)) and (
         pid := read_holder(data_dir / LOCK_NAME)
     ) is not None:
         if time.monotonic() >= deadline:
@@ -59,7 +66,7 @@ def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
             sys.stderr.write(f"Waiting for the stack on {data_dir} (pid {pid}) to start …\n")
             is_told = True
         time.sleep(POLL_SECONDS)  # the stack is another process, whose note has to be polled
-    return url
+    return stack
 
 
 @contextmanager
@@ -68,8 +75,8 @@ def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Cli
 
     Raise Unavailable if a data directory was given and no stack runs there.
     """
-    settings = load_settings(api_url=api_url, data_dir=data_dir)
-    url = await_api_url(api_url, data_dir, settings)
+    settings = find_service("api_url", api_url=api_url, data_dir=data_dir)
+    url = settings.api_url
     if url is None:
         if data_dir is not None:
             raise Unavailable(
@@ -79,3 +86,31 @@ def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Cli
         url = f"http://127.0.0.1:{settings.api_port}"
     with Client(url, api_key=settings.api_key) as client:
         yield client
+
+
+@contextmanager
+def find_database(data_dir: Path | None, *, is_migrated: bool, has_data: bool = False) -> Iterator[str]:
+    """Yield the URL of the service's Postgres, or of the data directory's, which is started if it does not run.
+
+    A Postgres that is started here is migrated before, if that is asked for. Raise ConfigurationError if it would be
+    a new one, but `has_data` says that the command needs what a service has written.
+    """
+    settings = find_service("database_url", data_dir=data_dir, needs_api=False)
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    from vectormill.db.migrations import upgrade
+    from vectormill.embedded.cluster import has_cluster
+    from vectormill.embedded.stack import EmbeddedStack
+
+    directory = settings.data_dir.expanduser()
+    if not has_cluster(directory):
+        hint = "name that of your service by --data-dir, as for its `vectormill up`, or set VECTORMILL_DATABASE_URL"
+        if has_data:
+            raise ConfigurationError(f"There is no database in {directory}: {hint}.")
+        if is_migrated:
+            tell(f"Making a new database in {directory}. If that is not your service's, {hint}.")
+    with EmbeddedStack(directory, redis_url="redis://") as stack:  # these commands need no Redis
+        if is_migrated:
+            upgrade(stack.database_url)
+        yield stack.database_url

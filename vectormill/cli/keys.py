@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vectormill.cli.command import command
-from vectormill.cli.database import find_database
 from vectormill.cli.printing import listing, tell
 
 if TYPE_CHECKING:
@@ -121,13 +120,14 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
     from psycopg.errors import UndefinedTable
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
+    from vectormill.cli.endpoint import find_database
     from vectormill.db.session import make_engine
     from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable
     from vectormill.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
     # `vectormill up` on a public address needs a key before its first start, which migrates its database.
-    with find_database(settings, is_migrated=True) as url:
+    with find_database(data_dir, is_migrated=True) as url:
         engine = make_engine(url, application_name="vectormill keys", pool_size=1)
         try:
             yield engine, settings

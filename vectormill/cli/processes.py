@@ -1,5 +1,6 @@
 """Commands that run a process: api, scheduler, indexer, worker, flower, migrate, and `up` for all."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -8,10 +9,17 @@ import typer
 from vectormill.cli.command import command
 
 if TYPE_CHECKING:
-    from vectormill.settings import Settings
+    from vectormill.settings import Server, Settings
 
 app = typer.Typer()
 
+# The servers that a process cannot do without.
+NEEDED: Final[Mapping[str, "tuple[Server, ...]"]] = {
+    "api": ("database_url",),
+    "indexer": ("database_url",),
+    "launcher": ("database_url", "redis_url"),
+    "scheduler": ("database_url", "redis_url"),
+}
 # The processes that start tracing here; workers start it in worker/app.py.
 TRACED: Final = ("api", "indexer", "scheduler")
 
@@ -67,7 +75,7 @@ def up(
 
 
 @command(app, "vectormill api --host 0.0.0.0 --port 8000")
-def api(*, host: str | None = None, port: int | None = None) -> None:
+def api(*, host: str | None = None, port: int | None = None, data_dir: Path | None = None) -> None:
     """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs.
 
     Args:
@@ -77,33 +85,35 @@ def api(*, host: str | None = None, port: int | None = None) -> None:
     """
     from api.app import run
 
-    run(begin_process("api", api_host=host, api_port=port))
+    run(begin_process("api", data_dir=data_dir, api_host=host, api_port=port))
 
 
 @command(app, "vectormill scheduler")
-def scheduler() -> None:
+def scheduler(*, data_dir: Path | None = None) -> None:
     """Run the scheduler: it dispatches chunks, recovers lost ones, and removes old data.
 
     Any number may run; a lock in Postgres elects one.
     """
     from scheduler.main import run
 
-    run(begin_process("scheduler"))
+    run(begin_process("scheduler", data_dir=data_dir))
 
 
 @command(app, "vectormill indexer")
-def indexer() -> None:
+def indexer(*, data_dir: Path | None = None) -> None:
     """Run the indexer, which keeps collections in step with their sources. Needs only Postgres.
 
     Any number may run; each takes up to VECTORMILL_INDEXER_RUNS runs. Secrets of sources must be set for this process.
     """
     from indexer.main import run
 
-    run(begin_process("indexer"))
+    run(begin_process("indexer", data_dir=data_dir))
 
 
 @command(app, "vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
-def worker(*, model: list[str] | None = None, devices: str | None = None) -> None:
+def worker(
+    *, model: list[str] | None = None, devices: str | None = None, data_dir: Path | None = None
+) -> None:
     """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies.
 
     Args:
@@ -113,11 +123,12 @@ def worker(*, model: list[str] | None = None, devices: str | None = None) -> Non
     """
     from worker.launcher import run
 
-    run(begin_process("launcher"), models=tuple(model or ()), devices=devices)
+    settings = begin_process("launcher", data_dir=data_dir)
+    run(settings, models=tuple(model or ()), devices=devices)
 
 
 @command(app, "vectormill flower --port 5555")
-def flower(*, host: str | None = None, port: int | None = None) -> None:
+def flower(*, host: str | None = None, port: int | None = None, data_dir: Path | None = None) -> None:
     """Run Flower, which shows the workers and their tasks. It changes nothing.
 
     Args:
@@ -126,36 +137,40 @@ def flower(*, host: str | None = None, port: int | None = None) -> None:
         port (PORT, 1 to 65535):  [default: 5555]
     """
     from vectormill.broker.flower import run
+    from vectormill.cli.endpoint import find_service
     from vectormill.cli.extras import require_package
-    from vectormill.settings import load_settings
 
     require_package("flower", "flower")
-    settings = load_settings(flower_host=host, flower_port=port)
+    settings = find_service("redis_url", data_dir=data_dir, flower_host=host, flower_port=port)
     run(settings, settings.flower_host, settings.flower_port)
 
 
 @command(app, "VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
-def migrate() -> None:
-    """Migrate the schema of VECTORMILL_DATABASE_URL to this version. `up` does this by itself."""
+def migrate(*, data_dir: Path | None = None) -> None:
+    """Migrate the schema of the database to this version. `up` does this by itself."""
+    from vectormill.cli.endpoint import find_database
     from vectormill.db.migrations import upgrade
-    from vectormill.domain.errors import ConfigurationError
 
-    settings = begin_process("migrate")
-    if settings.database_url is None:
-        raise ConfigurationError(
-            "There is no database to migrate: set VECTORMILL_DATABASE_URL. The embedded one is migrated by `up`."
-        )
-    upgrade(settings.database_url)
+    begin_process("migrate")
+    with find_database(data_dir, is_migrated=False, has_data=True) as url:
+        upgrade(url)
     typer.echo("The schema is up to date.")
 
 
 def begin_process(name: str, **overrides: Any) -> "Settings":
-    """Configure logging of this process to stderr, and return its settings. Raise ConfigurationError."""
+    """Configure logging of this process to stderr, and return its settings with the servers that it needs.
+
+    Raise ConfigurationError without one of them.
+    """
+    from vectormill.cli.endpoint import find_service
     from vectormill.processes.logs import begin_logging
     from vectormill.settings import find_collector, load_settings
     from vectormill.tracing import begin_tracing
 
-    settings = load_settings(**overrides)
+    needed = NEEDED.get(name, ())
+    settings = find_service(*needed, **overrides) if needed else load_settings(**overrides)
+    for server in needed:
+        settings.need(server)
     begin_logging(name, settings.log_level, settings.log_format)
     if name in TRACED:
         begin_tracing(name, find_collector(settings), settings.trace_ratio)

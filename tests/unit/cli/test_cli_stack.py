@@ -1,9 +1,10 @@
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from vectormill.cli.stack import Stack, StackFailed, workplace
 from vectormill.domain.errors import Unavailable
 from vectormill.embedded.data_dir import LOCK_NAME, DirectoryLock, RunningStack, write_note
 from vectormill.processes.lifetimes import is_alive, started_at
-from vectormill.settings import load_settings
 
 # Programs that run until they are ended: their long sleep is what a service does, no test waits for it.
 READY = """
@@ -143,7 +143,7 @@ def test_a_command_waits_for_the_stack_that_starts_on_its_data_directory(
     # The stack names its API while the command pauses between two looks.
     monkeypatch.setattr(time, "sleep", lambda seconds: note_stack(starting, "http://127.0.0.1:2"))
     monkeypatch.setenv("VECTORMILL_API_URL", "http://127.0.0.1:3")
-    assert endpoint.await_api_url(None, starting, load_settings(data_dir=starting)) == "http://127.0.0.1:2"
+    assert endpoint.find_service("api_url", data_dir=starting).api_url == "http://127.0.0.1:2"
     assert "Waiting for the stack" in capsys.readouterr().err
 
 
@@ -160,3 +160,69 @@ def test_a_command_with_a_data_directory_on_which_nothing_runs_asks_no_other_ser
         main(("workers", "--data-dir", str(tmp_path)))
     assert end.value.code == 3
     assert f"No stack is running on {tmp_path}" in capsys.readouterr().err
+
+
+POSTGRES, REDIS, OTHER = "postgresql://mine", "redis://mine", "redis://other"
+
+
+def note_servers(directory: Path) -> None:
+    pid = os.getpid()
+    write_note(directory, RunningStack(pid, started_at(pid) or 0.0, POSTGRES, REDIS, "http://127.0.0.1:2"))
+
+
+@pytest.mark.parametrize(
+    ("is_named", "set_here", "found"),
+    [
+        (True, {}, (POSTGRES, REDIS)),
+        (False, {}, (POSTGRES, REDIS)),
+        (True, {"DATABASE_URL": OTHER, "REDIS_URL": OTHER}, (POSTGRES, REDIS)),  # the directory was named
+        (False, {"DATABASE_URL": OTHER, "REDIS_URL": OTHER}, (OTHER, OTHER)),
+        (False, {"DATABASE_URL": POSTGRES}, (POSTGRES, REDIS)),  # `up` was started with this setting
+        (False, {"REDIS_URL": OTHER}, (None, OTHER)),  # not Redis of one service with Postgres of another
+    ],
+)
+def test_every_command_finds_the_servers_of_one_service(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_named: bool,
+    set_here: Mapping[str, str],
+    found: tuple[str | None, str | None],
+) -> None:
+    note_servers(tmp_path)
+    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "nothing" if is_named else tmp_path))
+    for name, value in set_here.items():
+        monkeypatch.setenv(f"VECTORMILL_{name}", value)
+    service = endpoint.find_service("database_url", "redis_url", data_dir=tmp_path if is_named else None)
+    assert (service.database_url, service.redis_url) == found
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("worker.launcher", ["worker", "--model", "mine"]),
+        ("scheduler.main", ["scheduler"]),
+        ("indexer.main", ["indexer"]),
+        ("api.app", ["api"]),
+        ("vectormill.broker.flower", ["flower"]),
+    ],
+)
+def test_a_process_finds_the_stack_of_the_data_directory_or_says_what_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str,
+    arguments: Sequence[str],
+) -> None:
+    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert f"`vectormill up --data-dir {tmp_path}`" in capsys.readouterr().err
+    found = []
+    monkeypatch.setattr(f"{program}.run", lambda settings, *rest, **named: found.append(settings))
+    note_servers(tmp_path)
+    for options in ([], ["--data-dir", str(tmp_path)]):
+        with contextlib.suppress(SystemExit):
+            main([*arguments, *options])
+    assert {(each.database_url, each.redis_url) for each in found} == {(POSTGRES, REDIS)}
+    assert len(found) == 2
