@@ -2,29 +2,23 @@
 
 from typing import Any, Final
 
-from vectormill.batches.operations import OPERATIONS as BATCH_OPERATIONS
-from vectormill.collections.operations import OPERATIONS as COLLECTION_OPERATIONS
-from vectormill.jobs.operations import OPERATIONS as JOB_OPERATIONS
-from vectormill.models.operations import OPERATIONS as MODEL_OPERATIONS
+from vectormill.batches import operations as batches
+from vectormill.collections import operations as collections
+from vectormill.jobs import operations as jobs
+from vectormill.models import operations as models
 from vectormill.operation import Operation
-from vectormill.quotes.operations import OPERATIONS as QUOTE_OPERATIONS
-from vectormill.runs.operations import OPERATIONS as RUN_OPERATIONS
-from vectormill.schedules.operations import OPERATIONS as SCHEDULE_OPERATIONS
-from vectormill.search.operations import OPERATIONS as SEARCH_OPERATIONS
-from vectormill.sources.operations import OPERATIONS as SOURCE_OPERATIONS
-from vectormill.webhooks.operations import OPERATIONS as WEBHOOK_OPERATIONS
-from vectormill.workers.operations import OPERATIONS as WORKER_OPERATIONS
+from vectormill.quotes import operations as quotes
+from vectormill.runs import operations as runs
+from vectormill.schedules import operations as schedules
+from vectormill.search import operations as search
+from vectormill.sources import operations as sources
+from vectormill.webhooks import operations as webhooks
+from vectormill.workers import operations as workers
 
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    *BATCH_OPERATIONS,
-    *COLLECTION_OPERATIONS,
-    *JOB_OPERATIONS,
-    *MODEL_OPERATIONS,
-    *QUOTE_OPERATIONS,
-    *RUN_OPERATIONS,
-    *SCHEDULE_OPERATIONS,
-    *SEARCH_OPERATIONS,
-    *SOURCE_OPERATIONS,
-    *WEBHOOK_OPERATIONS,
-    *WORKER_OPERATIONS,
+FEATURES: Final = (
+    batches, collections, jobs, models, quotes, runs, schedules, search, sources, webhooks, workers,
+)  # fmt: skip
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = tuple(
+    value for feature in FEATURES for value in vars(feature).values() if isinstance(value, Operation)
 )

@@ -35,21 +35,13 @@ class ModelEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    path: str = Field(description="A directory, or a name on the Hugging Face hub.")
-    revision: str | None = Field(default=None, description="A commit, tag or branch on the hub.")
-    pooling: str | None = Field(
-        default=None,
-        description="Overrides the model's own pooling: cls, mean, last_token, …; or splade of a …ForMaskedLM.",
-    )
-    normalize: bool | None = Field(default=None, description="Overrides whether vectors have unit length.")
-    max_tokens: int | None = Field(default=None, ge=3, description="Overrides the model's longest input.")
-    template: str | None = Field(
-        default=None,
-        description="How a generative reranker's pairs are put into words, if its name does not tell.",
-    )
-    adapter: str | None = Field(
-        default=None, description="The folder of an adapter (LoRA) that is merged into the weights."
-    )
+    path: str
+    revision: str | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    max_tokens: int | None = Field(default=None, ge=3)
+    template: str | None = None
+    adapter: str | None = None
 
 
 def check_redis_url(url: str | None) -> str | None:
@@ -77,181 +69,84 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, env_nested_delimiter=None, frozen=True, extra="ignore"
     )
 
-    database_url: str | None = Field(default=None, description="Postgres; embedded when unset.")
-    redis_url: Annotated[str | None, AfterValidator(check_redis_url)] = Field(
-        default=None, description="Redis or Valkey; embedded when unset."
-    )
-    data_dir: Path = Field(
-        default=Path("~/.vectormill"), description="Directory of the embedded servers' files."
-    )
-    cache_dir: Path = Field(
-        default=Path("~/.cache/vectormill"), description="Directory of converted models, kept between starts."
-    )
-    models: dict[str, ModelEntry] = Field(
-        default_factory=dict, description="JSON: name -> path, revision, options."
-    )
+    database_url: str | None = None
+    redis_url: Annotated[str | None, AfterValidator(check_redis_url)] = None
+    data_dir: Path = Path("~/.vectormill")
+    cache_dir: Path = Path("~/.cache/vectormill")
+    models: dict[str, ModelEntry] = Field(default_factory=dict)
 
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8000, ge=0, le=65535)
-    api_url: str | None = Field(
-        default=None, description="URL of the API for the command line and the client."
-    )
-    api_key: str | None = Field(default=None, description="API key for the command line and the client.")
-    allowed_hosts: str = Field(
-        default="", description="Host names of the API besides loopback, separated by commas."
-    )
-    trusted_proxies: str = Field(
-        default="", description="Addresses and networks of trusted proxies, separated by commas."
-    )
-    hsts_seconds: int = Field(default=0, ge=0, description="How long browsers use only TLS (HSTS).")
-    open_metrics: bool = Field(default=False, description="Serve /metrics without a key.")
+    api_url: str | None = None
+    api_key: str | None = None
+    allowed_hosts: str = ""
+    trusted_proxies: str = ""
+    hsts_seconds: int = Field(default=0, ge=0)
+    open_metrics: bool = False
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
-    flower_basic_auth: str | None = Field(default=None, description="user:password for Flower.")
+    flower_basic_auth: str | None = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)
     ] = "INFO"
-    otlp_endpoint: str | None = Field(default=None, description="URL of a trace collector (OTLP over HTTP).")
-    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="Share of new traces to sample.")
-    log_format: Literal["text", "json"] = Field(
-        default="text", description="Format of log lines: text, or a JSON object per line."
-    )
+    otlp_endpoint: str | None = None
+    trace_ratio: float = Field(default=1.0, ge=0, le=1)
+    log_format: Literal["text", "json"] = "text"
 
     chunk_max_items: int = Field(default=2048, ge=1, le=65536)
-    chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Maximum bytes of text in a chunk.")
-    max_text_chars: int = Field(
-        default=1_000_000, ge=1, description="Longest text; a longer one becomes an item error."
-    )
-    max_key_bytes: int = Field(
-        default=1024, ge=1, le=2048, description="Longest key; a B-tree entry has about 2,700 bytes."
-    )
-    max_json_bytes: int = Field(
-        default=64 << 20, ge=1024, description="Largest JSON body; NDJSON has no limit."
-    )
-    max_line_bytes: int = Field(default=16 << 20, ge=1024, description="Largest line of NDJSON.")
-    source_root: Path | None = Field(
-        default=None, description="Directory that must contain the files of sources; any if unset."
-    )
-    output_root: Path | None = Field(
-        default=None, description="Where local folders for results must lie; none may be written if unset."
-    )
-    output_grace_seconds: float = Field(
-        default=900.0,
-        gt=0,
-        description="Age at which a part in object storage that no commit recorded is removed.",
-    )
+    chunk_max_bytes: int = Field(default=1 << 20, ge=1024)
+    max_text_chars: int = Field(default=1_000_000, ge=1)
+    max_key_bytes: int = Field(default=1024, ge=1, le=2048)
+    max_json_bytes: int = Field(default=64 << 20, ge=1024)
+    max_line_bytes: int = Field(default=16 << 20, ge=1024)
+    source_root: Path | None = None
+    output_root: Path | None = None
+    output_grace_seconds: float = Field(default=900.0, gt=0)
     search_timeout_seconds: float = Field(default=30.0, gt=0)
-    put_wait_seconds: float = Field(
-        default=5.0,
-        ge=0,
-        description="How long a put waits to be searchable, unless the client requests another time.",
-    )
+    put_wait_seconds: float = Field(default=5.0, ge=0)
 
-    max_connections: int = Field(default=512, ge=1, description="Maximum connections per API process.")
-    max_requests: int = Field(
-        default=256, ge=1, description="Maximum requests that an API process serves at once."
-    )
-    max_requests_per_key: int = Field(default=192, ge=1, description="Maximum of these per API key.")
-    max_logins: int = Field(default=16, ge=1, description="Maximum logins to the console at once.")
-    max_uploads: int = Field(default=64, ge=1, description="Maximum submissions at once.")
-    max_quotes: int = Field(
-        default=4, ge=1, description="Maximum quotes of sources, re-indexes and objects at once."
-    )
-    max_searches: int = Field(
-        default=64, ge=1, description="Maximum searches at once, including waiting ones."
-    )
-    max_search_queries: int = Field(default=100, ge=1, description="Maximum queries in one search request.")
-    max_watchers: int = Field(default=100, ge=1, description="Maximum streams of job progress at once.")
-    max_waiting_puts: int = Field(
-        default=128,
-        ge=1,
-        description="Maximum puts that wait to be searchable; further ones are answered 202 at once.",
-    )
-    max_deleted_keys: int = Field(
-        default=10_000, ge=1, description="Maximum keys that one request may delete."
-    )
-    max_json_bytes_at_once: int = Field(
-        default=64 << 20,
-        ge=1024,
-        description="Maximum bytes of JSON bodies in memory at once; a byte takes up to 16 as objects.",
-    )
-    body_idle_seconds: float = Field(
-        default=60.0, gt=0, description="A request body that sends nothing for this long is given up."
-    )
+    max_connections: int = Field(default=512, ge=1)
+    max_requests: int = Field(default=256, ge=1)
+    max_requests_per_key: int = Field(default=192, ge=1)
+    max_logins: int = Field(default=16, ge=1)
+    max_uploads: int = Field(default=64, ge=1)
+    max_quotes: int = Field(default=4, ge=1)
+    max_searches: int = Field(default=64, ge=1)
+    max_search_queries: int = Field(default=100, ge=1)
+    max_watchers: int = Field(default=100, ge=1)
+    max_waiting_puts: int = Field(default=128, ge=1)
+    max_deleted_keys: int = Field(default=10_000, ge=1)
+    max_json_bytes_at_once: int = Field(default=64 << 20, ge=1024)
+    body_idle_seconds: float = Field(default=60.0, gt=0)
     max_job_items: int = Field(default=50_000_000, ge=1)
-    max_job_bytes: int = Field(
-        default=100 << 30, ge=1024, description="Largest submission, after decompression."
-    )
-    max_gzip_ratio: int = Field(
-        default=200, ge=1, description="Highest compression ratio; NDJSON usually has 3 to 20."
-    )
-    max_file_bytes: int = Field(default=32 << 30, ge=1024, description="Largest file that may be uploaded.")
-    max_pending_items: int = Field(
-        default=200_000_000, ge=1, description="Maximum items of all jobs that are not yet encoded."
-    )
-    max_collections: int = Field(
-        default=10_000, ge=1, description="Maximum collections; each has a table, a view and an index."
-    )
+    max_job_bytes: int = Field(default=100 << 30, ge=1024)
+    max_gzip_ratio: int = Field(default=200, ge=1)
+    max_file_bytes: int = Field(default=32 << 30, ge=1024)
+    max_pending_items: int = Field(default=200_000_000, ge=1)
+    max_collections: int = Field(default=10_000, ge=1)
 
-    index_rows: int = Field(
-        default=10_000, ge=0, description="Number of rows from which policy auto builds an index."
-    )
-    index_memory_share: float = Field(
-        default=0.25,
-        gt=0,
-        le=1,
-        description="Share of the database server's free memory for one index build.",
-    )
-    index_rebuild_share: float = Field(
-        default=0.2, gt=0, description="Share of deleted or replaced rows from which an index is rebuilt."
-    )
-    index_bulk_share: float = Field(
-        default=0.3, gt=0, description="Share of changed rows from which an index is dropped and rebuilt."
-    )
-    tend_seconds: float = Field(default=30.0, gt=0, description="How often the scheduler checks the indexes.")
+    index_rows: int = Field(default=10_000, ge=0)
+    index_memory_share: float = Field(default=0.25, gt=0, le=1)
+    index_rebuild_share: float = Field(default=0.2, gt=0)
+    index_bulk_share: float = Field(default=0.3, gt=0)
+    tend_seconds: float = Field(default=30.0, gt=0)
 
     lease_seconds: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=5.0, gt=0)
-    max_attempts: int = Field(default=5, ge=1, description="Maximum claims of a chunk before it is split.")
-    indexer_runs: int = Field(
-        default=4, ge=1, le=64, description="Maximum runs that an indexer carries out at once."
-    )
-    dispatch_seconds: float = Field(
-        default=0.1, gt=0, description="Pause of the dispatcher while jobs are open."
-    )
-    idle_dispatch_seconds: float = Field(
-        default=2.0, gt=0, description="Pause of the dispatcher while no jobs are open."
-    )
+    max_attempts: int = Field(default=5, ge=1)
+    indexer_runs: int = Field(default=4, ge=1, le=64)
+    dispatch_seconds: float = Field(default=0.1, gt=0)
+    idle_dispatch_seconds: float = Field(default=2.0, gt=0)
     reap_seconds: float = Field(default=5.0, gt=0)
-    queued_timeout_seconds: float = Field(
-        default=60.0, gt=0, description="A dispatch that is not claimed for this long counts as lost."
-    )
-    ageing_seconds: float = Field(
-        default=600.0, gt=0, description="A job without progress for this long gains one priority."
-    )
-    load_failure_seconds: float = Field(
-        default=86400.0, gt=0, description="A job fails if no worker could load its model for this long."
-    )
-    upload_timeout_seconds: float = Field(
-        default=3600.0, gt=0, description="An upload that receives nothing for this long is removed."
-    )
-    retention_days: float = Field(
-        default=30.0, gt=0, description="Ended jobs are deleted after this many days."
-    )
-    file_retention_days: float = Field(
-        default=30.0,
-        gt=0,
-        description="Files are deleted after this many days, unless a client requests another time.",
-    )
-    webhook_timeout_seconds: float = Field(
-        default=15.0, gt=0, le=300, description="Time-out of one delivery attempt, including name resolution."
-    )
-    webhook_private_targets: bool = Field(
-        default=False, description="Allow webhooks to private networks and loopback."
-    )
-    retired_generation_days: float = Field(
-        default=7.0, ge=0, description="Days during which a collection can be rolled back."
-    )
+    queued_timeout_seconds: float = Field(default=60.0, gt=0)
+    ageing_seconds: float = Field(default=600.0, gt=0)
+    load_failure_seconds: float = Field(default=86400.0, gt=0)
+    upload_timeout_seconds: float = Field(default=3600.0, gt=0)
+    retention_days: float = Field(default=30.0, gt=0)
+    file_retention_days: float = Field(default=30.0, gt=0)
+    webhook_timeout_seconds: float = Field(default=15.0, gt=0, le=300)
+    webhook_private_targets: bool = False
+    retired_generation_days: float = Field(default=7.0, ge=0)
 
     def need(self, name: Server) -> str:
         """Return the URL of a server that a process cannot do without. Raise ConfigurationError without one."""

@@ -44,67 +44,24 @@ class WorkerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=WORKER_PREFIX, frozen=True, extra="ignore")
 
-    devices: str = Field(
-        default="auto",
-        description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1; cuda:0*4 shares a GPU.",
-    )
-    backend: Annotated[str, one_of(AUTO, *BACKENDS)] = Field(
-        default=AUTO, description="The library that runs the model."
-    )
-    precision: Annotated[str, one_of(AUTO, *PRECISIONS)] = Field(
-        default=AUTO, description="The precision of weights; int8 weights are decompressed for computing."
-    )
-    attention: Literal["auto", "packed", "padded"] = Field(
-        default="auto",
-        description="Whether the forward pass leaves padding out (packed) or computes it (padded).",
-    )
-    switches: Annotated[str, AfterValidator(check_switches)] = Field(
-        default=AUTO, description="Optional optimizations: auto, none, or names separated by commas."
-    )
-    strategy: Annotated[str, one_of(AUTO, *STRATEGIES)] = Field(
-        default=AUTO, description="How devices share the model."
-    )
-    threads: int | None = Field(
-        default=None, ge=1, description="Threads per forward pass; one per core if unset."
-    )
-    max_batch_tokens: int | None = Field(
-        default=None, ge=16, description="Maximum padded tokens in a batch; chosen by device if unset."
-    )
-    memory_high_watermark: float = Field(
-        default=MEMORY_SHARE,
-        gt=0,
-        le=1,
-        description="Share of the device's memory that plans may fill, and above which batches shrink.",
-    )
-    memory_low_watermark: float = Field(
-        default=0.5, ge=0, le=1, description="Share of the device's memory above which batches do not grow."
-    )
-    reproducible: bool = Field(
-        default=False, description="Give each text the same bits alone and in any batch, on processors."
-    )
-    slots: int = Field(
-        default=16, ge=1, description="Maximum number of bulk chunks encoded at the same time."
-    )
-    interactive_slots: int = Field(
-        default=2, ge=1, description="Maximum number of interactive chunks encoded at the same time."
-    )
-    reuse_bytes: int = Field(
-        default=64 << 20, ge=0, description="Memory for vectors of texts that may occur again; 0 for none."
-    )
-    model_load_timeout_seconds: float = Field(
-        default=600.0, gt=0, description="Time after which loading a model counts as failed."
-    )
-    forward_timeout_seconds: float = Field(
-        default=600.0, gt=0, description="Time after which a forward pass counts as hung."
-    )
-    proof_seconds: float = Field(
-        default=300.0,
-        gt=0,
-        description="Time of work after which known texts show whether the model process is sound.",
-    )
-    max_runner_restarts: int = Field(
-        default=5, ge=0, description="Model processes lost in a row before the worker gives up."
-    )
+    devices: str = "auto"
+    backend: Annotated[str, one_of(AUTO, *BACKENDS)] = AUTO
+    precision: Annotated[str, one_of(AUTO, *PRECISIONS)] = AUTO
+    attention: Literal["auto", "packed", "padded"] = "auto"
+    switches: Annotated[str, AfterValidator(check_switches)] = AUTO
+    strategy: Annotated[str, one_of(AUTO, *STRATEGIES)] = AUTO
+    threads: int | None = Field(default=None, ge=1)
+    max_batch_tokens: int | None = Field(default=None, ge=16)
+    memory_high_watermark: float = Field(default=MEMORY_SHARE, gt=0, le=1)
+    memory_low_watermark: float = Field(default=0.5, ge=0, le=1)
+    reproducible: bool = False
+    slots: int = Field(default=16, ge=1)
+    interactive_slots: int = Field(default=2, ge=1)
+    reuse_bytes: int = Field(default=64 << 20, ge=0)
+    model_load_timeout_seconds: float = Field(default=600.0, gt=0)
+    forward_timeout_seconds: float = Field(default=600.0, gt=0)
+    proof_seconds: float = Field(default=300.0, gt=0)
+    max_runner_restarts: int = Field(default=5, ge=0)
 
     @model_validator(mode="after")
     def _order_watermarks(self) -> Self:

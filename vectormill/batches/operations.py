@@ -1,6 +1,6 @@
 """The API's operations on request batches and their files, and the two whose requests a batch can have."""
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.batches.bodies import (
     EXAMPLE_FILE,
@@ -53,8 +53,4 @@ RERANK: Final = Operation(
         "documents": ["datetime.strptime reads a date.", "zlib compresses bytes."],
         "top_n": 1,
     },
-)  # fmt: skip
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    UPLOAD, LIST_FILES, SHOW_FILE, READ_FILE, DELETE_FILE, CREATE, LIST, SHOW, CANCEL, EMBED, RERANK,
 )  # fmt: skip

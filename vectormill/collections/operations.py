@@ -1,6 +1,6 @@
 """Operations on collections, their generations, indexes and items."""
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.collections.bodies import (
     CollectionChange,
@@ -74,8 +74,3 @@ DELETE_ITEM: Final = Operation("DELETE", ITEM, WRITE, Nothing, status=NO_CONTENT
 DELETE_ITEMS: Final = Operation(
     "POST", ONE + "/items:delete", WRITE, DeleteAnswer, DeleteRequest, example={"keys": ["a", "b"]}
 )
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    LIST, SHOW, CREATE, CHANGE, DELETE, EXPORT, ROLL_BACK, DISCARD, SHOW_INDEX, CHANGE_INDEX,
-    SHOW_ITEM, PUT_ITEM, DELETE_ITEM, DELETE_ITEMS,
-)  # fmt: skip

@@ -1,6 +1,6 @@
 """Operations on jobs and their results."""
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.bodies import (
@@ -56,8 +56,3 @@ EXPORT_RESULTS: Final = Operation(
 )  # fmt: skip
 LIST_SUSPECT: Final = Operation("GET", "/v1/suspect-chunks", READ, SuspectChunkPage, query=PageQuery)
 CERTIFY: Final = Operation("GET", ONE + "/certificate", READ, bytes, media_types=("application/x-ndjson",))
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    SUBMIT, LIST, SHOW, DELETE, CANCEL, PAUSE, RESUME, RETRY, FOLLOW, LIST_ERRORS, LIST_TRUNCATED, EXPORT_VECTORS,
-    EXPORT_RESULTS, CERTIFY, LIST_SUSPECT,
-)  # fmt: skip

@@ -1,6 +1,6 @@
 """The operation that quotes a source. Its rows are read by the service, so it needs a key of the scope sources."""
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.keys.api_key import SOURCES
 from vectormill.operation import Operation
@@ -14,5 +14,3 @@ QUOTE: Final = Operation(
         "collection": "articles",
     },
 )  # fmt: skip
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (QUOTE,)

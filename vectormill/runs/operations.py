@@ -1,6 +1,6 @@
 """Operations on runs."""
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.keys.api_key import READ, WRITE
 from vectormill.operation import Operation, PageQuery
@@ -19,5 +19,3 @@ LIST_OF: Final = Operation("GET", ALL_OF, READ, RunPage, query=PageQuery)
 SHOW: Final = Operation("GET", "/v1/runs/{run_id}", READ, RunBody)
 CANCEL: Final = Operation("POST", "/v1/runs/{run_id}/cancel", WRITE, RunBody)
 CONFIRM: Final = Operation("POST", "/v1/runs/{run_id}/confirm", WRITE, RunBody, is_repeatable=False)
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (START, LIST, LIST_OF, SHOW, CANCEL, CONFIRM)

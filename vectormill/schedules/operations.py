@@ -1,6 +1,6 @@
 """Operations on schedules."""
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.keys.api_key import READ, WRITE
 from vectormill.operation import NO_CONTENT, Nothing, Operation, PageQuery
@@ -29,7 +29,3 @@ PAUSE: Final = Operation("POST", ONE + "/pause", WRITE, ScheduleBody)
 RESUME: Final = Operation("POST", ONE + "/resume", WRITE, ScheduleBody)
 RUN: Final = Operation("POST", ONE + "/run", WRITE, ScheduledRunBody, status=202)
 HISTORY: Final = Operation("GET", ONE + "/runs", READ, ScheduledRunPage, query=PageQuery)
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    CREATE, LIST, SHOW, CHANGE, DELETE, PAUSE, RESUME, RUN, HISTORY,
-)  # fmt: skip

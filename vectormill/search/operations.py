@@ -1,6 +1,6 @@
 """The HTTP operation that searches a collection."""
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.keys.api_key import READ
 from vectormill.operation import Operation
@@ -16,5 +16,3 @@ SEARCH: Final = Operation(
         "many": {"queries": [{"text": "dates"}, {"more_like": "json.dumps"}]},
     },
 )  # fmt: skip
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (SEARCH,)

@@ -4,7 +4,7 @@ A source makes the server read the files and databases that it can reach, and fo
 triggers on a user's table. Both therefore need a key of the scope sources.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.jobs.bodies import LINES_EXAMPLE, ItemBody
 from vectormill.keys.api_key import READ, SOURCES, WRITE
@@ -48,8 +48,4 @@ UNFOLLOW: Final = Operation("POST", ONE + "/unfollow", SOURCES, FollowingBody)
 PUSH: Final = Operation(
     "POST", "/v1/collections/{name}/push", WRITE, PushBody, query=PushQuery, line=ItemBody, line_example=LINES_EXAMPLE,
     status=202, location="/v1/runs/{run}",
-)  # fmt: skip
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    SET, SHOW, DELETE, CHECK, FOLLOWING, FOLLOW, UNFOLLOW, PUSH,
 )  # fmt: skip

@@ -4,7 +4,7 @@ All need a key of scope webhooks: a webhook makes the server connect to a URL of
 URL may be secret.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from vectormill.keys.api_key import WEBHOOKS
 from vectormill.operation import NO_CONTENT, Nothing, Operation, PageQuery
@@ -52,7 +52,3 @@ REPLAY_FAILED: Final = Operation(
 LIST_DELIVERIES: Final = Operation("GET", DELIVERIES, WEBHOOKS, DeliveryPage, query=DeliveryQuery)
 SHOW_DELIVERY: Final = Operation("GET", DELIVERY, WEBHOOKS, DeliveryBody)
 REPLAY: Final = Operation("POST", DELIVERY + "/replay", WEBHOOKS, DeliveryBody, status=202)
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    CREATE, LIST, SHOW, CHANGE, DELETE, ROTATE, TEST, REPLAY_FAILED, LIST_DELIVERIES, SHOW_DELIVERY, REPLAY,
-)  # fmt: skip

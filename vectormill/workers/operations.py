@@ -1,7 +1,7 @@
 """API operations on workers, and on the health of a service."""
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from vectormill.keys.api_key import READ
 from vectormill.operation import Operation
@@ -13,7 +13,3 @@ SHOW_READINESS: Final = Operation("GET", "/readyz", None, Readiness, other_statu
 # This route exists for clients of text-embeddings-inference, which has it.
 SHOW_HEALTH: Final = replace(SHOW_READINESS, path="/health")
 SHOW_METRICS: Final = Operation("GET", "/metrics", READ, bytes, media_types=("text/plain",))
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    LIST, SHOW_LIVENESS, SHOW_READINESS, SHOW_HEALTH, SHOW_METRICS,
-)  # fmt: skip

@@ -26,8 +26,8 @@ from tests.api_server import (
 )
 from vectormill.client import AsyncClient, Client
 from vectormill.db.session import make_engine
-from vectormill.jobs.operations import OPERATIONS
 from vectormill.keys import keyring
+from vectormill.operations import OPERATIONS
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_worker
 
