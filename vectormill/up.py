@@ -8,6 +8,7 @@ import http.client
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from vectormill.processes.lifetimes import end_child
 from vectormill.processes.logs import open_log, tail_of
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildNotReady, ChildSpec, Supervisor
+from vectormill.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +75,9 @@ class UpOptions:
 def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
     """Run everything until SIGINT, SIGTERM or SIGHUP, and return 0 then. Call in the main thread.
 
-    Write one line that starts with "ready" to `out` when all processes are healthy. If that fails, raise
-    AlreadyRunning, PortTaken, EmbeddedServerFailed, MigrationFailed or ChildNotReady. Nothing is left running
-    either way.
+    Write a line that starts with "ready", and one with the next steps, to `out` when all processes are healthy. If
+    that fails, raise AlreadyRunning, PortTaken, EmbeddedServerFailed, MigrationFailed or ChildNotReady. Nothing is
+    left running either way.
     """
     if os.geteuid() == 0:
         logger.warning(AS_ROOT)
@@ -114,11 +116,22 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
     try:
         if supervisor.start(READY_TIMEOUT_SECONDS):
             stack.announce(api_url=api.url, flower_url=flower.url)
-            out.write(f"ready  api {api.url}  flower {flower.url}  data {stack.data_dir}\n")
+            out.write(describe_start(api.url, flower.url, stack.data_dir))
             out.flush()
             supervisor.wait(other_logs=[logs / "postgres.log", logs / "valkey.log"])
     finally:
         supervisor.stop(CHILDREN_GRACE_SECONDS)
+
+
+def describe_start(api_url: str, flower_url: str, data_dir: Path) -> str:
+    """Return the lines with the addresses of a stack that is ready, and with commands for another terminal."""
+    is_default = data_dir == Settings.model_fields["data_dir"].default.expanduser()
+    option = "" if is_default else f" --data-dir {shlex.quote(str(data_dir))}"
+    return (
+        f"ready  api {api_url}  console {api_url}/console  flower {flower_url}  data {data_dir}\n"
+        f"next   in another terminal: `vectormill submit FILE --collection docs{option}`, "
+        f'and then `vectormill search docs "WORDS"{option}`\n'
+    )
 
 
 @dataclass(frozen=True, slots=True)

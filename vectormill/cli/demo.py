@@ -1,5 +1,6 @@
 """The command demo, which runs a whole job on the docstrings of the running Python's standard library."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[DemoModel, Callab
     if place.api_url is not None:
         url = place.api_url
         yield find_remote(place.model), lambda: url
+        tell(f"Next: `vectormill submit FILE --collection NAME --api-url {url}` encodes your own texts.")
         return
     with _workplace(place, demo) as (_, weights, wait_until_ready):
         yield weights, wait_until_ready
@@ -138,8 +140,12 @@ def _workplace(
         with Stack(directory, weights.model, variables={**register(settings, weights), **variables}) as stack:
             tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
             yield directory, weights, stack.wait_until_ready
-    if place.keep and place.data_dir is None:
-        tell(f"Everything is kept. To start it again: vectormill up --data-dir {directory}")
+    if place.keep or place.data_dir is not None:
+        tell(
+            f"Everything is kept. Next: `vectormill up --data-dir {shlex.quote(str(directory))}` starts it again."
+        )
+    else:
+        tell("Next: `vectormill up` starts a service that stays, and says how to encode your own texts.")
 
 
 def _encode_to(place: _Place, folder: Path, num_texts: int | None, *, is_json: bool) -> None:

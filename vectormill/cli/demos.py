@@ -26,6 +26,7 @@ from vectormill.cli.exits import ITEMS_FAILED, CommandFailed, exit_code_of_job
 from vectormill.cli.jobs import summarize_job, watch_job
 from vectormill.cli.printing import print_json, print_report, tell
 from vectormill.cli.spans import mark_spans
+from vectormill.domain.encoding import DEFAULT_MODEL
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.schema import Schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, SPARSE
@@ -87,7 +88,9 @@ class DemoModel:
     path: Path | None = None
 
 
-DEFAULT: Final = DemoModel(None, "the default", "The weights are those of the service's default model.")
+DEFAULT: Final = DemoModel(
+    None, "the default", f"The model is {DEFAULT_MODEL}, the one of jobs that name no other."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +207,6 @@ def first_line(text: str) -> str:
 
 def choose_embedder(directory: Path) -> DemoModel:
     """Return the packaged model, whose weights are trained but not for classification."""
-    from vectormill.models.registry import DEFAULT_MODEL
-
     return DemoModel(
         DEFAULT_MODEL,
         "the default",
@@ -282,7 +283,7 @@ def _shorten(text: str) -> str:
 def write_extractor(directory: Path) -> DemoModel:
     """Write a tiny model with random weights and the packaged tokenizer into the directory, and return it."""
     from vectormill.models.random_extractor import TINY, write_random_extractor
-    from vectormill.models.registry import DEFAULT_MODEL, Registry
+    from vectormill.models.registry import Registry
 
     tokenizer = Registry({}).card(DEFAULT_MODEL, weights=True).path
     return DemoModel(

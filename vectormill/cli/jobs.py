@@ -454,7 +454,7 @@ def describe_stages(record: Job) -> list[Fact]:
     lines = []
     bound_by = record.get("bound_by")
     if bound_by:
-        lines.append(Fact("bound by", bound_by["value"], bound_by["reason"]))
+        lines.append(Fact("bottleneck", bound_by["value"], bound_by["reason"]))
     stages: Mapping[str, Mapping[str, float]] = record.get("stages") or {}
     if stages:
         # Leave out waiting: with several chunks in flight it adds up to several hundred per cent.

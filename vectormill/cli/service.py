@@ -113,7 +113,7 @@ REPORT_COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "padding": lambda report: describe_figure(report.get("padding_waste"), "{:.1%}"),
     "memory": describe_memory,
     "in use": lambda report: describe_figure(report.get("device_utilisation"), "{:.0%}"),
-    "bound by": lambda report: str((report.get("bound_by") or {}).get("value", "-")),
+    "bottleneck": lambda report: str((report.get("bound_by") or {}).get("value", "-")),
 }
 
 

@@ -185,7 +185,7 @@ def test_a_job_that_is_watched_tells_by_line_and_code_how_it_ended(
         assert run("status", sound, "--watch") == 0
     lines = capsys.readouterr().out.splitlines()
     assert "state\tcompleted" in lines
-    assert any(line.startswith("bound by\t") for line in lines)
+    assert any(line.startswith("bottleneck\t") for line in lines)
     assert not any("{'seconds'" in line for line in lines)
 
 

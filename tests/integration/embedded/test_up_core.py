@@ -153,8 +153,12 @@ def get(url: str | None, path: str) -> int:
 def test_up_runs_everything_repairs_what_dies_and_leaves_nothing(home: Path) -> None:
     up = Up(home)
     running = up.wait_until_ready()
-    assert up.ready_lines == [
-        f"ready  api {running.api_url}  flower {running.flower_url}  data {up.data_dir}"
+    url, option = running.api_url, f"--data-dir {up.data_dir}"
+    ready = up.output.read_text().splitlines()
+    assert ready[ready.index(up.ready_lines[0]) :] == [
+        f"ready  api {url}  console {url}/console  flower {running.flower_url}  data {up.data_dir}",
+        f"next   in another terminal: `vectormill submit FILE --collection docs {option}`, "
+        f'and then `vectormill search docs "WORDS" {option}`',
     ]
     assert get(running.api_url, "/readyz") == get(running.flower_url, "/healthcheck") == 200
     assert (up.data_dir / "logs" / "migrate.log").read_text() == "migrate\n"

@@ -96,11 +96,14 @@ def test_the_demo_ends_with_figures_reasons_and_three_searches(
     stub: StubClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--api-url", "http://x") == 0
-    lines = read_lines(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert "The model is all-MiniLM-L6-v2, the one of jobs that name no other." in shown.err
+    assert shown.err.splitlines()[-1].startswith("Next: `vectormill submit FILE ")
+    lines = read_lines(shown.out)
     assert "items 3" in lines
     assert "seconds 5.0 from the submission to the last commit" in lines
     assert "padding waste 12.5% share of the computed tokens that were padding" in lines
-    assert "bound by run the model" in lines
+    assert "bottleneck run the model" in lines
     assert "model mini the default" in lines
     assert "device cpu:0 the only one" in lines
     assert lines.count("0.500 json.loads Parse JSON. Of a string.") == 3
@@ -141,7 +144,7 @@ def test_the_demo_of_pairs_shows_what_their_scores_tell_apart(
     assert run("--task", "score", "--api-url", "http://x") == 0
     shown = capsys.readouterr()
     lines = read_lines(shown.out)
-    assert "The weights are those of the service's default model." in shown.err.splitlines()
+    assert "The model is all-MiniLM-L6-v2, the one of jobs that name no other." in shown.err.splitlines()
     keys = ["json.loads/own", "json.loads/other", "os.fork/own", "os.fork/other"]
     assert [item["key"] for item in stub.items] == keys
     other = "The child gets 0, and the parent the child's number."

@@ -278,7 +278,7 @@ def test_a_worker_that_says_little_is_shown_all_the_same() -> None:
     for report in [{}, {"device": "cpu"}]:
         row = summarize_worker({"name": "w", "model": "m", "report": report})
         assert set(row) == {"name", "model", *REPORT_COLUMNS}
-        assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"], row["loaded"]) == ("-",) * 5
+        assert (row["memory"], row["tokens/s"], row["bottleneck"], row["plan"], row["loaded"]) == ("-",) * 5
 
 
 def test_a_worker_s_part_of_the_plan_is_shown_in_few_words() -> None:
