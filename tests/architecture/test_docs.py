@@ -1,8 +1,10 @@
 """What a user can meet (a setting, a metric, an error, a state) stands in the docs, and the docs name nothing else."""
 
 import ast
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ CODE = re.compile(r"`([^`\n]+)`")
 # A block that shows a command and what it prints; a line of … stands for lines that are left out.
 SHOWN = re.compile(r"^```\n\$ vectormill (plan .*)\n([^`]*)^```$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+# A file or folder of tests, or a test, which `::` says to be in the file named before it in the line.
+NAMED_TEST = re.compile(r"(?P<path>tests/[\w/]+(?:\.py)?)|(?P<mark>::)?(?P<name>test_\w+)")
 
 
 def read_doc(name: str) -> str:
@@ -94,6 +98,40 @@ def test_every_link_leads_to_a_file() -> None:
         if not (page.parent / target).exists()
     ]
     assert broken == [], "correct the link, or add the file"
+
+
+@functools.cache
+def find_names(path: Path) -> set[str]:
+    """Return the functions of a file of tests, and the names that its module assigns, such as state machines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    return functions | {
+        ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+    }
+
+
+def find_lost_tests(page: Path) -> Iterator[str]:
+    """Yield what a page says of tests that is not so. Only the page of faults has to name the file of each test."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").split("\n"), start=1):
+        path = ROOT
+        for named in NAMED_TEST.finditer(line):
+            if named["path"]:
+                path = ROOT / named["path"]
+                is_there = path.exists()
+            else:
+                is_there = path.is_file() and named["name"] in find_names(path)
+                is_there |= named["mark"] is None and page.name != "FAULTS.md"
+            if not is_there:
+                yield f"{page.name}:{number}: {named[0]}"
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    """All pages but the log, which quotes what was once true."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+    lost = [said for page in pages if page.name != "LOG.md" for said in find_lost_tests(page)]
+    assert lost == [], "name the test that fails today if the fix is removed, or bring the test back"
 
 
 def find_folders_of_the_tree() -> set[str]:

@@ -325,11 +325,12 @@ def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[n
     assert [row["index"] for row in ranked] == best
     assert ranked[0] == {"index": 0, "score": pytest.approx(1.0, abs=1e-5), "text": TEXTS[0]}
     cohere = {"query": TEXTS[0], "documents": TEXTS, "top_n": 2}
-    results = door.http.post("/v2/rerank", json=cohere).json()["results"]
-    assert [row["index"] for row in results] == best[:2]
+    plain = door.http.post("/v2/rerank", json=cohere).json()
+    assert [row["index"] for row in plain["results"]] == best[:2]
     sent_by_litellm = {**cohere, "return_documents": True, "max_chunks_per_doc": None, "rank_fields": None}
     answer = door.http.post("/v2/rerank", json=sent_by_litellm).json()
     assert answer["results"][0]["document"] == {"text": TEXTS[best[0]]}
+    assert answer["id"] != plain["id"]
     assert answer["meta"]["billed_units"] == {"search_units": 1}
     raw = door.http.post("/rerank", json={**body, "raw_scores": True})
     assert (raw.status_code, "activation" in raw.json()["error"]) == (400, True)

@@ -89,19 +89,24 @@ def test_an_indexer_that_is_told_to_stop_hands_its_runs_back_at_once(engine: Eng
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "num_reads"),
     [
-        RuntimeError("the disk is full"),
-        psycopg.errors.DiskFull("nothing left"),  # a shortage that lasts
-        psycopg.OperationalError("server closed the connection unexpectedly"),  # each time the phase begins
+        (RuntimeError("the disk is full"), 1),
+        (psycopg.errors.DiskFull("nothing left"), 1),  # a shortage is an attempt at once
+        (
+            psycopg.OperationalError("server closed the connection unexpectedly"),
+            2,
+        ),  # a lost connection is waited for
     ],
 )
 def test_a_run_whose_indexer_fails_again_and_again_is_given_up_with_the_last_error(
-    engine: Engine, error: Exception
+    engine: Engine, error: Exception, num_reads: int
 ) -> None:
     make_collection(engine)
+    reads: list[int] = []
 
     def break_down(position: int) -> None:
+        reads.append(position)
         raise error
 
     with indexing(engine, ListedSource(ROWS, before=break_down), max_attempts=1):
@@ -109,6 +114,7 @@ def test_a_run_whose_indexer_fails_again_and_again_is_given_up_with_the_last_err
     assert run.state == "failed"
     for said in ("tried 1 times", "in phase reading", str(error)):
         assert said in (run.error or "")
+    assert len(reads) == num_reads
 
 
 def test_a_source_that_is_lost_once_is_read_again(engine: Engine) -> None:

@@ -162,10 +162,15 @@ def test_a_library_that_is_missing_is_named_with_the_extra_that_has_it(
         assert not requests
 
 
-def test_an_id_cannot_lead_to_another_route() -> None:
+def test_neither_an_id_nor_a_key_of_several_lines_can_lead_to_another_route() -> None:
     with noting(lambda request: RUNNING) as (client, requests):
         client.job("../models?x=1")
-    assert requests[0].url.raw_path == b"/v1/jobs/..%2Fmodels%3Fx%3D1"
+        client.put_item("docs", "a\nb\n", "A text.")
+        client.get_item("docs", "a\nb\n")
+        client.delete_item("docs", "a\nb\n")
+    job, *items = (request.url.raw_path for request in requests)
+    assert job == b"/v1/jobs/..%2Fmodels%3Fx%3D1"
+    assert set(items) == {b"/v1/collections/docs/items/a%0Ab%0A"}
 
 
 def test_no_proxy_is_asked_for_this_machine_itself() -> None:
