@@ -1,6 +1,7 @@
 """What a file may be called, and who may read the environment."""
 
 import ast
+import re
 
 from tests.architecture.sources import PACKAGES, ROOT, find_sources, parse
 
@@ -8,6 +9,14 @@ VAGUE_NAMES = frozenset(
     {"utils", "util", "helpers", "helper", "common", "misc", "base", "shared", "stuff", "manager"}
 )
 ENVIRONMENT_READERS = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+
+STARTS = re.compile(r"subprocess\.(Popen|run|call|check_\w+)$|os\.(exec|spawn|posix_spawn|popen|system)")
+STARTERS = {
+    "vectormill/processes/leash.py",  # what `spawn` starts, which then becomes the program
+    "vectormill/processes/lifetimes.py",
+    "vectormill/db/backup.py",  # Postgres' own programs
+    "worker/runner/runner.py",  # in the environment that RunnerStarter makes
+}
 
 
 def test_every_file_and_folder_says_what_is_in_it() -> None:
@@ -36,6 +45,19 @@ def find_environment_readers(tree: ast.Module) -> list[int]:
         if names & ENVIRONMENT_READERS:
             lines.append(node.lineno)
     return lines
+
+
+def test_few_files_start_programs() -> None:
+    starters = {
+        str(path)
+        for path in find_sources(*PACKAGES)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call) and STARTS.match(ast.unparse(node.func))
+    }
+    assert starters == STARTERS, (
+        "start it by `spawn`, with an environment from `process_environment`: "
+        "in another one Python imports from the current folder, which is the user's"
+    )
 
 
 def test_only_settings_files_read_the_environment() -> None:

@@ -6,6 +6,7 @@ Evidence for the settings is in docs/ARCHITECTURE.md; issue numbers are those of
 import ssl
 
 from celery import Celery
+from celery.loaders.app import AppLoader
 
 ENCODE_CHUNK = "encode.chunk"
 QUEUE_PREFIX = "encode."
@@ -23,7 +24,9 @@ def queue_of(model: str) -> str:
 
 def make_app(redis_url: str) -> Celery:
     """Return a Celery app on this Redis. Only the worker registers tasks; other processes publish by name."""
-    app = Celery("vectormill", broker=redis_url)
+    # A loader that is given by its name is imported from the current folder, and fix-ups import the settings of a
+    # project in Django.
+    app = Celery("vectormill", broker=redis_url, loader=AppLoader, fixups=())
     app.conf.update(
         # Job state is in Postgres, so there is no result backend: nothing can leak there, and there are no
         # chords.

@@ -21,6 +21,7 @@ from vectormill.cli import (
     encode,
     estimate,
     exits,
+    extras,
     imports,
     items,
     jobs,
@@ -33,6 +34,7 @@ from vectormill.cli import (
     schedules,
     searches,
     service,
+    settings,
     sources,
     webhooks,
 )
@@ -89,6 +91,8 @@ def vectormill(
     if isinstance(context.obj, Globals):
         context.obj.is_debugging = debug
         context.obj.command = context.invoked_subcommand
+    if context.invoked_subcommand in extras.EXTRA_OF_COMMAND:
+        extras.refuse_hidden_packages()
 
 
 for group in (demo, encode, jobs, searches, service, processes, backup, plan, estimate, certify, doctor):
@@ -108,8 +112,13 @@ app.add_typer(webhooks.app, name="webhooks")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit. Every error becomes one sentence on stderr and an exit code."""
+    """Run one command and exit. Every error becomes one sentence on stderr and an exit code.
+
+    Without arguments it is the command of this process, and takes nothing from the folder in which it was started.
+    """
     given = Globals()
+    if arguments is None:
+        settings.ignore_project()
     try:
         app(list(sys.argv[1:] if arguments is None else arguments), prog_name="vectormill", obj=given)
     except Exception as error:  # noqa: BLE001 - users see a traceback only if they ask for one

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
@@ -59,6 +60,19 @@ def find_extra(package: str) -> str | None:
     if not found:
         return None
     return "all" if found[0] in (None, "queue") else found[0]
+
+
+def refuse_hidden_packages() -> None:
+    """Raise ConfigurationError if other code would be imported in place of a package of ours, by the same name."""
+    home = Path(__file__).parents[2]
+    for name in sorted(OURS - {""}):
+        found = find_spec(name)
+        if found is None or found.origin is None or home not in Path(found.origin).parents:
+            place = found.origin if found and found.origin else f"Another package {name!r}"
+            raise ConfigurationError(
+                f"{place} hides the package {name!r} of Vectormill: leave its folder out of PYTHONPATH, or install "
+                "Vectormill in an environment (venv) of its own."
+            )
 
 
 def require_package(package: str, command: str) -> None:

@@ -138,9 +138,7 @@ def flower(*, host: str | None = None, port: int | None = None, data_dir: Path |
     """
     from vectormill.broker.flower import run
     from vectormill.cli.endpoint import find_service
-    from vectormill.cli.extras import require_package
 
-    require_package("flower", "flower")
     settings = find_service("redis_url", data_dir=data_dir, flower_host=host, flower_port=port)
     run(settings, settings.flower_host, settings.flower_port)
 

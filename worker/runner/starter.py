@@ -25,6 +25,8 @@ OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # The model process shows neither progress bars nor advice, and neither do processes that it starts: the
 # worker shows progress and logs.
 SILENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+# Python would import from the current folder, which is the user's.
+ISOLATED: Final = {"PYTHONSAFEPATH": "1"}
 # Batches of many shapes leave holes in fixed segments, so a GPU would run out of memory with gigabytes free.
 ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -63,7 +65,7 @@ class RunnerStarter:
         # The output of torch.compile is kept with other files made from models, unless the user has set a
         # directory.
         compiled = {COMPILED_DIR: str(order.cache_dir / "compiled")}
-        self._environment = {**compiled, **drop_secrets(environment), **OFFLINE, **SILENT}
+        self._environment = {**compiled, **drop_secrets(environment), **OFFLINE, **SILENT, **ISOLATED}
         self._sharing = sharing
         self._shard_factory = shard_factory
         self._timeout_seconds = collective_timeout_seconds

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,6 +61,50 @@ def test_the_module_can_be_run_by_children() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout.split()[0]) == (0, "vectormill")
+
+
+def write_hostile_module(path: Path, mark: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"open({str(mark)!r}, 'a').write({path.stem!r})\nraise RuntimeError('mine')\n")
+
+
+def test_no_child_of_a_command_imports_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("json", "logging", "multiprocessing", "pickle", "signal", "vectormill"):
+        write_hostile_module(tmp_path / "project" / f"{name}.py", tmp_path / "imported")
+    program = tmp_path / "program.py"  # in another folder, as the console script is
+    program.write_text("""
+import subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from vectormill.cli import main
+
+if __name__ == "__main__":
+    sys.argv[1:] = ["--help"]
+    try:
+        main()
+    except SystemExit:
+        subprocess.run([sys.executable, "-c", "import json, vectormill"], check=True)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            assert pool.submit(abs, -1).result() == 1
+""")
+    subprocess.run([sys.executable, program], cwd=tmp_path / "project", timeout=60, check=True)
+    assert not (tmp_path / "imported").exists()
+
+
+def test_code_that_hides_a_package_of_ours_is_named_and_not_run(tmp_path: Path) -> None:
+    write_hostile_module(tmp_path / "project" / "worker.py", tmp_path / "imported")
+    done = subprocess.run(
+        [sys.executable, "-m", "vectormill.cli", "worker"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "project")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == exits.BAD_INPUT
+    assert f"{tmp_path / 'project' / 'worker.py'} hides" in done.stderr
+    assert "PYTHONPATH" in done.stderr
+    assert not (tmp_path / "imported").exists()
 
 
 def test_a_misspelt_command_is_met_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,6 +134,20 @@ def test_a_model_process_logs_what_its_parent_would_log(
     started.stop()
 
 
+def test_a_model_process_imports_nothing_from_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('of the user')")
+    monkeypatch.chdir(tmp_path)
+    device = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+    order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), device, "auto", "auto", 1, tmp_path)
+    started = RunnerStarter("logging:info", order, os.environ, collective_timeout_seconds=1).start()
+    with pytest.raises(RunnerLost):
+        started.receive()
+    assert "of the user" not in capfd.readouterr().err
+    started.stop()
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [({}, "/cache/compiled"), ({"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}, "/elsewhere")],
