@@ -185,6 +185,7 @@ class OpenVINOEncoder(Encoder):
         return [self._requests.get() for _ in range(self._num_streams)]
 
     def _release_buffers(self) -> None:
+        """Free the memory of past batches. openvino refuses to while it computes, so all streams are waited for."""
         self._buffers.release()
         with self._taking_all:
             requests = self._take_all()
