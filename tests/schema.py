@@ -68,7 +68,7 @@ def describe_schema(engine: Engine) -> str:
             "\n".join(describe_relation(connection, row)) for row in connection.execute(LIST_RELATIONS)
         ]
         functions = [
-            f"## {row.name}()\n\n```sql\n{row.definition.strip()}\n```\n"
+            f"## {row.name}()\n\n```postgresql\n{row.definition.strip()}\n```\n"
             for row in connection.execute(LIST_FUNCTIONS)
         ]
     return "\n".join([HEAD, *relations, *functions])
@@ -87,5 +87,5 @@ def describe_relation(connection: Connection, relation: Row[Any]) -> Iterator[st
         for part in connection.execute(LIST_PARTS, {"oid": relation.oid})
     ]
     if lines := [*parts, *filter(None, [relation.partitions, relation.storage])]:
-        yield "\n".join(["\n```sql", *lines, "```"])
+        yield "\n".join(["\n```postgresql", *lines, "```"])
     yield ""

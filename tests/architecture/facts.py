@@ -9,6 +9,7 @@ from typing import Final
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
+from api import metrics
 from tests.architecture.extras import CLUSTERS, EXTRAS, PROJECT
 from tests.architecture.sources import PACKAGES, find_sources, parse
 from tests.unit.jobs.test_job import TRANSITIONS
@@ -58,8 +59,13 @@ def describe_default(field: FieldInfo) -> str:
 
 
 def find_metrics() -> dict[str, tuple[str, str]]:
-    """Return metric name -> labels and help, as passed to the constructors of prometheus_client."""
-    found: dict[str, tuple[str, str]] = {}
+    """Return metric name -> labels and help, of the tables of readings and of calls of prometheus_client."""
+    found: dict[str, tuple[str, str]] = {
+        row.name: (", ".join([*table.labels, *row.by]), row.told)
+        for table in vars(metrics).values()
+        if isinstance(table, metrics.MetricTable)
+        for row in table.rows
+    }
     for path in find_sources(*PACKAGES):
         for function in ast.walk(parse(path)):
             if isinstance(function, ast.FunctionDef):
