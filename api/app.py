@@ -132,6 +132,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         responses=PROBLEM_ANSWERS,
         docs_url=None,  # FastAPI's pages load scripts from the internet
         redoc_url=None,
+        # A client that removes `..` from the path of an item would be led to what contains the item.
+        redirect_slashes=False,
     )
     app.state.resources = resources
     app.state.lookout = lookout = health.ReadinessCheck(resources)

@@ -215,10 +215,16 @@ def _place_of(entry: Mapping[str, Any]) -> Place:
     return Place(detail, header=name) if source == "header" else Place(detail, parameter=name)
 
 
-def describe_http_exception(error: HTTPException) -> Problem:
+def describe_http_exception(error: HTTPException, path: str) -> Problem:
     """Return the Problem for an error of the framework, such as an unknown path or a wrong method."""
     phrase = HTTPStatus(error.status_code).phrase
     detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for all operations."
+    if error.status_code == HTTPStatus.NOT_FOUND and path.endswith("/"):
+        detail = (
+            "Nothing is at a path that ends with a slash: leave the slash out. If the path was that of an item, "
+            "your client has removed dots from its key: name the item by the parameter key instead, "
+            "/v1/collections/NAME/items?key=…"
+        )
     return Problem(error.status_code, phrase.lower().replace(" ", "-"), str(detail), headers=error.headers)
 
 
@@ -267,7 +273,7 @@ def register_handlers(app: FastAPI) -> None:
         return describe_invalid_request(cast(RequestValidationError, error)).response(request.url.path)
 
     async def answer_http_exception(request: Request, error: Exception) -> Response:
-        problem = describe_http_exception(cast(HTTPException, error))
+        problem = describe_http_exception(cast(HTTPException, error), request.url.path)
         if problem.status == HTTPStatus.METHOD_NOT_ALLOWED and (
             methods := find_methods(app, request.url.path)
         ):

@@ -7,9 +7,11 @@ and how all are described. Parameters in the path and in headers are left to Fas
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, get_args
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
@@ -22,21 +24,34 @@ from api.door.media_types import FORM_TYPE, JSON_TYPE, require_json
 from api.intake.requests import decode_body, split_path
 from api.intake.submissions import NDJSON_TYPES, read_body
 from api.problems import Place, Problem
-from vectormill.operation import NO_CONTENT, Operation
+from vectormill.operation import CONFIRMATION, NO_CONTENT, Operation
 
 REFERENCE: Final = "#/components/schemas/{name}"
 WRITER: Final = msgspec.json.Encoder()
+PLACEHOLDER: Final = re.compile(r"{(\w+)")
+CONFIRMATION_PARAMETER: Final[dict[str, Any]] = {
+    "name": CONFIRMATION,
+    "in": "header",
+    "required": True,
+    "description": "The last value of the path once more, percent-encoded.",
+    "schema": {"type": "string"},
+}
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Query = TypeVar("Query", bound=msgspec.Struct)
 
 
-def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], Handler]:
+def serve(
+    router: APIRouter, operation: Operation[Any], *checks: Callable[..., Any]
+) -> Callable[[Handler], Handler]:
     """Register the decorated function as the route of the operation.
 
     Its argument `body` is the decoded body, `query` the query parameters. It returns the answer, or a
-    complete response. A function that is not a coroutine runs on a thread.
+    complete response. A function that is not a coroutine runs on a thread. `checks` are FastAPI dependencies
+    that run before it and may raise Problem.
     """
+    if operation.is_confirmed:
+        checks = (*checks, make_confirmation(operation))
 
     def register(handler: Handler) -> Handler:
         router.add_api_route(
@@ -46,6 +61,7 @@ def serve(router: APIRouter, operation: Operation[Any]) -> Callable[[Handler], H
             status_code=operation.status,
             response_class=Response,
             response_model=None,
+            dependencies=[Depends(check) for check in checks],
             openapi_extra=describe_operation(operation),
         )
         return handler
@@ -111,6 +127,26 @@ def write_answer(answer: Any) -> bytes:
         return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def make_confirmation(operation: Operation[Any]) -> Callable[..., Any]:
+    """Return a FastAPI dependency that raises Problem unless CONFIRMATION repeats the last value of the path."""
+    *_, placeholder = PLACEHOLDER.findall(operation.path)
+
+    async def check(request: Request) -> None:
+        name, given = request.path_params[placeholder], request.headers.get(CONFIRMATION)
+        if given is None or unquote(given) != name:
+            header = f"{CONFIRMATION}: {quote(name, safe='')}"
+            raise Problem(
+                428,
+                "confirmation-missing",
+                f"Nothing was deleted. Say once more what is to be deleted, by the header {header} "
+                f"(curl: -H '{header}'); the request has {'none' if given is None else repr(given)}. A path is not "
+                "enough, since clients turn some paths of items into others.",
+                errors=[Place("it must repeat the last value of the path", header=CONFIRMATION)],
+            )
+
+    return check
+
+
 def make_body_reader(body: type[msgspec.Struct]) -> Callable[..., Any]:
     """Return a FastAPI dependency that reads a body of this type, and raises Problem if it is invalid."""
     decoder = msgspec.json.Decoder(body)
@@ -132,6 +168,13 @@ def make_query_reader(query: type[msgspec.Struct]) -> Callable[..., Any]:
     """
 
     async def read(request: Request) -> msgspec.Struct:
+        try:
+            # The framework replaces bytes that are not UTF-8 by U+FFFD, so that different keys would become one.
+            unquote_to_bytes(request.scope["query_string"]).decode()
+        except UnicodeDecodeError:
+            raise Problem(
+                422, "invalid-request", "The query parameters are not percent-encoded UTF-8."
+            ) from None
         return parse_query(request.query_params, query)
 
     return read
@@ -150,7 +193,8 @@ def parse_query(given: QueryParams, query: type[Query]) -> Query:
     known = query.__struct_fields__
     for name in values:
         if name not in known:
-            raise refuse_parameter(name, f"unknown query parameter; expected one of: {', '.join(known)}")
+            expected = f"; expected one of: {', '.join(known)}" if known else ""
+            raise refuse_parameter(name, f"unknown query parameter{expected}")
     try:
         return msgspec.convert(values, query, strict=False)
     except msgspec.ValidationError as error:
@@ -168,8 +212,11 @@ def refuse_parameter(name: str, reason: str) -> Problem:
 def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
     """Return the OpenAPI description of an operation's query parameters, body and answer."""
     described: dict[str, Any] = {}
-    if operation.query is not None:
-        described["parameters"] = describe_query(operation.query)
+    parameters = [] if operation.query is None else describe_query(operation.query)
+    if operation.is_confirmed:
+        parameters.append(CONFIRMATION_PARAMETER)
+    if parameters:
+        described["parameters"] = parameters
     content: dict[str, dict[str, Any]] = {}
     if operation.body is not None:
         example = {"example": operation.example} if operation.example else {}
@@ -201,17 +248,19 @@ def describe_query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
     Clients omit a parameter instead of sending null.
     """
     _, components = msgspec.json.schema_components([query], ref_template=REFERENCE)
+    described = components[query.__name__]
     return [
-        describe_parameter(name, schema) for name, schema in components[query.__name__]["properties"].items()
+        describe_parameter(name, schema, is_required=name in described["required"])
+        for name, schema in described["properties"].items()
     ]
 
 
-def describe_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def describe_parameter(name: str, schema: dict[str, Any], *, is_required: bool) -> dict[str, Any]:
     (value,) = (each for each in schema.pop("anyOf", [{}]) if each.get("type") != "null")
     if schema.get("default", ...) is None:
         del schema["default"]
     description = schema.pop("description", None)
-    told = {"name": name, "in": "query", "required": False, "schema": value | schema}
+    told = {"name": name, "in": "query", "required": is_required, "schema": value | schema}
     return told if description is None else told | {"description": description}
 
 

@@ -20,6 +20,7 @@ from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
 from vectormill.jobs.chunk import Claim, load_payload
 from vectormill.jobs.item import find_side_failure
+from vectormill.operation import CONFIRMATION
 from vectormill.settings import Settings
 
 # Clients read these fields: a release may add fields to a job but must remove none.
@@ -167,6 +168,12 @@ def submit(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> di
     assert answer.status_code == 202, answer.text
     job: dict[str, Any] = answer.json()
     return job
+
+
+def delete(client: httpx.Client, path: str, **parameters: Any) -> httpx.Response:
+    """Delete what the path names, which the request names once more."""
+    name = path.removesuffix("/source").rpartition("/")[2]
+    return client.delete(path, params=parameters, headers={CONFIRMATION: name})
 
 
 # A pruner would remove the remains of an interrupted upload, so they do not count.

@@ -34,7 +34,8 @@ class Operation(Generic[Answer]):
     `query` has the query parameters. An answer in one of `media_types` is a stream of bytes; an answer may
     also have the type `other_answer`. `location` is the path of the created resource, with fields of the
     answer in braces. An answer with `other_status` has the same type, or `other_answer` if both are given. An operation
-    that `is_repeatable` may safely be sent again after a lost answer.
+    that `is_repeatable` may safely be sent again after a lost answer. A DELETE is carried out only if the header
+    CONFIRMATION repeats the last value of its path, unless it `skips_confirmation` (decision 0096).
     """
 
     method: str
@@ -54,6 +55,12 @@ class Operation(Generic[Answer]):
     media_types: tuple[str, ...] = ()
     location: str | None = None
     is_repeatable: bool = True
+    skips_confirmation: bool = False
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return True if a request has to repeat the last value of its path in the header CONFIRMATION."""
+        return self.method == "DELETE" and not self.skips_confirmation
 
 
 class Nothing(msgspec.Struct):
@@ -61,6 +68,8 @@ class Nothing(msgspec.Struct):
 
 
 NO_CONTENT: Final = 204
+# Percent-encoded like the value in the path, so that every value can be sent.
+CONFIRMATION: Final = "Vectormill-Confirm"
 # Sixteen hexadecimal digits below 2^63, so that every string that matches the pattern is a valid cursor.
 CURSOR: Final = "[0-7][0-9a-f]{15}"
 After = Annotated[

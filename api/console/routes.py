@@ -36,6 +36,7 @@ def make_console(version: str) -> Console:
 
 
 @router.get(ROOT)
+@router.get(f"{ROOT}/")
 async def get_root() -> RedirectResponse:
     return RedirectResponse(HOME, 303)
 

@@ -55,6 +55,8 @@ RULES: Final = (
         Rule(SAFE_METHODS if each.method == "GET" else (each.method,), each.path, each.scope)
         for each in (*OPERATIONS, *OTHER_OPERATIONS)
     ),
+    # Nothing is there, other than an item: whoever may read is told so, whatever the method.
+    Rule((*SAFE_METHODS, "POST", "PUT", "PATCH", "DELETE"), "/{path:path}/", READ),
     # This matches no line break. The router takes "/v1/webhooks" with a line break for "/v1/webhooks", but no
     # rule above does; such a path needs admin.
     Rule(SAFE_METHODS, "/{path:path}", READ),

@@ -24,6 +24,7 @@ from vectormill.collections.bodies import (
     DeleteRequest,
     ItemAnswer,
     KeptItemQuery,
+    OneItemQuery,
     PutAnswer,
     PutQuery,
     PutRequest,
@@ -54,28 +55,44 @@ WRITTEN: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 PUT_DECODER: Final = msgspec.json.Decoder(PutRequest)
 
 
-async def parse_item_key(
+async def check_path(
     request: Request,
     key: Annotated[
-        str, Path(description="The item's key, percent-encoded; it may contain slashes.", min_length=1)
+        str,
+        Path(
+            description="The item's key, percent-encoded. It may contain slashes; one that ends with a slash, or "
+            "has a segment `.` or `..`, belongs into the parameter `key`."
+        ),
     ],
-    resources: ResourcesDependency,
-) -> str:
-    """Return the item's key in the path. Raise InvalidItem if no item can have it."""
+) -> None:
+    """Raise InvalidItem if the path may have lost a part of the key on its way."""
+    raw_path = request.scope["raw_path"]
+    if raw_path.endswith(b"/"):
+        raise InvalidItem(
+            "The path ends with a slash, as it does once a client has removed dots from it. Name the item by "
+            f"the parameter key: {operations.ITEMS.format(**request.path_params)}?key=…"
+        )
     try:
         # The server replaces bytes that are not UTF-8 by U+FFFD, so that different keys would become one.
-        unquote_to_bytes(request.scope["raw_path"]).decode()
-        return check_key(key, resources.settings.max_key_bytes)
+        unquote_to_bytes(raw_path).decode()
     except UnicodeDecodeError:
         raise InvalidItem("The key in the path is not percent-encoded UTF-8.") from None
+
+
+async def find_key(request: Request, resources: ResourcesDependency) -> str:
+    """Return the item's key, of the path or the query. Raise InvalidItem if no item can have it."""
+    key = {**request.query_params, **request.path_params}.get("key", "")
+    try:
+        return check_key(key, resources.settings.max_key_bytes)
     except UnreadableItem as error:
-        raise InvalidItem(f"The key in the path cannot be used: {error.reason}.") from error
+        raise InvalidItem(f"The key cannot be used: {error.reason}.") from error
 
 
-ItemKey = Annotated[str, Depends(parse_item_key)]
+ItemKey = Annotated[str, Depends(find_key)]
 
 
 @serve(router, operations.SHOW_ITEM)
+@serve(router, operations.SHOW_ITEM_AT, check_path)
 def get_item(
     name: CollectionName,
     key: ItemKey,
@@ -107,6 +124,7 @@ def describe_result(item: KeptItem) -> dict[str, Any]:
 
 
 @serve(router, operations.PUT_ITEM)
+@serve(router, operations.PUT_ITEM_AT, check_path)
 async def put_item(
     request: Request,
     name: CollectionName,
@@ -206,7 +224,10 @@ def describe_failure(failure: ItemFailure) -> Problem:
 
 
 @serve(router, operations.DELETE_ITEM)
-def delete_item(name: CollectionName, key: ItemKey, resources: ResourcesDependency) -> None:
+@serve(router, operations.DELETE_ITEM_AT, check_path)
+def delete_item(
+    name: CollectionName, key: ItemKey, resources: ResourcesDependency, query: OneItemQuery
+) -> None:
     """Delete the item with the key, and discard what earlier jobs would still write there; it need not exist.
 
     Searches no longer find it. Within minutes its text is removed from the payloads of jobs that still

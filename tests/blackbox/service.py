@@ -193,6 +193,11 @@ class Service:
         assert answer.status_code == status, f"{method} {path}: {answer.status_code} {answer.text[:1000]}"
         return answer.json() if "json" in answer.headers.get("content-type", "") and answer.content else None
 
+    def remove(self, path: str, headers: Mapping[str, str] = {}) -> None:
+        """Delete what the path names, which the request names once more."""
+        named = {"Vectormill-Confirm": path.rpartition("/")[2]}
+        self.ask("DELETE", path, 204, headers=named | dict(headers))
+
     def submit(self, texts: Mapping[str, str] | Iterable[tuple[str, str]], **body: Any) -> str:
         """Submit a job of texts by key and return its id."""
         pairs = texts.items() if isinstance(texts, Mapping) else texts

@@ -127,7 +127,7 @@ def test_a_cancelled_job_ends_and_may_be_deleted(service: Service, name: str) ->
         job = service.submit({f"p{n}": f"cancelled {n}" for n in range(4000)}, collection=name)
         service.ask("POST", f"/v1/jobs/{job}/cancel")
     assert service.wait(job)["state"] == "cancelled"
-    service.ask("DELETE", f"/v1/jobs/{job}", 204)
+    service.remove(f"/v1/jobs/{job}")
     service.ask("GET", f"/v1/jobs/{job}", 404)
 
 

@@ -38,7 +38,7 @@ def test_no_log_tells_a_secret(service: Service) -> None:
         wait_for(
             lambda: service.ask("GET", f"/v1/jobs/{told['id']}", **with_key)["finished_at"], "the job ends"
         )
-        service.ask("DELETE", f"/v1/webhooks/{made['id']}", 204, **with_key)
+        service.remove(f"/v1/webhooks/{made['id']}", **with_key)
     finally:
         service.run("keys", "revoke", "probe")
         wait_for(lambda: service.http.get("/v1/jobs").status_code == 200, "the API is open again")

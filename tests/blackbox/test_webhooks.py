@@ -58,7 +58,7 @@ def test_the_end_of_a_job_is_told_with_a_signature(service: Service, receiver: R
         expected = base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()
         assert f"v1,{expected}" in headers["webhook-signature"].split()
     finally:
-        service.ask("DELETE", f"/v1/webhooks/{made['id']}", 204)
+        service.remove(f"/v1/webhooks/{made['id']}")
 
 
 def test_a_receiver_that_was_away_is_told_again_and_a_replay_keeps_the_id(
@@ -81,7 +81,7 @@ def test_a_receiver_that_was_away_is_told_again_and_a_replay_keeps_the_id(
         wait_for(lambda: len(receiver.find(job)) > num_sent, "it is sent once more")
         assert len({headers["webhook-id"] for headers, _ in receiver.find(job)}) == 1
     finally:
-        service.ask("DELETE", f"/v1/webhooks/{made['id']}", 204)
+        service.remove(f"/v1/webhooks/{made['id']}")
 
 
 def test_an_event_survives_the_loss_of_the_scheduler(service: Service, receiver: Receiver) -> None:
@@ -95,4 +95,4 @@ def test_an_event_survives_the_loss_of_the_scheduler(service: Service, receiver:
             service.wait(job)
             wait_for(lambda job=job: receiver.find(job), "the end is told by the next scheduler")  # type: ignore[misc]
     finally:
-        service.ask("DELETE", f"/v1/webhooks/{made['id']}", 204)
+        service.remove(f"/v1/webhooks/{made['id']}")

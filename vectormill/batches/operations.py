@@ -31,7 +31,8 @@ UPLOAD: Final = Operation("POST", "/v1/files", WRITE, FileBody, form=FILE_FORM)
 LIST_FILES: Final = Operation("GET", "/v1/files", READ, FilePage, query=FileQuery)
 SHOW_FILE: Final = Operation("GET", FILE, READ, FileBody)
 READ_FILE: Final = Operation("GET", FILE + "/content", READ, bytes, media_types=("application/octet-stream",))
-DELETE_FILE: Final = Operation("DELETE", FILE, WRITE, DeletedFile)
+# OpenAI's clients cannot confirm it. Ids of files cannot be guessed.
+DELETE_FILE: Final = Operation("DELETE", FILE, WRITE, DeletedFile, skips_confirmation=True)
 
 CREATE: Final = Operation(
     "POST", "/v1/batches", WRITE, BatchBody, BatchRequest,

@@ -117,17 +117,14 @@ def make_key_header(idempotency_key: str | None) -> dict[str, str]:
     return {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
 
 
-def make_path(*parts: str) -> str:
-    return parts[0] + "".join("/" + _quote(part) for part in parts[1:])
-
-
 def fill_path(path: str, *places: object) -> str:
     """Return the operation's path with these values, percent-encoded, in place of its names in braces."""
-    return re.sub(r"{[^}]+}", "{}", path).format(*(_quote(str(place)) for place in places))
+    return re.sub(r"{[^}]+}", "{}", path).format(*map(quote_segment, places))
 
 
-def _quote(part: str) -> str:
+def quote_segment(place: object) -> str:
     """Percent-encode a segment of a path. "." and ".." are encoded too, because they would name a folder."""
+    part = str(place)
     return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
 
 

@@ -350,8 +350,33 @@ class PutQuery(Struct, forbid_unknown_fields=True):
     ] = None
 
 
+KeyParameter = Annotated[str, Meta(min_length=1, description="The item's key.", examples=["json.dumps"])]
+
+
+class OneItemQuery(Struct, forbid_unknown_fields=True):
+    """The item of a collection that a request is about.
+
+    Its key is a parameter, because clients remove the segments `.` and `..` from a path, encoded or not, so
+    that the path of an item with such a key would reach another one.
+    """
+
+    key: KeyParameter
+
+
+class KeptItemByKeyQuery(KeptItemQuery, kw_only=True):
+    """The query parameters of a request for the item with a key."""
+
+    key: KeyParameter
+
+
+class PutByKeyQuery(PutQuery, kw_only=True):
+    """The query parameters of a put under a key."""
+
+    key: KeyParameter
+
+
 class PutRequest(Struct, forbid_unknown_fields=True):
-    """A put: what a collection is to contain under the key in the path."""
+    """A put: what a collection is to contain under the key."""
 
     text: Annotated[str, Meta(examples=["A text to encode."])]
     text_pair: Annotated[

@@ -1,5 +1,6 @@
 """Operations on collections, their generations, indexes and items."""
 
+from dataclasses import replace
 from typing import Final
 
 from vectormill.collections.bodies import (
@@ -16,8 +17,11 @@ from vectormill.collections.bodies import (
     IndexBody,
     IndexRequest,
     ItemAnswer,
+    KeptItemByKeyQuery,
     KeptItemQuery,
+    OneItemQuery,
     PutAnswer,
+    PutByKeyQuery,
     PutQuery,
     PutRequest,
     RollbackAnswer,
@@ -31,8 +35,9 @@ from vectormill.runs.bodies import RunBody
 ALL: Final = "/v1/collections"
 ONE: Final = "/v1/collections/{name}"
 INDEX: Final = ONE + "/index"
+ITEMS: Final = ONE + "/items"
 # The router parses the key with the path convertor `item_key`, since a key may contain any character.
-ITEM: Final = ONE + "/items/{key:item_key}"
+ITEM: Final = ITEMS + "/{key:item_key}"
 
 LIST: Final = Operation("GET", ALL, READ, CollectionPage, query=CollectionsQuery)
 SHOW: Final = Operation("GET", ONE, READ, CollectionDetail, query=DescriptionQuery)
@@ -65,12 +70,18 @@ CHANGE_INDEX: Final = Operation(
     example={"policy": "auto", "filters": ["lang", "year"]},
 )  # fmt: skip
 
-SHOW_ITEM: Final = Operation("GET", ITEM, READ, ItemAnswer, query=KeptItemQuery)
+SHOW_ITEM: Final = Operation("GET", ITEMS, READ, ItemAnswer, query=KeptItemByKeyQuery)
 PUT_ITEM: Final = Operation(
-    "PUT", ITEM, WRITE, PutAnswer, PutRequest, query=PutQuery, other_status=202,
+    "PUT", ITEMS, WRITE, PutAnswer, PutRequest, query=PutByKeyQuery, other_status=202,
     example={"text": "A text to encode.", "metadata": {"page": 1}},
 )  # fmt: skip
-DELETE_ITEM: Final = Operation("DELETE", ITEM, WRITE, Nothing, status=NO_CONTENT)
+DELETE_ITEM: Final = Operation(
+    "DELETE", ITEMS, WRITE, Nothing, query=OneItemQuery, status=NO_CONTENT, skips_confirmation=True
+)
+# The same with the key in the path, for keys that no client changes there.
+SHOW_ITEM_AT: Final = replace(SHOW_ITEM, path=ITEM, query=KeptItemQuery)
+PUT_ITEM_AT: Final = replace(PUT_ITEM, path=ITEM, query=PutQuery)
+DELETE_ITEM_AT: Final = replace(DELETE_ITEM, path=ITEM, query=Nothing)
 DELETE_ITEMS: Final = Operation(
-    "POST", ONE + "/items:delete", WRITE, DeleteAnswer, DeleteRequest, example={"keys": ["a", "b"]}
+    "POST", ITEMS + ":delete", WRITE, DeleteAnswer, DeleteRequest, example={"keys": ["a", "b"]}
 )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -27,6 +28,7 @@ from tests.api_server import ITEMS, api_client, encode_waiting, submit
 from tests.schedules import add_source, make_schedule
 from tests.services import connected_engine, migrated_database
 from vectormill.db.session import make_engine
+from vectormill.operation import CONFIRMATION
 from vectormill.settings import Settings
 
 pytestmark = pytest.mark.tail
@@ -41,6 +43,7 @@ REFUSED_FOR_ITS_MEANING: Final = frozenset(
         "unknown-model",
         "invalid-option",
         "invalid-item",
+        "confirmation-missing",
         "duplicate-key",
         "empty-job",
         "idempotency-mismatch",
@@ -130,6 +133,9 @@ def ask(service: Service, case: Case[Any], names_what_is_there: bool) -> Any:
         ):
             if name in case.path_parameters:
                 case.path_parameters[name] = value
+        if case.headers and CONFIRMATION in case.headers:
+            *_, last = re.findall(r"{(\w+)}", case.path)
+            case.headers[CONFIRMATION] = quote(str(case.path_parameters[last]), safe="")
     note(case.as_curl_command())
     return case.call(base_url=service.url, timeout=PATIENCE_SECONDS)
 
@@ -209,3 +215,17 @@ def test_a_method_that_a_path_does_not_know_is_answered_with_those_that_it_knows
         for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - known:
             answer = client.request(method, target, headers={"Content-Type": "application/json"})
             assert (answer.status_code, answer.headers["allow"]) == (405, ", ".join(sorted(known)))
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENT["paths"] if path != "/"])
+def test_a_path_with_a_slash_at_its_end_leads_nowhere(service: Service, path: str) -> None:
+    """A client that removes the last dots of an item's key makes such a path."""
+    there = {"job_id": service.job_id, "file_id": service.file_id, "name": "docs", "key": "b"}
+    target = re.sub(r"\{(\w+)\}", lambda part: there.get(part[1], "1"), path)
+    with httpx.Client(base_url=service.url, trust_env=False) as client:
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"):
+            headers = {"Content-Type": "application/json", CONFIRMATION: target.rpartition("/")[2]}
+            answer = client.request(method, f"{target}/", headers=headers)
+            assert answer.status_code in (404, 405, 422), (method, answer.text)
+            if answer.status_code == 422 or (answer.status_code == 404 and not path.startswith("/v1/models")):
+                assert method == "HEAD" or "ends with a slash" in answer.json()["detail"]

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from scheduler.pruner import Pruner
-from tests.api_server import NDJSON, api_client, assert_problem, lines, many
+from tests.api_server import NDJSON, api_client, assert_problem, delete, lines, many
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.client import Client
@@ -291,7 +291,7 @@ def age_keys(engine: Engine, hours: int) -> None:
 def test_what_was_deleted_is_not_made_again_under_its_key(api: httpx.Client, engine: Engine) -> None:
     for made, code in ((CASES["file"], "request-file-not-found"), (CASES["webhook"], "webhook-not-found")):
         name = post(api, made).json()[made.name]
-        api.delete(f"{made.path}/{name}").raise_for_status()
+        delete(api, f"{made.path}/{name}").raise_for_status()
         assert_problem(post(api, made), 404, code)
         assert count(engine, made.table) == 0
 

@@ -1,23 +1,31 @@
 """Items over HTTP: put, get, delete; how puts share jobs, what their clients hear, and what stays behind."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
-from urllib.parse import quote
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, urlencode
+from urllib.request import Request, urlopen
 
 import httpx
 import pytest
+import requests
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from sqlalchemy import Engine, text
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.app import create_app
 from api.intake.puts import Puts
+from api.intake.requests import UnreadableItem, check_key
 from tests.api_server import (
     JSON,
     api_client,
     assert_problem,
     count_jobs,
+    delete,
     encode_waiting,
     encoding_meanwhile,
     many,
@@ -25,7 +33,10 @@ from tests.api_server import (
     submit,
 )
 from tests.protocol import vector_of
+from tests.schedules import add_source, make_schedule
 from tests.waiting import wait_for
+from vectormill.client import Client
+from vectormill.domain.errors import VectormillError
 from vectormill.jobs.deletion import discard_ended_puts
 from vectormill.settings import Settings
 
@@ -37,7 +48,7 @@ def client(engine: Engine) -> Iterator[httpx.Client]:
     with api_client(engine) as client:
         job = submit(client, many(2), collection="docs")
         encode_waiting(engine)
-        client.delete(f"/v1/jobs/{job['id']}")
+        delete(client, f"/v1/jobs/{job['id']}")
         yield client
 
 
@@ -82,11 +93,160 @@ def test_a_key_may_have_any_characters(client: httpx.Client, engine: Engine) -> 
     ]
     for key in cases:
         path = f"{ITEMS}/{quote(key, safe='').replace('.', '%2E')}"
-        with encoding_meanwhile(engine):
-            assert client.put(path, json={"text": "a text"}).json()["key"] == key
-        assert client.get(path).json()["key"] == key
-        assert client.delete(path).status_code == 204
-        assert_problem(client.get(path), 404, "item-not-found")
+        for where in ({"url": path}, {"url": ITEMS, "params": {"key": key}}):
+            with encoding_meanwhile(engine):
+                assert client.put(**where, json={"text": "a text"}).json()["key"] == key
+            assert client.get(**where).json()["key"] == key
+            assert client.delete(**where).status_code == 204
+            assert_problem(client.get(**where), 404, "item-not-found")
+
+
+class Recorder:
+    """ASGI middleware that keeps the paths and queries that arrived, as a client has left them."""
+
+    def __init__(self, app: ASGIApp, arrived: list[tuple[str, dict[str, str]]]) -> None:
+        self.app, self.arrived = app, arrived
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            query = dict(parse_qsl(scope["query_string"].decode(), keep_blank_values=True))
+            self.arrived.append((scope["path"], query))
+        await self.app(scope, receive, send)
+
+
+def ask_requests(url: str, method: str, path: str, params: dict[str, str]) -> object:
+    body = {"json": {"text": "t"}} if method == "PUT" else {}
+    return requests.request(method, url + path, params=params, timeout=30, **body)  # type: ignore[arg-type]
+
+
+def ask_httpx(url: str, method: str, path: str, params: dict[str, str]) -> object:
+    body = {"json": {"text": "t"}} if method == "PUT" else {}
+    given: dict[str, Any] = {"params": params} if params else {}  # else httpx drops a query in the path
+    with httpx.Client(trust_env=False, verify=False, follow_redirects=True) as client:
+        return client.request(method, url + path, **given, **body)  # type: ignore[arg-type]
+
+
+def ask_urllib(url: str, method: str, path: str, params: dict[str, str]) -> object:
+    body = b'{"text": "t"}' if method == "PUT" else None
+    asked = Request(url + path + ("?" if params else "") + urlencode(params), body, JSON, method=method)
+    with urlopen(asked, timeout=30) as answer:
+        return answer.status
+
+
+SAID_BY_CLIENTS: Final = (
+    httpx.HTTPError,
+    httpx.InvalidURL,
+    requests.RequestException,
+    OSError,
+    HTTPException,
+    ValueError,
+)
+FRAGMENTS: Final = (
+    *(
+        "..",
+        ".",
+        "/",
+        "//",
+        "%",
+        "%2e",
+        "%2E%2e",
+        "%2f",
+        "\\",
+        "..\\",
+        "?",
+        "#",
+        "&",
+        "=",
+        "+",
+        " ",
+        ";",
+        "a",
+        "k0",
+    ),
+    *(
+        "\0",
+        "\n",
+        "\r\n",
+        "\t",
+        "é",
+        "🌍",
+        "../..",
+        "../../other",
+        "../source",
+        "../generations/1",
+        "../index",
+    ),
+    *("../../../webhooks/1", "../../../schedules/docs", "JOB", "?confirm=docs", "items?key=k0", ":delete"),
+)
+# All that a deletion could reach: each row with what names it.
+LEDGER: Final = text("""
+    SELECT 'item docs', key FROM docs UNION ALL SELECT 'item other', key FROM other
+    UNION ALL SELECT 'collection', name FROM vectormill.collections
+    UNION ALL SELECT 'generation', CAST(id AS text) FROM vectormill.generations
+    UNION ALL SELECT 'source', CAST(collection_id AS text) FROM vectormill.sources
+    UNION ALL SELECT 'schedule', name FROM vectormill.schedules
+    UNION ALL SELECT 'webhook', CAST(id AS text) FROM vectormill.webhooks
+    UNION ALL SELECT 'job', CAST(id AS text) FROM vectormill.jobs WHERE state <> 'deleting'
+""")
+
+
+def read_ledger(engine: Engine) -> set[tuple[str, str]]:
+    with engine.connect() as connection:
+        return {(kind, name) for kind, name in connection.execute(LEDGER)}
+
+
+def test_a_hostile_key_reaches_nothing_but_the_item_of_this_key(engine: Engine) -> None:
+    app, arrived = create_app(Settings(put_wait_seconds=0), engine), list[tuple[str, dict[str, str]]]()
+    app.add_middleware(Recorder, arrived=arrived)
+    with serving(app) as url, httpx.Client(base_url=url, trust_env=False) as http, Client(url) as ours:
+        for name in ("docs", "other"):
+            submit(http, [{"key": "k0", "text": "t"}, {"key": "a", "text": "t"}], collection=name)
+        encode_waiting(engine)
+        add_source(engine, "docs")
+        make_schedule(engine, "docs")
+        http.post("/v1/webhooks", json={"url": "https://example.com/"}).raise_for_status()
+        ended = f"../../../jobs/{http.get('/v1/jobs').json()['data'][0]['id']}"
+
+        @settings(max_examples=250, derandomize=True, database=None, deadline=None, phases=(Phase.generate,))
+        @given(
+            key=st.lists(st.sampled_from(FRAGMENTS), max_size=5).map("".join),
+            method=st.sampled_from(("DELETE", "DELETE", "GET", "PUT")),
+            form=st.sampled_from(("path", "quoted path", "parameter")),
+            ask=st.sampled_from((ask_httpx, ask_requests, ask_urllib, None)),
+        )
+        def try_key(key: str, method: str, form: str, ask: Callable[..., object] | None) -> None:
+            key = key.replace("JOB", ended)
+            with suppress(UnreadableItem):
+                item = {"key": check_key(key, 1024), "text": "t"}
+                submit(http, [item], collection="docs")
+                encode_waiting(engine)
+            before = read_ledger(engine)
+            arrived.clear()
+            with suppress(*SAID_BY_CLIENTS, VectormillError):
+                if ask is not None and form == "parameter":
+                    ask(url, method, ITEMS, {"key": key})
+                elif ask is not None:
+                    ask(url, method, f"{ITEMS}/{quote(key, safe='') if form == 'quoted path' else key}", {})
+                elif method == "DELETE":
+                    ours.delete_item("docs", key)
+                else:
+                    ours.get_item("docs", key)
+            after, is_certain = read_ledger(engine), ask is None or form == "parameter"
+            named = {key} if is_certain else {find_item_name(*each) for each in arrived}
+            lost = before - after
+            assert lost <= {("item docs", name) for name in named}, arrived
+            assert {kind for kind, _ in after - before} <= ({"job"} if method == "PUT" else set()), arrived
+            if is_certain and method == "DELETE" and ("item docs", key) in before:
+                assert lost == {("item docs", key)}, arrived
+
+        try_key()
+
+
+def find_item_name(path: str, query: dict[str, str]) -> str | None:
+    """Return the key of the item of `docs` that a request names as it has arrived; None if it names none."""
+    if path == ITEMS:
+        return query.get("key")
+    return path.removeprefix(f"{ITEMS}/") if path.startswith(f"{ITEMS}/") and not query else None
 
 
 def test_a_key_that_ends_with_a_line_break_is_not_the_key_before_it(client: httpx.Client) -> None:
@@ -106,6 +266,8 @@ def test_what_no_key_can_be_is_refused(client: httpx.Client) -> None:
             body = {"json": {"text": "a text"}} if method == "PUT" else {}
             answer = client.request(method, f"{ITEMS}/{path}", **body)  # type: ignore[arg-type]
             assert_problem(answer, 422, "invalid-item", said)
+            answer = client.request(method, f"{ITEMS}?key={path}", **body)  # type: ignore[arg-type]
+            assert_problem(answer, 422, "invalid-request" if said == "UTF-8" else "invalid-item", said)
     for key in ("", "a\0b", "k" * 1025, "\ud800"):
         answer = client.post(f"{ITEMS}:delete", content=json.dumps({"keys": ["a", key]}), headers=JSON)
         assert_problem(answer, 422, "invalid-item", "keys[1]")

@@ -18,6 +18,7 @@ from tests.api_server import (
     JOB_FIELDS,
     api_client,
     assert_problem,
+    delete,
     encode_waiting,
     many,
     refusing_api,
@@ -27,6 +28,7 @@ from tests.api_server import (
 from vectormill.client import AsyncClient, Client
 from vectormill.db.session import make_engine
 from vectormill.keys import keyring
+from vectormill.operation import CONFIRMATION
 from vectormill.operations import OPERATIONS
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_worker
@@ -94,7 +96,9 @@ def test_a_job_that_is_not_there_is_not_found(refusing_client: httpx.Client) -> 
     for operation in OPERATIONS:
         if "{job_id}" in operation.path:
             for job_id in ("00000000-0000-0000-0000-000000000000", "nothing"):
-                answer = refusing_client.request(operation.method, operation.path.format(job_id=job_id))
+                answer = refusing_client.request(
+                    operation.method, operation.path.format(job_id=job_id), headers={CONFIRMATION: job_id}
+                )
                 assert_problem(answer, 404, "job-not-found")
 
 
@@ -132,9 +136,9 @@ def test_a_job_is_deleted_when_it_has_ended_and_its_rows_in_a_collection_stay(
     client: httpx.Client, engine: Engine
 ) -> None:
     path = f"/v1/jobs/{submit(client, many(4), collection='docs')['id']}"
-    assert_problem(client.delete(path), 409, "wrong-job-state", "queued; cancel it first, then delete it")
+    assert_problem(delete(client, path), 409, "wrong-job-state", "queued; cancel it first, then delete it")
     encode_waiting(engine)
-    answer = client.delete(path)
+    answer = delete(client, path)
     assert (answer.status_code, answer.content) == (204, b"")
     for method, rest in (
         ("GET", ""),
@@ -143,7 +147,8 @@ def test_a_job_is_deleted_when_it_has_ended_and_its_rows_in_a_collection_stay(
         ("GET", "/errors"),
         ("POST", "/retry"),
     ):
-        assert_problem(client.request(method, path + rest), 404, "job-not-found", "may have been deleted")
+        answer = client.request(method, path + rest, headers={CONFIRMATION: path.rpartition("/")[2]})
+        assert_problem(answer, 404, "job-not-found", "may have been deleted")
     assert client.get("/v1/jobs").json()["data"] == []
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 4

@@ -9,7 +9,7 @@ import openai
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import api_client, encode_waiting
+from tests.api_server import api_client, delete, encode_waiting
 from tests.protocol import make_items, submit, vector_of
 from tests.request_batches import MODEL, create, finish, keep_all, line, load_file, official_client, write
 from vectormill.jobs.deletion import discard_expired_jobs
@@ -221,14 +221,14 @@ def test_the_job_of_a_batch_is_steered_like_any_other_and_the_batch_shows_it(
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed"
     for refused in (
-        http.delete(f"/v1/jobs/{job_id}"),
+        delete(http, f"/v1/jobs/{job_id}"),
         http.post(f"/v1/jobs/{job_id}/retry"),
     ):
         assert (refused.status_code, batch.id in refused.text) == (409, True)
     # Until nothing is made of it any more.
     assert batch.output_file_id is not None
     client.files.delete(batch.output_file_id)
-    assert http.delete(f"/v1/jobs/{job_id}").status_code == 204
+    assert delete(http, f"/v1/jobs/{job_id}").status_code == 204
 
 
 def test_the_job_of_a_batch_stays_as_long_as_its_answers(client: openai.OpenAI, engine: Engine) -> None:

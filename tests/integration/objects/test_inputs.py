@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 
 from api.intake import submissions
 from indexer.inputs import InputKeeper
-from tests.api_server import SMALL, assert_problem, count_jobs
+from tests.api_server import SMALL, assert_problem, count_jobs, delete
 from tests.indexers import KeptSource, indexing
 from tests.integration.jobs.test_uploads import lose_commit_reply
 from tests.integration.objects.conftest import ROWS, post
@@ -198,7 +198,7 @@ def test_objects_that_cannot_become_a_job_fail_it_by_name_and_leave_nothing(
     assert not [*tmp_path.glob("out/**/*.json")]
     assert_problem(client.post(f"/v1/jobs/{job_id}/retry"), 409, "wrong-job-state", "The job is failed")
     leave(client, tmp_path, "in/1.jsonl", to=out)  # the folder is free again
-    assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
+    assert delete(client, f"/v1/jobs/{job_id}").status_code == 204
 
 
 def test_addresses_that_are_not_allowed_are_refused_by_the_request_however_little_time_it_has(
@@ -273,7 +273,7 @@ def test_a_job_is_cancelled_while_its_objects_are_not_read_yet(
     assert read_inputs(engine) == 0
     keep_outputs(engine)
     assert client.get(f"/v1/jobs/{job_id}").json()["output"]["state"] == "swept"
-    assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
+    assert delete(client, f"/v1/jobs/{job_id}").status_code == 204
 
 
 @pytest.mark.parametrize("is_cut", [True, False])

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from scheduler.pruner import Pruner
-from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
+from tests.api_server import SMALL, api_client, assert_problem, delete, encode_waiting, many, submit
 from tests.protocol import claim_next, complete
 from vectormill.client import Client
 from vectormill.collections import removals
@@ -131,12 +131,12 @@ def test_a_deleted_collection_leaves_neither_view_nor_row_nor_table(
 ) -> None:
     tables = list_tables(engine)
     assert len(tables) == 2
-    assert api.delete("/v1/collections/docs").status_code == 204
+    assert delete(api, "/v1/collections/docs").status_code == 204
     assert_problem(api.get("/v1/collections/docs"), 404, "collection-not-found")
     assert api.get("/v1/collections").json()["data"] == []
     assert ask(engine, "SELECT to_regclass('public.docs')") is None
     assert list_tables(engine) == tables  # until the pruner comes by
-    assert_problem(api.delete("/v1/collections/docs"), 404, "collection-not-found")
+    assert_problem(delete(api, "/v1/collections/docs"), 404, "collection-not-found")
     Pruner(engine, NEVER, NEVER).prune()
     assert list_tables(engine) == []
 
@@ -144,7 +144,7 @@ def test_a_deleted_collection_leaves_neither_view_nor_row_nor_table(
 def test_the_name_of_a_deleted_collection_is_free_for_another_model_s_vectors(
     api: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
-    api.delete("/v1/collections/docs")
+    delete(api, "/v1/collections/docs")
     submit(api, many(3), collection="docs", options={"dimensions": 8, "vector_type": "float32"})
     Pruner(engine, NEVER, NEVER).prune()
     encode_waiting(engine)
@@ -157,14 +157,14 @@ def test_the_job_of_a_deleted_collection_says_where_its_vectors_were(
     beside = submit(api, many(2))
     failed = submit(api, [*many(2), {"key": "blank", "text": " "}], collection="docs")
     encode_waiting(engine)
-    api.delete("/v1/collections/docs")
+    delete(api, "/v1/collections/docs")
     assert api.get(f"/v1/jobs/{docs['id']}").json()["collection"] is None
     for format in ("ndjson", "parquet", "npy"):
         answer = api.get(f"/v1/jobs/{docs['id']}/vectors", params={"format": format})
         assert_problem(answer, 404, "collection-not-found", "were deleted together with")
     assert_problem(api.post(f"/v1/jobs/{failed['id']}/retry"), 409, "wrong-job-state", "since been deleted")
     assert len(api.get(f"/v1/jobs/{beside['id']}/vectors").text.splitlines()) == 2
-    assert api.delete(f"/v1/jobs/{docs['id']}").status_code == 204
+    assert delete(api, f"/v1/jobs/{docs['id']}").status_code == 204
 
 
 def test_the_job_of_a_pruned_generation_says_so(
@@ -184,9 +184,9 @@ def test_a_collection_on_which_a_job_works_is_deleted_only_by_force(
     api: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
     job = submit(api, [{"key": "late", "text": "late"}], collection="docs")
-    assert_problem(api.delete("/v1/collections/docs"), 409, "collection-in-use", job["id"], "force")
+    assert_problem(delete(api, "/v1/collections/docs"), 409, "collection-in-use", job["id"], "force")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
-    assert api.delete("/v1/collections/docs", params={"force": True}).status_code == 204
+    assert delete(api, "/v1/collections/docs", force=True).status_code == 204
     assert api.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
@@ -196,12 +196,10 @@ def test_a_deletion_by_force_waits_for_what_a_worker_has_in_hand(
     monkeypatch.setattr("api.routes.collections.DELETION_SECONDS", 0.3)
     submit(api, [{"key": "late", "text": "late"}], collection="docs")
     claimed = claim_next(engine)
-    assert_problem(
-        api.delete("/v1/collections/docs", params={"force": True}), 409, "collection-in-use", "cancelling"
-    )
+    assert_problem(delete(api, "/v1/collections/docs", force=True), 409, "collection-in-use", "cancelling")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
     complete(engine, claimed)
-    assert api.delete("/v1/collections/docs", params={"force": True}).status_code == 204
+    assert delete(api, "/v1/collections/docs", force=True).status_code == 204
 
 
 @pytest.mark.parametrize(
@@ -226,12 +224,12 @@ def test_a_collection_on_which_a_run_works_is_deleted_only_by_force(
     with api_client(engine) as api:
         api.post("/v1/collections", json={"name": "docs"})
         run = make_run(engine, state, lease)
-        answer = api.delete("/v1/collections/docs")
+        answer = delete(api, "/v1/collections/docs")
         if not is_refused:
             assert answer.status_code == 204
             return
         assert_problem(answer, 409, "collection-in-use", run)
-        forced = api.delete("/v1/collections/docs", params={"force": True})
+        forced = delete(api, "/v1/collections/docs", force=True)
         assert forced.status_code == (409 if is_left_by_force else 204)
         if is_left_by_force:
             assert ask(engine, "SELECT state FROM vectormill.runs") == "cancelling"
@@ -251,7 +249,7 @@ def test_what_depends_on_the_view_is_named_and_nothing_is_deleted(
 ) -> None:
     with engine.begin() as connection:
         connection.execute(text(statement.format(table=list_tables(engine)[0])))
-    assert_problem(api.delete("/v1/collections/docs"), 409, "collection-in-use", name, "Drop them first")
+    assert_problem(delete(api, "/v1/collections/docs"), 409, "collection-in-use", name, "Drop them first")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
     assert api.get("/v1/collections/docs").status_code == 200
 
@@ -324,7 +322,7 @@ def test_a_view_that_somebody_has_put_in_its_place_is_left_alone(
     with engine.begin() as connection:
         connection.execute(text("DROP VIEW docs"))
         connection.execute(text("CREATE TABLE docs (mine int)"))
-    assert api.delete("/v1/collections/docs").status_code == 204
+    assert delete(api, "/v1/collections/docs").status_code == 204
     assert ask(engine, "SELECT count(*) FROM docs") == 0
 
 

@@ -60,11 +60,14 @@ def test_a_lone_surrogate_travels_escaped_so_that_the_server_can_report_the_item
     assert write_json({"text": "cut \ud83d"}) == rb'{"text": "cut \ud83d"}'
 
 
-def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
+def test_what_json_or_a_url_cannot_say_is_refused_before_it_is_sent() -> None:
     with noting(lambda request: {}) as (client, requests):
         for metadata in ({"score": float("nan")}, {"score": float("inf")}, {"at": object()}):
             with pytest.raises(InvalidOption, match="cannot be encoded as JSON"):
                 client.put_item("docs", "a", "A text.", metadata=metadata)
+        for key in ("\ud800", "k" * 100_000):
+            with pytest.raises(InvalidOption, match="cannot be written as a URL"):
+                client.delete_item("docs", key)
     assert not requests
 
 

@@ -195,9 +195,8 @@ class CollectionCalls(ExportTransport):
         return await self.ask(
             operations.PUT_ITEM,
             collection,
-            key,
             body=given({"text": text, "text_pair": text_pair, "metadata": metadata}),
-            params=given({"wait_seconds": wait_seconds}),
+            params=given({"key": key, "wait_seconds": wait_seconds}),
             timeout=self.long_timeout,
         )
 
@@ -206,12 +205,12 @@ class CollectionCalls(ExportTransport):
 
         The item has its `embedding` only if `has_vector` is set.
         """
-        parameters = {"include": "vector"} if has_vector else {}
-        return await self.ask(operations.SHOW_ITEM, collection, key, params=parameters)
+        parameters = given({"key": key, "include": "vector" if has_vector else None})
+        return await self.ask(operations.SHOW_ITEM, collection, params=parameters)
 
     async def delete_item(self, collection: str, key: str) -> None:
         """Delete the item under the key; a missing key is not an error."""
-        await self.ask(operations.DELETE_ITEM, collection, key)
+        await self.ask(operations.DELETE_ITEM, collection, params={"key": key})
 
     async def delete_items(self, collection: str, keys: Iterable[str]) -> DeleteAnswer:
         """Delete the items under these keys, which are read as a stream.

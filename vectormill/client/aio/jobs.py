@@ -12,7 +12,7 @@ from vectormill.client.aio import flow
 from vectormill.client.aio.exports import Export, ExportTransport, Results
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import Columns
-from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header, make_path
+from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header
 from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments, find_result
 from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
@@ -416,7 +416,7 @@ class JobCalls(ExportTransport):
     async def _describe_export(self, job_id: str, route: str | None, format: str, partial: bool) -> Export:
         found = route or await self._find_route(job_id)
         return Export(
-            make_path("/v1/jobs", job_id, found),
+            fill_path(f"{operations.ONE}/{found}", job_id),
             given({"partial": True if partial else None}),
             format,
             broken=f"The export of job {job_id} is incomplete: the API stopped, the connection was lost, or "

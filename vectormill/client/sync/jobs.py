@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, Unpack
 
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import Columns
-from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header, make_path
+from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header
 from vectormill.client.sync import flow
 from vectormill.client.sync.exports import Export, ExportTransport, Results
 from vectormill.client.views import showing
@@ -417,7 +417,7 @@ class JobCalls(ExportTransport):
     def _describe_export(self, job_id: str, route: str | None, format: str, partial: bool) -> Export:
         found = route or self._find_route(job_id)
         return Export(
-            make_path("/v1/jobs", job_id, found),
+            fill_path(f"{operations.ONE}/{found}", job_id),
             given({"partial": True if partial else None}),
             format,
             broken=f"The export of job {job_id} is incomplete: the API stopped, the connection was lost, or "

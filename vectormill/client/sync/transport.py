@@ -22,11 +22,12 @@ from vectormill.client.requests import (
     find_last_key,
     find_timeout,
     given,
+    quote_segment,
     write_json,
 )
 from vectormill.client.sync import flow
-from vectormill.domain.errors import VectormillError
-from vectormill.operation import NO_CONTENT, Operation
+from vectormill.domain.errors import InvalidOption, VectormillError
+from vectormill.operation import CONFIRMATION, NO_CONTENT, Operation
 from vectormill.problems import ApiError, ApiUnreachable, read_problem
 from vectormill.settings import read_api_key, read_api_url
 
@@ -106,6 +107,8 @@ class Transport:
                 pause = pauses.before_next(error) if is_repeatable and is_hopeful else None
                 if pause is None:
                     raise
+            except (UnicodeEncodeError, httpx.InvalidURL) as error:
+                raise InvalidOption(f"The request cannot be written as a URL: {error}.") from error
             except ValueError as error:
                 raise ApiUnreachable(
                     f"{self.base_url} did not answer with JSON. Is it a Vectormill API?"
@@ -125,6 +128,8 @@ class Transport:
         """
         if body is not None:
             request["json"] = msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body
+        if operation.is_confirmed:
+            request["headers"] = {CONFIRMATION: quote_segment(places[-1])}
         request.setdefault("is_repeatable", operation.is_repeatable)
         path = fill_path(operation.path, *places)
         return self.call(operation.answer, operation.method, path, **request)

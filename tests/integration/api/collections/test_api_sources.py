@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from api.door.scopes import find_scope
-from tests.api_server import NDJSON, api_client, assert_problem, lines, many
+from tests.api_server import NDJSON, api_client, assert_problem, delete, lines, many
 from tests.commands import run
 from tests.kinds import SCORES
 from tests.protocol import make_items, submit
@@ -109,7 +109,7 @@ def test_a_collection_that_is_not_there_has_no_source(api: httpx.Client) -> None
     for answer in (
         api.put("/v1/collections/nothing/source", json=body),
         api.get("/v1/collections/nothing/source"),
-        api.delete("/v1/collections/nothing/source"),
+        delete(api, "/v1/collections/nothing/source"),
         api.post("/v1/collections/nothing/source/check"),
         api.post("/v1/collections/nothing/push", content=lines(many(1)), headers=NDJSON),
     ):
