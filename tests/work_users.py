@@ -43,10 +43,10 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.input import INPUT, HeldInput, claim_input
+from vectormill.objects.manifest import MANIFEST, read_manifest
 from vectormill.objects.merging import merge_parts
 from vectormill.objects.output import (
     CLOSING,
-    MANIFEST,
     OUTPUT,
     HeldOutput,
     claim_output,
@@ -54,7 +54,6 @@ from vectormill.objects.output import (
     write_manifest,
 )
 from vectormill.objects.parts import PREFIX, SUFFIX
-from vectormill.objects.reading import read_manifest
 from vectormill.objects.store import list_folder, write_object
 from vectormill.objects.submission import add_objects, read_input
 from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vectormill.client import AsyncClient as AsyncClient
     from vectormill.client import Client as Client
+    from vectormill.objects.manifest import read_manifest as read_manifest
     from vectormill.objects.reading import read_batches as read_batches
-    from vectormill.objects.reading import read_manifest as read_manifest
     from vectormill.objects.reading import read_table as read_table
 
 __version__ = "0.1.0"

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from vectormill.domain.errors import ConfigurationError
+from vectormill.extras import describe_missing
 from vectormill.processes.logs import logging_with
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
     except ImportError as error:
         raise ConfigurationError(
-            f"Sending traces to {endpoint} requires a package that is not installed ({error.name}): pip install "
-            "'vectormill[tracing]', or unset VECTORMILL_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT."
+            f"{describe_missing(error.name, 'tracing')} Or send no traces to {endpoint}: unset "
+            "VECTORMILL_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT."
         ) from error
     exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=EXPORT_SECONDS)
     _provider = TracerProvider(

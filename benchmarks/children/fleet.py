@@ -32,7 +32,8 @@ from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, renew_leases
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.job import DEFAULT_PRIORITY
-from vectormill.objects.parts import OutputPart, name_part, record_part, write_part
+from vectormill.objects.manifest import OutputPart
+from vectormill.objects.parts import name_part, record_part, write_part
 from vectormill.objects.reference import decode_reference
 from vectormill.ragged import Ragged
 from vectormill.workers.workers import beat_worker, name_owner

@@ -6,10 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import pyarrow.parquet
 import pytest
 
 from tests.architecture.extras import CLUSTERS, EXTRAS, find_distributions, find_foreign, find_importable
 from tests.architecture.sources import PACKAGES, ROOT, find_imports_of, find_sources
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.extras import compose_install
+from vectormill.objects.manifest import MANIFEST, Manifest, OutputPart, make_part_schema
 
 # Before all else in sys.path; says of what is not to be there that it is not.
 WITHOUT = """
@@ -91,7 +96,7 @@ def test_a_cluster_s_extra_brings_what_encodes_and_its_module_says_which_it_is(c
     assert find_distributions("worker") < find_distributions(cluster)
     name = "Encoder" if cluster == "ray" else "embed"
     told = run(f"from vectormill.integrations.{cluster} import {name}\n{name}('text')")
-    assert f"pip install 'vectormill[{cluster}]'" in told.stderr
+    assert compose_install(cluster) in told.stderr
 
 
 def test_every_command_tells_its_help_and_the_client_is_there_with_the_base_alone() -> None:
@@ -135,7 +140,7 @@ def test_a_command_whose_packages_are_not_there_says_what_to_install(
         VECTORMILL_REDIS_URL="redis://127.0.0.1:1",
         VECTORMILL_DATA_DIR=str(tmp_path),
     )
-    assert f"pip install 'vectormill[{extra}]'" in told.stderr
+    assert compose_install(extra) in told.stderr
     assert "Traceback" not in told.stderr
     assert told.returncode == 2
 
@@ -146,5 +151,22 @@ def test_a_file_that_needs_a_package_says_which_extra_has_it(tmp_path: Path) -> 
     told = run(
         command("encode", str(texts), "-o", str(tmp_path / "a.jsonl"), "--api-url", "http://127.0.0.1:1")
     )
-    assert "pip install 'vectormill[" in told.stderr
+    assert compose_install("dataframes") in told.stderr
     assert told.returncode == 2
+
+
+def test_an_output_is_read_with_the_extra_of_tables_which_is_named_where_it_is_missing(
+    tmp_path: Path,
+) -> None:
+    spec = EncodingSpec("m", "1", "mean", True, 3, "", 64)
+    row = {"key": "a", "content_hash": bytes(16), "embedding": [0.0] * 3, "metadata": None}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row], make_part_schema(spec)), tmp_path / "part")
+    parts = [OutputPart("part", 0, 1, (tmp_path / "part").stat().st_size)]
+    manifest = Manifest(
+        job_id="j", state="completed", spec=spec.to_json(), num_items=1, num_rows=1, num_failed=0,
+        metadata={}, finished_at="2026-01-01", parts=parts,
+    )  # fmt: skip
+    (tmp_path / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    program = f"import vectormill\nprint(vectormill.read_table({tmp_path.as_uri()!r})['key'])"
+    assert compose_install("dataframes") in run(program).stderr
+    assert '"a"' in run(program, "dataframes").stdout

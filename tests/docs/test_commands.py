@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -63,3 +64,12 @@ def test_python_is_python(block: Block) -> None:
 def test_json_is_json(block: Block) -> None:
     for value in block.code.strip().replace("…", "").split("\n\n"):
         json.loads(value)
+
+
+def test_no_page_installs_from_an_index_what_is_on_none() -> None:
+    pages = {
+        page.name
+        for page in find_pages()
+        if re.search(r"pip install\s+'?vectormill[\s`'\[]", page.read_text("utf-8"))
+    }
+    assert pages == set(), "name the wheel"

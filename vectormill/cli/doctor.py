@@ -16,6 +16,7 @@ from vectormill import __version__
 from vectormill.cli.command import command
 from vectormill.cli.exits import describe
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+from vectormill.extras import compose_install
 
 if TYPE_CHECKING:
     from vectormill.models.model_card import ModelCard
@@ -112,8 +113,8 @@ def check_packages(settings: "Settings") -> Iterator[Finding]:
 
     worker_packages = (*(backend.package for backend in BACKENDS.values()), *WORKER_PACKAGES)
     for name, packages, status, advice in (
-        ("packages", NEEDED_PACKAGES, FAIL, "A service needs them: `pip install 'vectormill[all]'`."),
-        ("worker packages", worker_packages, WARN, "Workers need them: `pip install 'vectormill[worker]'`."),
+        ("packages", NEEDED_PACKAGES, FAIL, f"A service needs them: `{compose_install('all')}`."),
+        ("worker packages", worker_packages, WARN, f"Workers need them: `{compose_install('worker')}`."),
     ):
         versions = {package: find_version(package) for package in packages}
         missing = [package for package, found in versions.items() if found is None]

@@ -5,7 +5,7 @@ Imports only the standard library and the error classes, because it is loaded be
 
 from typing import Final
 
-from vectormill.cli.extras import describe_missing, find_missing_package
+from vectormill.cli.extras import describe_missing_package, find_missing_package
 from vectormill.domain.errors import Unavailable, VectormillError
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS
 
@@ -56,7 +56,7 @@ def describe(error: BaseException, command: str | None = None) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     if package := find_missing_package(error):
-        return f"{describe_missing(package, command)}."
+        return describe_missing_package(package, command)
     cause = f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
     if isinstance(error, OSError):
         return f"{cause}."

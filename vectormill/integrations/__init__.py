@@ -4,13 +4,11 @@ Each module is for one of them, and needs the extra of that name on every machin
 LocalEncoder of `worker`, which can also be used by itself.
 """
 
-import importlib
 import logging
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from vectormill.domain.errors import ConfigurationError
+from vectormill.extras import require
 
 if TYPE_CHECKING:
     from worker.local import LocalEncoder as LocalEncoder
@@ -22,23 +20,11 @@ def __getattr__(name: str) -> Any:
     """Import LocalEncoder on first access, since it needs the packages of a worker."""
     if name != "LocalEncoder":
         raise AttributeError(f"module 'vectormill.integrations' has no attribute {name!r}")
-    require("tokenizers", "worker")
+    require("tokenizers", extra="worker")
 
     from worker.local import LocalEncoder
 
     return LocalEncoder
-
-
-def require(package: str, extra: str) -> ModuleType:
-    """Import a package and return it. Raise ConfigurationError with the extra to install if it is missing."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ConfigurationError(
-            f"The Python package {package!r} is not installed here: pip install 'vectormill[{extra}]'."
-        ) from error
 
 
 def warn_of_failures(reasons: Sequence[str | None]) -> None:

@@ -7,7 +7,8 @@ device.
 from typing import Any, Final, Unpack
 
 from vectormill.domain.encoding import BINARY, DEFAULT_MODEL, FLOAT16, FLOAT32, INT8, OptionArguments
-from vectormill.integrations import require, warn_of_failures
+from vectormill.extras import require
+from vectormill.integrations import warn_of_failures
 
 # The most texts in one call of an encoder. While the last texts of a call are encoded, some cores wait.
 BATCH_SIZE: Final = 4096
@@ -37,8 +38,8 @@ def embed(
     where this is called, because the type needs the length of a vector. Raises UnknownModel, InvalidOption,
     ModelError, and ConfigurationError if a package is missing.
     """
-    daft = require("daft", "daft")
-    require("tokenizers", "daft")
+    require("daft", "tokenizers", extra="daft")
+    import daft
 
     from vectormill.models.registry import EncodingOptions, make_spec, open_registry
     from vectormill.settings import load_settings

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vectormill.domain.encoding import DEFAULT_MODEL, OptionArguments
-from vectormill.integrations import require, warn_of_failures
+from vectormill.extras import require
+from vectormill.integrations import warn_of_failures
 
 if TYPE_CHECKING:
     from worker.local import EncodedVectors
@@ -34,8 +35,7 @@ class ColumnEncoder:
         errors: str | None = "embedding_error",
         **options: Unpack[OptionArguments],
     ) -> None:
-        require("ray", "ray")
-        require("tokenizers", "ray")
+        require("ray", "tokenizers", extra="ray")
 
         from worker.local import LocalEncoder
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from vectormill.domain.encoding import BINARY, DEFAULT_MODEL, FLOAT16, FLOAT32, INT8, OptionArguments
 from vectormill.domain.errors import InvalidOption
-from vectormill.integrations import require, warn_of_failures
+from vectormill.extras import require
+from vectormill.integrations import warn_of_failures
 
 if TYPE_CHECKING:
     from worker.local import LocalEncoder
@@ -37,8 +38,7 @@ def embed(
     A task uses what Spark has assigned to it: its first GPU (`spark.task.resource.gpu.amount`), or else
     `spark.task.cpus` cores. Raises InvalidOption, and ConfigurationError if a package is missing.
     """
-    for package in ("pyspark", "pandas", "pyarrow"):
-        require(package, "spark")
+    require("pyspark", "pandas", "pyarrow", extra="spark")
 
     import pandas as pd
     from pyspark.sql.functions import pandas_udf
@@ -85,7 +85,7 @@ def find_encoder(model: str, options: OptionArguments) -> "LocalEncoder":
 
     Encoders on other devices are closed: Spark has given those to other tasks.
     """
-    require("tokenizers", "spark")
+    require("tokenizers", extra="spark")
 
     from worker.local import LocalEncoder
 

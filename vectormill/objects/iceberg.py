@@ -14,7 +14,8 @@ from uuid import UUID
 
 from vectormill.domain.encoding import FLOAT16, EncodingSpec
 from vectormill.domain.errors import InvalidOption, SpecMismatch, StorageUnavailable, VectormillError
-from vectormill.objects.parts import make_part_schema
+from vectormill.extras import describe_missing
+from vectormill.objects.manifest import make_part_schema
 from vectormill.objects.store import normalize
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ def _open_catalog(url: str) -> "Iterator[tuple[Catalog, str]]":
         from pyiceberg.catalog import load_catalog
     except ModuleNotFoundError as error:
         raise InvalidOption(
-            f"The Python package {error.name!r} is not installed where {url} is needed: "
-            "pip install 'vectormill[iceberg]' for the API and the indexer."
+            f"{describe_missing(error.name, 'iceberg')} API and indexer need it for {url}."
         ) from error
     match = TABLE_URL.fullmatch(url)
     assert match is not None, "checked by check_table_url"

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
+from vectormill.objects.manifest import OutputPart
 from vectormill.objects.output import PARTS_AT_ONCE, HeldOutput, list_parts
-from vectormill.objects.parts import PREFIX, RECORD_PART, SUFFIX, OutputPart, open_writer
+from vectormill.objects.parts import PREFIX, RECORD_PART, SUFFIX, open_writer
 from vectormill.objects.reference import open_parquet
 from vectormill.objects.store import describe_object, write_object
 

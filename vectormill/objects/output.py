@@ -12,24 +12,21 @@ them.
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import NotFound, ObjectChanged, OutputTaken
+from vectormill.domain.errors import NotFound, OutputTaken
 from vectormill.domain.states import States
 from vectormill.objects.iceberg import SCHEME, add_parts, prepare_table
-from vectormill.objects.parts import PREFIX, OutputPart
+from vectormill.objects.manifest import MANIFEST, Manifest, OutputPart, read_manifest
+from vectormill.objects.parts import PREFIX
 from vectormill.objects.store import (
     delete_object,
-    describe_object,
     list_folder,
-    normalize,
-    read_range,
     refuse_outside,
     write_object,
 )
@@ -47,10 +44,8 @@ SWEPT: Final = "swept"
 DUE_OUTPUT_STATES: Final = States((ENDED, CLOSING, CLOSED, SWEEPING))
 OUTPUT_STATES: Final = States((OPEN, *DUE_OUTPUT_STATES, SWEPT))
 
-MANIFEST: Final = "_manifest.json"
 # Says whose folder it is, from the submission on, so that no second job writes into it.
 OWNER: Final = "_job.json"
-MANIFEST_VERSION: Final = 1
 # A worker that lost its lease may still be writing its part; after this time it has given up.
 GRACE_SECONDS: Final = 900.0
 PARTS_AT_ONCE: Final = 10_000
@@ -103,21 +98,6 @@ DESCRIBE_JOB: Final = text("""
     SELECT id::text AS job_id, state, spec, num_items, num_done, num_failed, metadata, finished_at
       FROM vectormill.jobs WHERE id = :job_id
 """)
-
-
-class Manifest(Struct, frozen=True, kw_only=True):
-    """The content of `_manifest.json`: the job, the spec that made its results, and the parts that count."""
-
-    version: int = MANIFEST_VERSION
-    job_id: str
-    state: str
-    spec: dict[str, Any]
-    num_items: int
-    num_rows: int
-    num_failed: int
-    metadata: dict[str, Any]
-    finished_at: str
-    parts: list[OutputPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,21 +179,6 @@ def list_parts(connection: Connection, job_id: UUID, after: str, limit: int) -> 
     """Return the parts of a job that count, in the order of items, after the name `after`."""
     values = {"job_id": job_id, "after": after, "limit": limit}
     return [OutputPart(*row) for row in connection.execute(LIST_PARTS, values)]
-
-
-def read_manifest(url: str) -> Manifest:
-    """Return the manifest of a job's output.
-
-    `url` is the folder that the job was given. Raise NotFound while there is no manifest, because the job has not
-    ended or never wrote there, and StorageUnavailable.
-    """
-    folder = normalize(url)
-    try:
-        found = describe_object(f"{folder}/{MANIFEST}")
-    except ObjectChanged as error:
-        raise NotFound(f"{folder} has no {MANIFEST}: it is written when the job has ended.") from error
-    content = read_range(found.url, found.tag, 0, found.num_bytes)
-    return msgspec.json.decode(content, type=Manifest)
 
 
 def write_manifest(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> None:

@@ -5,7 +5,7 @@ the job only once the chunk's fenced commit has recorded it; all others are remo
 """
 
 import io
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,29 +14,20 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.generation_tables import find_ranges
 from vectormill.collections.row_kinds import take_objects
-from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
+from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.task import VARYING
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, Items
+from vectormill.objects.manifest import OutputPart, make_part_schema
 from vectormill.objects.store import write_object
 from vectormill.ragged import Ragged
 from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_rows
 
 if TYPE_CHECKING:
-    import pyarrow
+    pass
 
 PREFIX: Final = "part-"
 SUFFIX: Final = ".parquet"
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPart:
-    """A part of a job's output. `name` is relative to the output's folder, and sorts by `first_item`."""
-
-    name: str
-    first_item: int
-    num_rows: int
-    num_bytes: int
 
 
 def name_part(claim: Claim) -> str:
@@ -109,22 +100,6 @@ def encode_part(items: Items, results: npt.NDArray[Any], claim: Claim) -> memory
     with open_writer(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getbuffer()
-
-
-def make_part_schema(spec: EncodingSpec) -> "pyarrow.Schema":
-    """Return the columns of a job's parts, which are the same whether or not the items of a part have metadata."""
-    import pyarrow as pa
-
-    from vectormill.files.result_tables import RESULT_TABLES
-
-    return pa.schema(
-        [
-            pa.field("key", pa.string(), nullable=False),
-            pa.field("content_hash", pa.binary(16), nullable=False),
-            *RESULT_TABLES[spec.result].fields(spec),
-            pa.field("metadata", pa.string()),
-        ]
-    )
 
 
 def open_writer(sink: io.BytesIO, schema: Any) -> Any:

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import NotFound
-from vectormill.objects.output import Manifest
-from vectormill.objects.output import read_manifest as read_manifest
-from vectormill.objects.parts import make_part_schema
+from vectormill.extras import require
+from vectormill.objects.manifest import READING, Manifest, make_part_schema, read_manifest
 from vectormill.objects.reference import open_parquet
 from vectormill.objects.store import describe_object, normalize
 
@@ -26,6 +25,7 @@ def read_batches(
     Only parts that count are read, whatever else lies in the folder. Raise NotFound, ObjectChanged and
     StorageUnavailable.
     """
+    require("pyarrow", extra=READING)
     yield from read_parts(url, read_manifest(url), columns, max_rows)
 
 
@@ -56,9 +56,9 @@ def read_table(url: str, columns: Sequence[str] | None = None) -> "pyarrow.Table
     Its columns are key, content_hash, the result (embedding; or score, label, probabilities; or output) and
     metadata. For more than fits in memory take `read_batches`. Raise the errors of read_batches.
     """
-    import pyarrow
-
     batches = list(read_batches(url, columns))
     if not batches:
         raise NotFound(f"{url} has no rows: every item of its job failed.")
+    import pyarrow
+
     return pyarrow.Table.from_batches(batches)

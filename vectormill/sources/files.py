@@ -19,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
+from vectormill.extras import compose_install
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.texts import MAX_FIELD_CHARS, TextTree
 from vectormill.jobs.item import Item
@@ -189,8 +190,8 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
         return cast("tuple[Any, str]", fsspec.url_to_fs(name, **options))
     except ImportError as error:
         raise SourceFailed(
-            f"{name!r} needs a package that is not installed ({error}). `pip install 'vectormill[fsspec]'` "
-            "installs those for S3 and HTTP; Google Cloud Storage needs gcsfs, Azure adlfs."
+            f"{name!r} needs a package that is not installed ({error}). `{compose_install('fsspec')}` installs those "
+            "for S3 and HTTP; Google Cloud Storage needs gcsfs, Azure adlfs."
         ) from error
     except Exception as error:
         raise SourceFailed(describe_failure(name, error)) from error

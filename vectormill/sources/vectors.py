@@ -17,7 +17,8 @@ from vectormill.domain.encoding import BINARY, INT8, EncodingSpec
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import Items
-from vectormill.objects.reading import read_manifest, read_parts
+from vectormill.objects.manifest import read_manifest
+from vectormill.objects.reading import read_parts
 from vectormill.sources.files import describe_failure, no_column, open_bytes, open_store
 from vectormill.sources.reader import Assembler, Complaints, SourcePlace
 from vectormill.sources.source import ColumnOptions, SqlOptions

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -139,6 +140,20 @@ def test_an_installed_wheel_runs_its_own_code_and_tells_its_own_revision(
     told = run("-m", "vectormill.cli", "--version", cwd=tmp_path, PYTHONPATH=str(installed))
     assert told.splitlines()[0] == f"vectormill {__version__}"
     assert "Commands:" in run("-m", "vectormill.cli", "--help", cwd=tmp_path, PYTHONPATH=str(installed))
+
+
+def test_the_command_that_installs_an_extra_of_a_wheel_works_as_printed(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    ask = "from vectormill.extras import compose_install; print(compose_install('all'))"
+    program, *command = shlex.split(run("-c", ask, cwd=tmp_path, PYTHONPATH=str(installed)))
+    assert program == "pip"
+    said = run(
+        "-m", "pip", *command, "--dry-run", "--no-deps", "--no-index", "--ignore-installed", cwd=tmp_path
+    )
+    assert f"vectormill @ {wheel.as_uri()}" in said or f"Processing {wheel}" in said
+    assert "Would install vectormill" in said
+    assert "WARNING" not in said
 
 
 def test_the_changelog_tells_of_this_version_and_the_newest_first() -> None:

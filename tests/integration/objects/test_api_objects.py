@@ -115,7 +115,7 @@ def test_what_is_wrong_is_refused_by_name_and_leaves_neither_job_nor_folder(
             post(client, tmp_path, "in/0.jsonl", to="iceberg://lake/papers.vectors"),
             422,
             "invalid-option",
-            "pip install 'vectormill[iceberg]'",
+            "[iceberg]'",
         ),
         (
             post(client, tmp_path, "in/0.jsonl", **out, input={"text": "none"}),

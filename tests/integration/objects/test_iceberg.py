@@ -30,7 +30,7 @@ from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, retry_job
 from vectormill.objects.iceberg import JOB_PROPERTY, add_parts
-from vectormill.objects.parts import make_part_schema
+from vectormill.objects.manifest import make_part_schema
 from vectormill.objects.reading import read_table
 from vectormill.settings import Settings
 

@@ -25,16 +25,16 @@ from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects.bodies import InputBody
+from vectormill.objects.manifest import MANIFEST, read_manifest
 from vectormill.objects.merging import merge_parts
 from vectormill.objects.output import (
     CLOSING,
-    MANIFEST,
     HeldOutput,
     claim_output,
     write_manifest,
 )
 from vectormill.objects.parts import write_part
-from vectormill.objects.reading import read_batches, read_manifest, read_table
+from vectormill.objects.reading import read_batches, read_table
 from vectormill.objects.submission import add_objects
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings

@@ -163,7 +163,7 @@ def test_every_error_has_a_code_and_a_sentence() -> None:
             exits.BAD_INPUT,
             "/root/out: Permission denied.",
         ),
-        (ModuleNotFoundError("no", name="torch.nn"), exits.BAD_INPUT, "pip install 'vectormill[worker]'"),
+        (ModuleNotFoundError("no", name="torch.nn"), exits.BAD_INPUT, "[worker]'."),
         (
             ModuleNotFoundError("no", name="vectormill.x"),
             exits.BUG,

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from vectormill.client import DEFAULT_URL, Client, is_loopback
-from vectormill.client.frames import MissingLibrary
 from vectormill.client.requests import write_json
 from vectormill.domain.errors import InvalidOption, VectormillError
+from vectormill.extras import MissingLibrary
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 from vectormill.processes.lifetimes import free_port
 
@@ -158,9 +158,9 @@ def test_an_export_that_breaks_off_in_a_file_object_keeps_what_came() -> None:
 def test_a_library_that_is_missing_is_named_with_the_extra_that_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("vectormill.extras.find_spec", lambda name: None)
     with noting(lambda request: {}) as (client, requests):
-        with pytest.raises(MissingLibrary, match=r"vectormill\[dataframes\]"):
+        with pytest.raises(MissingLibrary, match=r"pip install .*\[dataframes\]"):
             client.vectors("any").to_numpy()
         assert not requests
 

@@ -20,9 +20,9 @@ from vectormill.client.frames import (
     make_pandas,
     make_polars,
     read_parquet,
-    require_library,
 )
 from vectormill.client.requests import given
+from vectormill.extras import require
 from vectormill.files.outputs import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
@@ -140,7 +140,7 @@ class Results(AsyncIterator[Row], Generic[Row]):
 
     async def to_arrow(self) -> "pyarrow.Table":
         """Return all rows as a pyarrow table; embeddings are lists of fixed size."""
-        require_library("pyarrow")
+        require("pyarrow", extra="dataframes")
         with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
             path = Path(folder) / "results.parquet"
             await self._transport.write_export(await self._describe("parquet"), path)
@@ -152,12 +152,12 @@ class Results(AsyncIterator[Row], Generic[Row]):
 
     async def to_pandas(self) -> "pandas.DataFrame":
         """Return a DataFrame with one row a key; an embedding is a NumPy array."""
-        require_library("pandas")
+        require("pandas", extra="dataframes")
         return make_pandas(await self.to_arrow())
 
     async def to_polars(self) -> "polars.DataFrame":
         """Return a DataFrame with one row a key; an embedding is an Array of fixed width."""
-        require_library("polars")
+        require("polars", extra="dataframes")
         return make_polars(await self.to_arrow())
 
     async def _read(self) -> AsyncIterator[Row]:

@@ -19,11 +19,11 @@ from vectormill.client.frames import (
     make_pandas,
     make_polars,
     read_parquet,
-    require_library,
 )
 from vectormill.client.requests import given
 from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
+from vectormill.extras import require
 from vectormill.files.outputs import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
@@ -141,7 +141,7 @@ class Results(Iterator[Row], Generic[Row]):
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return all rows as a pyarrow table; embeddings are lists of fixed size."""
-        require_library("pyarrow")
+        require("pyarrow", extra="dataframes")
         with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
             path = Path(folder) / "results.parquet"
             self._transport.write_export(self._describe("parquet"), path)
@@ -153,12 +153,12 @@ class Results(Iterator[Row], Generic[Row]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a DataFrame with one row a key; an embedding is a NumPy array."""
-        require_library("pandas")
+        require("pandas", extra="dataframes")
         return make_pandas(self.to_arrow())
 
     def to_polars(self) -> "polars.DataFrame":
         """Return a DataFrame with one row a key; an embedding is an Array of fixed width."""
-        require_library("polars")
+        require("polars", extra="dataframes")
         return make_polars(self.to_arrow())
 
     def _read(self) -> Iterator[Row]:

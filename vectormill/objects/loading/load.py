@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy.typing as npt
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.objects.reading import BATCH_ROWS, read_manifest, read_parts, read_schema
+from vectormill.objects.manifest import read_manifest
+from vectormill.objects.reading import BATCH_ROWS, read_parts, read_schema
 
 if TYPE_CHECKING:
     import pyarrow
