@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -27,7 +28,6 @@ from vectormill.broker.queries import QueryConsumer, name_space
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
-from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import open_registry
 from vectormill.processes.logs import begin_logging, reform_handlers
 from vectormill.settings import Settings, find_collector, load_settings
@@ -99,19 +99,15 @@ def main() -> None:
     display = LoadingDisplay(options.model, console)
     worker_settings = load_worker_settings()
     pin_process(options.assignment.cores)
+    devices = "+".join(device.name.replace(":", "") for device in options.assignment.devices)
     identity = WorkerIdentity(
-        name=name_worker(options.model, options.assignment),
+        name=f"{options.model}-{devices}@{socket.gethostname()}",
         incarnation=options.incarnation,
         launcher=options.launcher,
         model=options.model,
         slots=worker_settings.slots,
     )
     run_replica(settings, worker_settings, identity, options.assignment, options.ended, display)
-
-
-def name_worker(model: str, assignment: Assignment) -> str:
-    names = "+".join(device.name.replace(":", "") for device in assignment.devices)
-    return f"{model}-{names}@{socket.gethostname()}"
 
 
 def pin_process(cores: Collection[int]) -> None:
@@ -139,10 +135,7 @@ def run_replica(
     stopping = threading.Event()
     cache_dir = find_cache_dir(settings)
     sharing = Sharing(assignment.replica, devices) if len(devices) > 1 else None
-
-    def make_one() -> Engine:
-        return Engine(card, devices[0], worker_settings, cache_dir, sharing=sharing, display=display)
-
+    make_one = partial(Engine, card, devices[0], worker_settings, cache_dir, sharing=sharing, display=display)
     certificate = find_certificate(settings.data_dir, card)
     notice = FailureNotice(heart, identity, settings.heartbeat_seconds)
     engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))
@@ -160,7 +153,9 @@ def run_replica(
         heartbeat_seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
-    prover = Prover(database, engine, identity, worker_settings.proof_seconds, end_this_process)
+    # The process of a faulty model ends as when asked to: chunks are handed back, and the launcher starts another.
+    end = partial(os.kill, os.getpid(), signal.SIGTERM)
+    prover = Prover(database, engine, identity, worker_settings.proof_seconds, end)
     doorbell = WakeUpSender(redis_url)
 
     def ask_for_more() -> None:
@@ -179,7 +174,8 @@ def run_replica(
         ledger,
         prover.read_period,
     )
-    listener = listen_for_queries(redis_url, card, engine, identity)
+    space = name_space(card.name, card.revision, "+".join(card.pooling))
+    listener = QueryListener(QueryConsumer(redis_url, space, identity.owner), engine, identity.owner)
     queues = QueueReader(redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])
     reports.start()
@@ -244,19 +240,6 @@ def start_engine(
                 return engine
     finally:
         notice.end()
-
-
-def listen_for_queries(
-    redis_url: str, card: ModelCard, engine: Engine, identity: WorkerIdentity
-) -> QueryListener:
-    """Return a listener, not yet started, for queries of exactly this model."""
-    space = name_space(card.name, card.revision, "+".join(card.pooling))
-    return QueryListener(QueryConsumer(redis_url, space, identity.owner), engine, identity.owner)
-
-
-def end_this_process() -> None:
-    """End as when asked to: the chunks at hand are handed back, and the launcher starts another process."""
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def is_low(num_held_tokens: int, max_tokens: int) -> bool:

@@ -105,13 +105,19 @@ async def receive_document(
             if (document.items is UNSET) == (document.input is None):
                 raise InvalidOption("A job needs either `items` or `input`.")
             intake = Intake(resources.settings)
+            new_job = make_job(
+                document,
+                document.options,
+                document.metadata,
+                resources=resources,
+                idempotency_key=idempotency_key,
+            )
             if document.input is not None:
-                new_job = make_document_job(document, resources, idempotency_key)
                 if document.dry_run:
                     from_thread.run_sync(quoting.take, 1)
                     return quote_objects(document.input, new_job, resources, intake)
                 return read_objects(document.input, new_job, resources, intake)
-            new_job, items = parse_document(document, resources, idempotency_key)
+            items = read_items(document, new_job, resources.settings.max_key_bytes)
             with open_any(new_job, resources, intake, is_dry=document.dry_run) as writer:
                 write_items(writer, items, intake)
                 return finish(writer, resources)
@@ -126,7 +132,11 @@ async def receive_stream(
     settings = resources.settings
     if query.to is not None:
         check_scope(request, SOURCES)
-    new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
+    new_job = await run_in_threadpool(
+        lambda: make_job(
+            query, query, decode_metadata(query), resources=resources, idempotency_key=idempotency_key
+        )
+    )
     reader = ItemReader(
         max_line_bytes=settings.max_line_bytes,
         max_key_bytes=settings.max_key_bytes,
@@ -161,24 +171,15 @@ def admit_job(new_job: NewJob, intake: Intake, connection: Connection) -> None:
         refuse_unserved(connection, new_job.spec)
 
 
-def open_writer(
-    new_job: NewJob, resources: Resources, intake: Intake, keep: Callable[[], object] = lambda: None
-) -> JobWriter:
-    admit = partial(admit_job, new_job, intake)
-    return JobWriter(resources.engine, new_job, resources.settings, admit=admit, keep=keep)
-
-
-def open_trial(new_job: NewJob, resources: Resources, intake: Intake) -> JobTrial:
-    admit = partial(admit_job, new_job, intake)
-    return JobTrial(resources.engine, new_job, resources.settings, resources.registry, admit)
-
-
 AnyWriter = JobWriter | JobTrial
 
 
 def open_any(new_job: NewJob, resources: Resources, intake: Intake, *, is_dry: bool) -> AnyWriter:
     """Return the writer of a job, or a trial that stores nothing."""
-    return open_trial(new_job, resources, intake) if is_dry else open_writer(new_job, resources, intake)
+    admit = partial(admit_job, new_job, intake)
+    if is_dry:
+        return JobTrial(resources.engine, new_job, resources.settings, resources.registry, admit)
+    return JobWriter(resources.engine, new_job, resources.settings, admit=admit)
 
 
 class OutOfTime(Exception):
@@ -194,7 +195,8 @@ def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intak
         if time.monotonic() >= until:
             raise OutOfTime
 
-    with open_writer(new_job, resources, intake, keep) as writer:
+    admit = partial(admit_job, new_job, intake)
+    with JobWriter(resources.engine, new_job, resources.settings, admit=admit, keep=keep) as writer:
         try:
             add_objects(writer, wanted, new_job.spec, resources.settings, intake.take_items)
             return finish(writer, resources)
@@ -213,7 +215,8 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
     """Return the quote of the job of some objects: of all their rows if they are small, else of parts of them."""
     settings = resources.settings
     refuse_local_files(wanted, settings)
-    with open_trial(new_job, resources, intake) as trial:
+    admit = partial(admit_job, new_job, intake)
+    with JobTrial(resources.engine, new_job, settings, resources.registry, admit) as trial:
         found = list(find_inputs(wanted, settings))
         until = time.monotonic() + READING_SECONDS
         if sum(each.num_bytes for each in found) <= WHOLE_BYTES:
@@ -255,22 +258,14 @@ def describe_new_job(engine: Engine, job: Job) -> JobBody:
         return describe_job(job)
 
 
-def parse_document(
-    request: JobRequest, resources: Resources, idempotency_key: str | None
-) -> tuple[NewJob, Items]:
-    new_job = make_document_job(request, resources, idempotency_key)
+def read_items(request: JobRequest, new_job: NewJob, max_key_bytes: int) -> Items:
+    """Return the items of a body. Raise Problem, which names the first one that cannot be stored."""
     assert request.items is not UNSET, "checked before"
-    max_key_bytes, reads_pairs = resources.settings.max_key_bytes, TASKS[new_job.spec.task].reads_pairs
+    reads_pairs = TASKS[new_job.spec.task].reads_pairs
     try:
-        return new_job, make_items(request.items, max_key_bytes, reads_pairs=reads_pairs)
+        return make_items(request.items, max_key_bytes, reads_pairs=reads_pairs)
     except UnreadableItem:
-        return new_job, Items.of(list(make_one_by_one(request.items, max_key_bytes, reads_pairs=reads_pairs)))
-
-
-def make_document_job(request: JobRequest, resources: Resources, idempotency_key: str | None) -> NewJob:
-    return make_job(
-        request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
-    )
+        return Items.of(list(make_one_by_one(request.items, max_key_bytes, reads_pairs=reads_pairs)))
 
 
 def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool) -> Iterator[Item]:
@@ -285,11 +280,6 @@ def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pai
                 f"items[{position}].{error.field}: {error.reason}.",
                 errors=[Place(error.reason, pointer=f"/items/{position}/{error.field}")],
             ) from error
-
-
-def make_streamed_job(query: SubmissionQuery, resources: Resources, idempotency_key: str | None) -> NewJob:
-    metadata = decode_metadata(query)
-    return make_job(query, query, metadata, resources=resources, idempotency_key=idempotency_key)
 
 
 def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:

@@ -106,7 +106,9 @@ class TokenBudget:
         found.longest_cost = max(found.longest_cost, one_more)
         most = max(one_more, min(found.size, self._ceiling(found, max_length)))
         if cost <= most < cost + one_more and seconds > 0:
-            found.tokens_per_second = blend(found.tokens_per_second, num_tokens / seconds)
+            # A moving average, in which a value fades within about ten batches.
+            average, newest = found.tokens_per_second, num_tokens / seconds
+            found.tokens_per_second = 0.9 * average + 0.1 * newest if average else newest
             self._grow(found, seconds * num_streams)
             self._grow_back(found)
 
@@ -205,8 +207,3 @@ def describe_length_class(length_class: int) -> str:
     if length_class == LENGTH_CLASSES[-1]:
         return f"above {LENGTH_CLASSES[-2]}"
     return f"up to {length_class}"
-
-
-def blend(average: float, newest: float) -> float:
-    """Return the moving average with the newest value, which fades within about ten batches."""
-    return 0.9 * average + 0.1 * newest if average else newest

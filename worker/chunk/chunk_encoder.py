@@ -7,7 +7,7 @@ It raises no errors: the task's result says how the chunk ended, and what happen
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -139,7 +139,7 @@ class ChunkEncoder:
                 with (
                     self._timesheet.hold(claimed.claim.job_id),
                     logging_with(**_names_of(claimed.claim)),
-                    trace_chunk(claimed, asked) as note,
+                    trace_chunk(claimed, asked) if is_tracing() else NOTHING as note,
                 ):
                     result = self._encode_claimed(claimed, started)
                     note.tell(**result)
@@ -211,7 +211,10 @@ class ChunkEncoder:
                     note.tell(**{f"{stage}_seconds": each for stage, each in encoded.stage_seconds.items()})
                 return self._commit(claim, items, wanted, encoded, started, loaded)
         except EncodingCancelled:
-            return self._end_cancelled(claim, lease.is_lost)
+            if lease.is_lost:
+                return {"outcome": "lease lost"}
+            self._write(claim, lambda connection: cancel_chunk(connection, claim))
+            return {"outcome": "cancelled"}
         except EngineStopped:
             self._release(claim, "the worker was asked to stop", is_counted=False)
             return {"outcome": "handed back"}
@@ -280,12 +283,6 @@ class ChunkEncoder:
             "encode_ms": round(1000 * (encoded_at - loaded)),
             "commit_ms": round(1000 * (committed - encoded_at)),
         }
-
-    def _end_cancelled(self, claim: Claim, is_lost: bool) -> Result:
-        if is_lost:
-            return {"outcome": "lease lost"}
-        self._write(claim, lambda connection: cancel_chunk(connection, claim))
-        return {"outcome": "cancelled"}
 
     def _is_to_be_isolated(self, claim: Claim) -> bool:
         if claim.lost >= MAX_LOST or claim.attempt > self._settings.max_attempts:
@@ -364,16 +361,12 @@ class ChunkEncoder:
             logger.info("Chunk %d was taken over by another worker.", claim.chunk_id)
 
 
-def trace_chunk(claimed: ClaimedChunk, asked: float) -> AbstractContextManager[Note]:
+@contextmanager
+def trace_chunk(claimed: ClaimedChunk, asked: float) -> Iterator[Note]:
     """Open the span of a chunk, with its wait in Redis and its claim.
 
     Its message was received at `asked` (Unix time).
     """
-    return _trace(claimed, asked) if is_tracing() else NOTHING
-
-
-@contextmanager
-def _trace(claimed: ClaimedChunk, asked: float) -> Iterator[Note]:
     claim, now = claimed.claim, time.time()
     # This wait is measured by the database's clock, which also set the message's time.
     waited = claimed.dispatch_seconds

@@ -181,7 +181,8 @@ class Quarantine:
         Raise EncodingCancelled if cancelled while waiting.
         """
         with self._changed:
-            self._wait_until_open(cancelled)
+            while self._is_closed:
+                self._pause(cancelled)
             self._is_closed = is_suspect
             try:
                 while is_suspect and self._num_inside:
@@ -198,10 +199,6 @@ class Quarantine:
                 if is_suspect:
                     self._open()
                 self._changed.notify_all()
-
-    def _wait_until_open(self, cancelled: threading.Event) -> None:
-        while self._is_closed:
-            self._pause(cancelled)
 
     def _pause(self, cancelled: threading.Event) -> None:
         self._changed.wait(CANCEL_POLL_SECONDS)

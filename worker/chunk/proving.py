@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from vectormill import __version__
 from vectormill.db.outages import DATABASE_ERRORS
@@ -119,12 +119,9 @@ class Prover:
 
     def _begin(self) -> int:
         self._num_restarts = self._encoding.report()["num_restarts"]
-        with self._database.begin() as connection:
-            return self._insert(connection)
-
-    def _insert(self, connection: Connection) -> int:
         identity = self._identity
-        return begin_period(connection, identity.name, identity.incarnation, identity.model, self._report)
+        with self._database.begin() as connection:
+            return begin_period(connection, identity.name, identity.incarnation, identity.model, self._report)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._seconds):

@@ -55,15 +55,12 @@ class TiledPass:
                 each.start()
             parts.append(each.results().part(0, len(places)))
         if len({part.values.dtype for part in parts}) > 1:  # some sequences ask for more than dense vectors
-            parts = [as_bytes(part) for part in parts]
+            parts = [
+                Ragged(part.covered.view(np.uint8), (part.offsets - part.offsets[0]) * part.values.itemsize)
+                for part in parts
+            ]
         order = np.argsort(np.concatenate(self._places), kind="stable")
         return Ragged.join(parts).take(order)
-
-
-def as_bytes(rows: Ragged) -> Ragged:
-    """Return the bytes of each row."""
-    size = rows.values.itemsize
-    return Ragged(rows.covered.view(np.uint8), (rows.offsets - rows.offsets[0]) * size)
 
 
 class ReproducibleEncoder(Encoder):

@@ -6,11 +6,12 @@ processes that share a replica; an Assignment is a replica with its devices, as 
 worker.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from vectormill.workers.plan_picture import draw_plan
 from worker.devices.device import Device
@@ -235,13 +236,7 @@ class Assignment:
 
     @property
     def replica(self) -> Replica:
-        return Replica(
-            strategy=self.part["strategy"],
-            stages=tuple(_read_stage(stage) for stage in self.part["stages"]),
-            micro_batches=self.part["micro_batches"],
-            max_batch_tokens=self.part["max_batch_tokens"],
-            relative_rate=self.part["relative_rate"],
-        )
+        return msgspec.convert(self.part, Replica)
 
     @property
     def cores(self) -> frozenset[int]:
@@ -250,27 +245,9 @@ class Assignment:
 
 
 def write_assignment(assignment: Assignment) -> str:
-    devices = [asdict(device) | {"features": sorted(device.features)} for device in assignment.devices]
-    return json.dumps({"part": assignment.part, "devices": devices})
+    return msgspec.json.encode(assignment, order="deterministic").decode()
 
 
 def read_assignment(text: str) -> Assignment:
-    """Return the assignment that `write_assignment` wrote.
-
-    Raises ValueError, KeyError or TypeError for anything else.
-    """
-    written = json.loads(text)
-    return Assignment(written["part"], tuple(_read_device(device) for device in written["devices"]))
-
-
-def _read_device(written: dict[str, Any]) -> Device:
-    known = {"cores": tuple(written["cores"]), "features": frozenset(written["features"])}
-    return Device(**written | known)
-
-
-def _read_stage(written: dict[str, Any]) -> Stage:
-    shards = (
-        Shard(shard["device"], shard["capacity_bytes"], shard["weight_bytes"], shard["activation_bytes"])
-        for shard in written["shards"]
-    )
-    return Stage(written["first_layer"], written["num_layers"], tuple(shards))
+    """Return the assignment that `write_assignment` wrote. Raise msgspec.DecodeError for anything else."""
+    return msgspec.json.decode(text, type=Assignment)

@@ -141,7 +141,12 @@ class RunnerGroup:
             return [message]
         if isinstance(message, Reading):
             self._readings[number] = message
-            return [self._sum_readings()] if len(self._readings) == len(self._runners) else []
+            if len(self._readings) < len(self._runners):
+                return []
+            read, whole = zip(
+                *((each.num_bytes_read, each.num_bytes) for each in self._readings.values()), strict=True
+            )
+            return [Reading(sum(read), sum(whole))]
         if isinstance(message, Loaded):
             self._note_memory(number, message.memory)
             self._loaded[number] = message
@@ -168,12 +173,6 @@ class RunnerGroup:
             return []
         self._begun.append(message.number)
         return [message]
-
-    def _sum_readings(self) -> Reading:
-        readings = self._readings.values()
-        return Reading(
-            sum(each.num_bytes_read for each in readings), sum(each.num_bytes for each in readings)
-        )
 
     def _describe(self) -> Loaded | LoadFailed:
         """Return the first rank's report for all devices; LoadFailed if ranks have incompatible encoders."""

@@ -393,16 +393,15 @@ def _lay_window(
 
 def _join_tokens(tokenizer: PromptTokenizer, *parts: Tokens) -> Tokens:
     """Return [CLS] and the parts, each followed by [SEP]."""
-    cls, sep = (_special(token) for token in (tokenizer.cls_id, tokenizer.sep_id))
+    nowhere = np.zeros(1, np.int32)
+    cls, sep = (
+        Tokens(np.array([token], np.int32), nowhere, nowhere)
+        for token in (tokenizer.cls_id, tokenizer.sep_id)
+    )
     joined = [cls]
     for part in parts:
         joined += [part, sep]
     return Tokens.join(joined, [0] * len(joined))
-
-
-def _special(token_id: int) -> Tokens:
-    nowhere = np.zeros(1, np.int32)
-    return Tokens(np.array([token_id], np.int32), nowhere, nowhere)
 
 
 def _shift_offsets(
@@ -460,8 +459,11 @@ def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> PromptLayout:
     has_path = block > 0
     paths = np.bincount(sequence[is_prefix], minlength=num_sequences)
     endless = is_prefix & (last_of_path[path] < 0)
+    # Position ids are in the reference's order, those of the hint first, then those of the text. It differs from the
+    # order of the tokens only where tokens of the text were read as structure of the hint.
+    written_order = np.argsort(2 * sequence + in_text, kind="stable")
     return PromptLayout(
-        _in_written_order(positions, in_text, sequence).astype(np.int32),
+        positions[written_order].astype(np.int32),
         np.where(has_path & (place <= last_of_path[path]), block, 0).astype(np.int32),
         np.where(in_type, segment, 0).astype(np.int32),
         (paths < 2) | (np.bincount(sequence[endless], minlength=num_sequences) == 0),
@@ -502,14 +504,3 @@ def _continue_in_text(
     number = np.cumsum(in_text)
     before: NDArray[np.int64] = number[starts] - in_text[starts]
     return np.where(in_text, greatest[sequence] + number - before[sequence], positions)
-
-
-def _in_written_order(
-    positions: NDArray[np.int64], in_text: NDArray[np.bool_], sequence: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return position ids [total] in the reference's order: those of the hint first, then those of the text.
-
-    The order differs from that of the tokens only where tokens of the text were read as structure of the
-    hint.
-    """
-    return positions[np.argsort(2 * sequence + in_text, kind="stable")]

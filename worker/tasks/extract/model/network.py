@@ -111,7 +111,8 @@ class SelfAttention(nn.Module):
 
         `index`, `columns` and `is_hidden` are those of Encoder.forward.
         """
-        query, key, value = (self._split(proj(states)) for proj in self._projections())
+        projections = (self.query_proj, self.key_proj, self.value_proj)
+        query, key, value = (self._split(proj(states)) for proj in projections)
         num_sequences, length = states.shape[:2]
         # Three matrices per head are alive: the bias, what is added to it, and the matrix of twice the width
         # that both are gathered from.
@@ -144,9 +145,6 @@ class SelfAttention(nn.Module):
         if bias is None:
             return query.new_zeros(*query.shape[:3], query.shape[2])
         return bias.transpose(0, 1)
-
-    def _projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        return self.query_proj, self.key_proj, self.value_proj
 
     def _split(self, states: Tensor) -> Tensor:
         """Reshape [n, length, hidden] to [n, heads, length, head size]."""
