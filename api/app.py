@@ -77,7 +77,7 @@ FOLLOW_SECONDS: Final = 0.5
 KEY_SCHEME: Final = {
     "type": "http",
     "scheme": "bearer",
-    "description": "An API key created by `vectormill keys create`. Required once one exists; before "
+    "description": "An API key created by `vectormill keys create NAME`. Required once one exists; before "
     "that, loopback needs none.",
 }
 DESCRIPTION: Final = (

@@ -6,6 +6,7 @@ also verifies that all rows of the source and all later puts are present, and de
 may go live.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,10 +80,13 @@ def look_at_index(
     if recall is None:
         findings.unchecked.append("Recall: there is no index on the vectors, or there are too few rows.")
     elif recall.value < least:
+        advice = f"`vectormill collections index {generation.collection} --rebuild` rebuilds it"
+        if generation.state == BUILDING:  # that command would rebuild the live generation's
+            accepted = math.floor(100 * recall.value) / 100
+            advice = f"repeat the run with `--least-recall {accepted:g}` to accept it"
         findings.problems.append(
             f"The index {recall.index} finds {recall.value:.1%} of the {recall.limit} nearest rows, less "
-            f"than {least:.1%}; rebuild it: `vectormill collections index {generation.collection} "
-            "--rebuild`."
+            f"than {least:.1%}: {advice}."
         )
 
 

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import typer
@@ -17,14 +18,14 @@ COMMANDS = [(block, words) for block in BLOCKS for words in find_commands(block)
 
 def parse(words: Sequence[str]) -> None:
     """Read a command's options and arguments as the command line does; run nothing. Raise its UsageError."""
-    command, rest = typer.main.get_command(app), list(words)
-    context = command.make_context("vectormill", rest[:1])
-    while hasattr(command, "get_command"):
-        name, rest = rest[0], rest[1:]
-        found = command.get_command(context, name)
-        assert found is not None, f"there is no command {name}"
-        is_group = hasattr(found, "get_command")
-        command, context = found, found.make_context(name, rest[:1] if is_group else rest, parent=context)
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("vectormill", list(words))
+    while rest := [*getattr(context, "_protected_args", ()), *context.args]:
+        found = command.get_command(context, rest[0])
+        assert found is not None, f"there is no command {rest[0]}"
+        command, context = found, found.make_context(rest[0], rest[1:], parent=context)
+        if not hasattr(command, "get_command"):
+            return
 
 
 @pytest.mark.parametrize(

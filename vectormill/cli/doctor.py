@@ -208,7 +208,8 @@ def check_models(settings: "Settings") -> Iterator[Finding]:
                 f"model {name}",
                 FAIL,
                 str(error),
-                "Correct its entry in VECTORMILL_MODELS, or run `vectormill models add` again.",
+                f"Correct its entry in VECTORMILL_MODELS; if `models add` wrote it, run `vectormill models remove "
+                f"{name}` and add it again.",
             )
         else:
             yield Finding(f"model {name}", OK, f"{describe_results(card)}, up to {card.max_tokens} tokens")

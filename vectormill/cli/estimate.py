@@ -142,8 +142,8 @@ def estimate(
     "vectormill quote tickets.parquet --text-field body --collection tickets --price 2.5",
     'vectormill quote --sql "SELECT id AS key, body AS text FROM tickets" --url-env TICKETS_URL',
     "vectormill quote 's3://bucket/articles/*.parquet' --text-field body --model bge-m3",
-    note="The rate is what the live workers have measured since their start. If there is none, it is estimated as by "
-    "`vectormill estimate`, with a wide interval.",
+    note="The rate is what the live workers have measured since their start. If there is none, it is estimated "
+    "from the model and the devices, with a wide interval.",
     view=show_sizes,
 )
 def quote(

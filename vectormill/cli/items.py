@@ -71,7 +71,7 @@ def get(client: "Client", collection: str, key: str, *, vector: bool = False) ->
 @command(
     app,
     "vectormill items delete docs readme licence",
-    note="For many keys, one per line: vectormill items delete docs --from keys.txt (- reads stdin).",
+    note="For many keys, one per line: `vectormill items delete docs --from keys.txt` (- reads stdin).",
 )
 def delete(
     client: "Client",

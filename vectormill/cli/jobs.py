@@ -48,7 +48,7 @@ def show_job(job: Job) -> None:
 def show_submitted(job: Job) -> None:
     typer.echo(job["id"])
     submitted = "Its objects are being read." if job["input"] else f"{job['num_items']:,} items submitted."
-    tell(f"{submitted} Watch: vectormill status {job['id']} --watch")
+    tell(f"{submitted} Watch it with `vectormill status {job['id']} --watch`.")
     if job.get("waiting_because"):
         tell(job["waiting_because"])
 

@@ -35,9 +35,9 @@ def show_run(run: Run) -> None:
     asked = {name: describe_findings(run.get(name) or {}) for name in ("options", "spec")}
     print_facts([*(told | asked | counts).items(), *describe_report(run["report"])])
     if run["counts"].get("num_failed") and run["job_id"]:
-        tell(f"Failed items and reasons: vectormill errors {run['job_id']}")
+        tell(f"`vectormill errors {run['job_id']}` lists the failed items and why.")
     if run["state"] == "held":
-        tell(f"Confirm it with: vectormill runs confirm {run['id']}")
+        tell(f"Confirm it with `vectormill runs confirm {run['id']}`.")
 
 
 def show_reindexed(run: Run) -> None:
@@ -51,7 +51,7 @@ def show_reindexed(run: Run) -> None:
     since = run["report"].get(READING, {}).get(CHANGED, {}).get("since")
     if since is not None:
         tell(
-            f"Only rows that changed since {since} were read. A full run also finds rows that were deleted: --full."
+            f"Only rows that changed since {since} were read. A full run (--full) also finds rows that were deleted."
         )
 
 
@@ -72,6 +72,10 @@ def reindex(
     confirm: bool = False,
     full: bool = False,
     max_change_share: float | None = None,
+    least_recall: float | None = None,
+    least_cosine: float | None = None,
+    canary_sample: int | None = None,
+    most_failed_share: float | None = None,
     wait: bool = True,
 ) -> Outcome:
     """Bring a collection in step with its source: encode new and changed rows, delete vanished ones.
@@ -86,6 +90,13 @@ def reindex(
         full: Read all rows of a source that names a column of changes, and find vanished ones.
         max_change_share (SHARE, 0 to 1): Hold the run if it would re-encode or delete more than this share of the
             rows.  [default: 0.3]
+        least_recall (SHARE, 0 to 1): Let a new generation fail if its index finds less than this share of the nearest
+            rows.  [default: 0.95]
+        least_cosine (COSINE): Let it fail if a text that is encoded again is less similar to its vector than this.
+            [default: 0.999]
+        canary_sample (N, 0 to 10000): How many texts of a new generation to encode again.  [default: 64]
+        most_failed_share (SHARE, 0 to 1): Let it fail if more than this share of its rows have errors that are not of
+            their texts.  [default: 0.01]
         wait: Follow the run until it ends.
     """
     run = client.reindex(
@@ -93,6 +104,10 @@ def reindex(
         confirm=confirm,
         full=full,
         max_change_share=max_change_share,
+        least_recall=least_recall,
+        least_cosine=least_cosine,
+        canary_sample=canary_sample,
+        most_failed_share=most_failed_share,
         priority=priority,
         model=model,
         **asdict(options),

@@ -97,7 +97,7 @@ def search(
     if (matches.num_rows_read or 0) >= MANY_ROWS:
         tell(
             f"No index: all rows of {collection}, about {matches.num_rows_read:,}, were read. "
-            "To build one, see docs/INDEXES.md."
+            f"`vectormill collections index {collection} --policy hnsw --wait` builds one."
         )
     if matches.repeated_because is not None:
         tell(f"Repeated as an exact search, because {matches.repeated_because}.")

@@ -110,9 +110,9 @@ class EncodingOptions:
             "Truncate texts that are too long for the model, fail them one by one, or average their passages.",
             "A text is too long if it has more than `max_tokens` tokens. `truncate`: only its first tokens are "
             "encoded; it is counted in `truncated_items`, and listed by `GET /v1/jobs/{id}/truncated` and "
-            "`vectormill truncated`. `fail`: it gets the item error `too_many_tokens`. `passages`: overlapping windows "
-            "of the text are encoded, each with the prompt, and their vectors are averaged, weighted by the tokens "
-            "that each window adds; the average is then normalized and cut to `dimensions`.",
+            "`vectormill truncated JOB`. `fail`: it gets the item error `too_many_tokens`. `passages`: overlapping "
+            "windows of the text are encoded, each with the prompt, and their vectors are averaged, weighted by the "
+            "tokens that each window adds; the average is then normalized and cut to `dimensions`.",
             default=f"`{TRUNCATE}`",
             unset=TRUNCATE,
             choices=LONG_TEXT_POLICIES,

@@ -314,7 +314,7 @@ def _read_collection(
     except psycopg.errors.UndefinedTable as error:
         raise CollectionNotFound(
             "The results of the job no longer exist: the generation that it wrote to was replaced or deleted. "
-            "Use `vectormill collections export` to export the current content of a collection."
+            "Use `vectormill collections export NAME -o FILE` to export the current content of a collection."
         ) from error
     rows, present = kind.missing(len(items), spec), np.zeros(len(items), dtype=np.bool_)
     if ordinals is not None:

@@ -363,7 +363,7 @@ def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None
     if (absence := explain_absence(spec, list_serving_workers(connection, spec.model))) is not None:
         return absence
     if REDIS_AWAY in list_signs_of_life(connection):
-        return 'Redis cannot be reached; see docs/TROUBLESHOOT.md, "Symptoms".'
+        return "The scheduler cannot reach Redis; `vectormill doctor` where it runs says why."
     return None
 
 

@@ -69,7 +69,8 @@ def refuse_outside(url: str, root: Path | None, setting: str, *, must_be_set: bo
     path = Path(url.removeprefix("file://"))
     if root is None:
         raise InvalidOption(
-            f"{path} is on this machine: set {setting} to the folder below which jobs may use files."
+            f"{path} is on the API's machine, whose files jobs may write only below one folder: set {setting} to it "
+            "for `vectormill up` or `vectormill api`, and restart that; or use an object store such as s3://."
         )
     start = root.expanduser().resolve()
     if not path.resolve().is_relative_to(start):

@@ -120,7 +120,8 @@ def refuse_without_texts(connection: Connection, collection: str) -> None:
     """Raise SourceNotFound if the collection has neither a source nor kept texts to encode again."""
     if connection.execute(HAS_TEXTS, {"name": collection}).scalar_one_or_none() is False:
         raise SourceNotFound(
-            f"Collection {collection!r} has no source and stores no texts; set a source with `vectormill sources set`."
+            f"Collection {collection!r} has no source and stores no texts: `vectormill sources set {collection} "
+            "--help` shows how to set a source."
         )
 
 

@@ -491,7 +491,8 @@ def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]
             raise
         raise SearchTimeout(
             f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was stopped. Without an "
-            f'index on vectormill.{generation.table_name} every row is read: see docs/TROUBLESHOOT.md, "Symptoms".'
+            f"index every row is read: `vectormill collections index {generation.collection}` says why there is none, "
+            "and with `--policy hnsw --wait` builds one."
         ) from error
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.UndefinedTable):

@@ -23,7 +23,7 @@ class SourceRequest(Struct, forbid_unknown_fields=True):
     options: Annotated[
         dict[str, Any],
         Meta(
-            description="Options of its kind, as listed in docs/SOURCES.md. sql: query, key, text, text_pair, "
+            description="Options of its kind. sql: query, key, text, text_pair, "
             "metadata or metadata_json, pages, changed, full_every_hours, url_env or url_file; files: files, key, "
             "text, text_pair, metadata or metadata_json, format; tree: folder, include, exclude."
         ),

@@ -146,7 +146,7 @@ class PushWriter:
             if kind != PUSH:
                 raise Conflict(
                     f"Cannot push to collection {self._collection!r}: its source is of kind {kind}, which runs read "
-                    "themselves. To change that, use `vectormill sources set --push`."
+                    f"themselves. To change that, use `vectormill sources set {self._collection} --push`."
                 )
             connection.execute(BEGIN_RUN, values)
         return self

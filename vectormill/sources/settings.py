@@ -17,7 +17,8 @@ def read_secret(variable: str) -> str:
     if not value:
         raise SourceFailed(
             f"The environment variable {variable} is not set in the process that reads the source; set it for "
-            "`vectormill up`, or for `vectormill api` and `vectormill indexer`, and restart them."
+            "`vectormill up`, or for `vectormill api` and `vectormill indexer`, and restart them. A file with "
+            "the value (--url-file) needs no restart."
         )
     return value
 

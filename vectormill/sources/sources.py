@@ -58,7 +58,8 @@ def find_source(connection: Connection, collection: str) -> SavedSource:
         raise _no_collection(collection)
     if row.kind is None:
         raise SourceNotFound(
-            f"Collection {collection!r} has no source; set one with `vectormill sources set`."
+            f"Collection {collection!r} has no source: `vectormill sources set {collection} --help` shows how to set "
+            "one."
         )
     return _saved(collection, row)
 
@@ -81,6 +82,6 @@ def _saved(collection: str, row: Row[Any]) -> SavedSource:
 
 def _no_collection(collection: str) -> CollectionNotFound:
     return CollectionNotFound(
-        f"There is no collection {collection!r}; create it with `vectormill collections create`, or submit a job with "
-        "this collection name."
+        f"There is no collection {collection!r}; create it with `vectormill collections create {collection}`, or "
+        "submit a job with this collection name."
     )

@@ -314,7 +314,7 @@ def test_the_command_line_follows_a_job_whose_objects_are_read_by_the_indexer(
     fields = ["--text-field", "body", "--key-field", "id", "--dimensions", "8", "--unique"]
     status, job_id, told = command("submit", f"file://{tmp_path}/in/*.jsonl", *fields)
     assert status == 0
-    assert "Its objects are being read. Watch: vectormill status" in told
+    assert "Its objects are being read. Watch it with `vectormill status " in told
     with indexing(engine, KeptSource()):
         status, shown, told = command("status", job_id.strip(), "--watch")
     assert status != 0
