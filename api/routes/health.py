@@ -16,7 +16,7 @@ from api.problems import RETRY_AFTER_SECONDS
 from api.serving import respond, serve
 from vectormill.schedules.schedules import count_schedules
 from vectormill.workers import operations
-from vectormill.workers.bodies import Liveness, Readiness, ScheduleHealth
+from vectormill.workers.bodies import Liveness, Readiness, Root, ScheduleHealth
 from vectormill.workers.workers import (
     INDEXER,
     SCHEDULER,
@@ -30,6 +30,19 @@ router = APIRouter(tags=["health"])
 FRESH_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+@router.head("/", include_in_schema=False, response_model=None)
+@serve(router, operations.SHOW_ROOT)
+async def get_root() -> Root:
+    """Return where to find what; a browser without an API key is led to the console instead."""
+    return Root(
+        name="Vectormill",
+        console="/console",
+        reference="/docs",
+        openapi="/openapi.json",
+        readiness="/readyz",
+    )
 
 
 @serve(router, operations.SHOW_LIVENESS)

@@ -26,6 +26,16 @@ class WorkerList(TypedDict):
     data: list[WorkerBody]
 
 
+class Root(TypedDict):
+    """The paths at which a visitor of an API begins."""
+
+    name: str
+    console: str
+    reference: str
+    openapi: str
+    readiness: str
+
+
 class Liveness(TypedDict):
     """A sign of life of an API process."""
 

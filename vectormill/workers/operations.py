@@ -5,9 +5,11 @@ from typing import Final
 
 from vectormill.keys.api_key import READ
 from vectormill.operation import Operation
-from vectormill.workers.bodies import Liveness, Readiness, WorkerList
+from vectormill.workers.bodies import Liveness, Readiness, Root, WorkerList
 
 LIST: Final = Operation("GET", "/v1/workers", READ, WorkerList)
+# A browser is led from here to the console.
+SHOW_ROOT: Final = Operation("GET", "/", None, Root)
 SHOW_LIVENESS: Final = Operation("GET", "/livez", None, Liveness)
 SHOW_READINESS: Final = Operation("GET", "/readyz", None, Readiness, other_status=503)
 # This route exists for clients of text-embeddings-inference, which has it.

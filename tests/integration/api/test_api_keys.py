@@ -311,6 +311,17 @@ def test_the_scope_of_a_path_depends_on_no_trick_in_it() -> None:
     assert find_scope("POST", "/v1/anything") == find_scope("DELETE", "/v1/models/mini") == "admin"
 
 
+def test_the_root_tells_without_a_key_where_things_are(engine: Engine) -> None:
+    header = add_key(engine, "me", "read")
+    with api_client(engine) as client:
+        assert (client.head("/").status_code, client.head("/").content) == (200, b"")
+        root = client.get("/").json()
+        assert root.pop("name") == "Vectormill"
+        for path in root.values():
+            assert client.get(path, headers=header).status_code in (200, 303), path
+        assert_problem(client.post("/", json={"inputs": "a"}), 401, "key-missing")
+
+
 # ---- names and pages
 
 

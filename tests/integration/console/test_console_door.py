@@ -66,7 +66,8 @@ def list_console_paths() -> list[tuple[str, str]]:
 
 
 def test_without_any_key_the_loopback_looks_and_presses_without_a_login(client: httpx.Client) -> None:
-    assert client.get("/", headers=PAGE).headers["location"] == "/console/jobs"
+    for method in ("GET", "HEAD"):
+        assert client.request(method, "/", headers=PAGE).headers["location"] == "/console/jobs"
     assert client.get("/docs", headers=PAGE).headers["location"] == "/console/docs"
     assert client.get("/console/login").headers["location"] == "/console/jobs"
     page = client.get("/console/queue")
