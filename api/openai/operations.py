@@ -12,6 +12,9 @@ from vectormill.batches.endpoints import (
     Document,
     EncodingRequest,
     RankedDocument,
+    RankFields,
+    RerankAnswer,
+    RerankRequest,
     read_documents,
 )
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
@@ -101,6 +104,29 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | None, Meta(description="Ours: return only this many of the best texts.")
     ] = None
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
+    return_documents: Annotated[
+        bool | None,
+        Meta(
+            description="vLLM's: given, as true or false, the request means what it does at /v1/rerank, and the answer "
+            "is in that form."
+        ),
+    ] = None
+    rank_fields: RankFields = None
+
+    def as_rerank_request(self, registry: Registry) -> RerankRequest:
+        """Return the request of /v1/rerank that this one is. Raise InvalidOption for what that one cannot express."""
+        if self.raw_scores:
+            raise InvalidOption(
+                "raw_scores and return_documents belong to different APIs; send only one of them."
+            )
+        _, texts = self.read_texts()
+        return RerankRequest(
+            query=self.query,
+            documents=list(texts),
+            model=choose_model(registry, self.model),
+            top_n=self.top_n,
+            return_documents=bool(self.return_documents or self.return_text),
+        )
 
     def read_texts(self) -> tuple[str, list[str]]:
         """Return the name of the field that has the texts, and the texts.
@@ -283,7 +309,7 @@ class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    rank_fields: Annotated[list[str] | None, Meta(description="Only `text` is read.")] = None
+    rank_fields: RankFields = None
     max_chunks_per_doc: Annotated[int | None, Meta(description="Accepted, but not used.")] = None
     priority: Annotated[int | None, Meta(description="Accepted, but not used.")] = None
 
@@ -352,7 +378,7 @@ TEI_SIMILARITY: Final = Operation(
     example={"inputs": {"source_sentence": "dates", "sentences": ["strptime", "zlib"]}},
 )  # fmt: skip
 TEI_RERANK: Final = Operation(
-    "POST", "/rerank", READ, list[RankBody], RankRequest,
+    "POST", "/rerank", READ, list[RankBody], RankRequest, other_answer=RerankAnswer,
     example={"query": "dates", "texts": ["strptime", "zlib"]},
 )  # fmt: skip
 TEI_PREDICT: Final = Operation(

@@ -32,12 +32,19 @@ from api.openai.operations import (
     check_direction,
     choose_model,
 )
-from api.openai.reranking import pair_up, rank_documents
+from api.openai.reranking import pair_up, rank, rank_documents
 from api.queries import Answered
 from api.serving import serve
 from api.streams.decimal_tables import write_wholes
 from api.streams.result_columns import write_vectors
-from vectormill.batches.endpoints import MAX_INPUTS, EncodingRequest, resolve_spec
+from vectormill.batches.endpoints import (
+    MAX_INPUTS,
+    EncodingRequest,
+    RerankAnswer,
+    RerankRequest,
+    VoyageRerankAnswer,
+    resolve_spec,
+)
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, MULTI_VECTOR, SPARSE
@@ -149,12 +156,17 @@ def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, li
 
 
 @serve(router, operations.TEI_RERANK)
-async def post_rank(request: Request, resources: ResourcesDependency) -> list[RankBody]:
-    """Rank texts by their relevance to a query, as text-embeddings-inference does."""
+async def post_rank(
+    request: Request, resources: ResourcesDependency
+) -> list[RankBody] | RerankAnswer | VoyageRerankAnswer:
+    """Rank texts by their relevance to a query, as text-embeddings-inference does, or vLLM (`return_documents`)."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
         with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            numbers = (await resources.queries.answer_all(spec, pairs)).vectors
+            answered = await resources.queries.answer_all(spec, pairs)
+            if isinstance(wanted, RerankRequest):
+                return rank(wanted, spec, answered.vectors, answered.num_tokens)
+            numbers = answered.vectors
             _, texts = wanted.read_texts()
             ranked = rank_scores(numbers, spec.labels, wanted.top_n)
             if wanted.return_text:
@@ -162,10 +174,15 @@ async def post_rank(request: Request, resources: ResourcesDependency) -> list[Ra
             return [RankBody(index=index, score=score) for index, score in ranked]
 
 
-def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[EncodingSpec, list[bytes]]]:
+def read_rank(
+    body: bytes, resources: Resources
+) -> tuple[RankRequest | RerankRequest, tuple[EncodingSpec, list[bytes]]]:
     """Return the decoded request, its spec, and its pairs of query and text. Raise the errors of pair_up."""
     wanted = decode_body(body, RANK_DECODER)
     check_direction(wanted.truncation_direction)
+    if wanted.return_documents is not None:
+        known = wanted.as_rerank_request(resources.registry)
+        return known, pair_up(resources, known.encoding(), known.query, known.texts())
     field, texts = wanted.read_texts()
     options = EncodingOptions(
         task=JUDGE,

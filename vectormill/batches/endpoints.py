@@ -204,6 +204,9 @@ class Document(msgspec.Struct):
     text: str
 
 
+RankFields = Annotated[list[str] | None, Meta(description="Cohere's: only `text` is read.")]
+
+
 class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of POST /v1/rerank."""
 
@@ -226,6 +229,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncation: Annotated[
         bool | None, Meta(description="Voyage's: false rejects texts that are too long.")
     ] = None
+    rank_fields: RankFields = None
 
     @property
     def is_voyages(self) -> bool:

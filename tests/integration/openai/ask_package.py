@@ -67,7 +67,7 @@ def ask_huggingface(url: str, model: str, texts: list[str]) -> Found:
 
 
 def ask_litellm(url: str, model: str, texts: list[str]) -> Found:
-    """Ask for embeddings as of OpenAI and Cohere, and for rankings as of Cohere and text-embeddings-inference."""
+    """Ask for embeddings as of OpenAI and Cohere, and for rankings as of these, TEI and vLLM."""
     import litellm
 
     embedded = litellm.embedding(model=f"openai/{model}", input=texts, api_base=f"{url}/v1", api_key="any")
@@ -77,6 +77,10 @@ def ask_litellm(url: str, model: str, texts: list[str]) -> Found:
     asked = {"query": texts[0], "documents": texts, "api_base": url, "api_key": "any"}
     ranked = litellm.rerank(model=f"cohere/{model}", max_tokens_per_doc=4096, **asked)
     by_tei = litellm.rerank(model=f"huggingface/{model}", top_n=3, **asked)
+    by_vllm = litellm.rerank(model=f"hosted_vllm/{model}", **asked)
+    assert [row["document"]["text"] for row in by_vllm.results] == [
+        texts[row["index"]] for row in by_vllm.results
+    ]
     return {
         "vectors": {
             "openai": [row["embedding"] for row in embedded.data],
@@ -85,6 +89,7 @@ def ask_litellm(url: str, model: str, texts: list[str]) -> Found:
         "orders": {
             "cohere": [row["index"] for row in ranked.results],
             "huggingface": [row["index"] for row in by_tei.results],
+            "hosted_vllm": [row["index"] for row in by_vllm.results],
         },
     }
 

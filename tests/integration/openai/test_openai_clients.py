@@ -332,6 +332,15 @@ def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[n
     assert answer["results"][0]["document"] == {"text": TEXTS[best[0]]}
     assert answer["id"] != plain["id"]
     assert answer["meta"]["billed_units"] == {"search_units": 1}
+    sent_to_vllm = {**cohere, "model": DEFAULT_MODEL, "return_documents": True, "rank_fields": ["text"]}
+    answer = door.http.post("/rerank", json=sent_to_vllm).json()
+    assert answer == door.http.post("/v1/rerank", json=sent_to_vllm).json() | {"id": answer["id"]}
+    assert [row["document"] for row in answer["results"]] == [{"text": TEXTS[place]} for place in best[:2]]
+    assert answer["usage"]["total_tokens"] > 0
+    bare = door.http.post("/rerank", json={**sent_to_vllm, "return_documents": False}).json()["results"]
+    assert [(row["index"], row["document"]) for row in bare] == [(place, None) for place in best[:2]]
+    twice = door.http.post("/rerank", json={**sent_to_vllm, "raw_scores": True})
+    assert (twice.status_code, "return_documents" in twice.json()["error"]) == (400, True)
     raw = door.http.post("/rerank", json={**body, "raw_scores": True})
     assert (raw.status_code, "activation" in raw.json()["error"]) == (400, True)
 
