@@ -3,26 +3,24 @@
 The code that API, scheduler, worker and command line share; no torch.
 """
 
+import importlib
 from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vectormill.client import AsyncClient as AsyncClient
-    from vectormill.client import Client as Client
-    from vectormill.objects.manifest import read_manifest as read_manifest
-    from vectormill.objects.reading import read_batches as read_batches
-    from vectormill.objects.reading import read_table as read_table
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from vectormill.interface import *  # noqa: F403
+else:  # hidden from type checkers, which would take every name for one of ours
 
-def __getattr__(name: str) -> object:
-    """Import what this package offers on first access, since few processes need httpx or pyarrow."""
-    if name in ("read_batches", "read_manifest", "read_table"):
-        from vectormill.objects import reading
+    def __getattr__(name: str) -> object:
+        """Import what users import from here when they do, since few processes need httpx."""
+        if name == "__all__" or not name.startswith("_"):
+            offered = vars(importlib.import_module("vectormill.interface"))
+            if name == "__all__":
+                return sorted(each for each in offered if not each.startswith("_"))
+            if name in offered:
+                return offered[name]
+        raise AttributeError(f"module 'vectormill' has no attribute {name!r}")
 
-        return getattr(reading, name)
-    if name in ("AsyncClient", "Client"):
-        from vectormill import client
-
-        return getattr(client, name)
-    raise AttributeError(f"module 'vectormill' has no attribute {name!r}")
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -47,6 +47,17 @@ def find_environment_readers(tree: ast.Module) -> list[int]:
     return lines
 
 
+def test_type_checkers_see_the_names_of_every_module() -> None:
+    hiding = [
+        str(path)
+        for path in find_sources(*PACKAGES)
+        if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in parse(path).body)
+    ]
+    assert hiding == [], (
+        "a __getattr__ that type checkers see makes them accept any name: put it under `else`"
+    )
+
+
 def test_few_files_start_programs() -> None:
     starters = {
         str(path)

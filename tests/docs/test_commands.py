@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+import vectormill
 from tests.docs.pages import Block, find_blocks, find_commands, find_pages
 from vectormill.cli.app import app
 
@@ -74,3 +75,20 @@ def test_no_page_installs_from_an_index_what_is_on_none() -> None:
         if re.search(r"pip install\s+'?vectormill[\s`'\[]", page.read_text("utf-8"))
     }
     assert pages == set(), "name the wheel"
+
+
+def test_the_pages_import_from_vectormill_what_is_there() -> None:
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    imports = [
+        (block.place, node.module, alias.name)
+        for block in BLOCKS
+        if block.language == "python" and not block.code.startswith(" ")
+        for node in ast.walk(compile(block.code, block.place, "exec", flags))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("vectormill")
+        for alias in node.names
+    ]
+    assert len(imports) > 10
+    assert [
+        each for each in imports if not re.fullmatch(r"vectormill(\.integrations(\.\w+)?)?", each[1])
+    ] == []
+    assert [each for each in imports if each[1] == "vectormill" and not hasattr(vectormill, each[2])] == []

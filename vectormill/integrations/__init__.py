@@ -6,25 +6,25 @@ LocalEncoder of `worker`, which can also be used by itself.
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vectormill.extras import require
 
-if TYPE_CHECKING:
-    from worker.local import LocalEncoder as LocalEncoder
-
 logger = logging.getLogger(__name__)
 
+if TYPE_CHECKING:
+    from worker.local import LocalEncoder as LocalEncoder
+else:
 
-def __getattr__(name: str) -> Any:
-    """Import LocalEncoder on first access, since it needs the packages of a worker."""
-    if name != "LocalEncoder":
-        raise AttributeError(f"module 'vectormill.integrations' has no attribute {name!r}")
-    require("tokenizers", extra="worker")
+    def __getattr__(name: str) -> object:
+        """Import LocalEncoder on first access, since it needs the packages of a worker."""
+        if name != "LocalEncoder":
+            raise AttributeError(f"module 'vectormill.integrations' has no attribute {name!r}")
+        require("tokenizers", extra="worker")
 
-    from worker.local import LocalEncoder
+        from worker.local import LocalEncoder
 
-    return LocalEncoder
+        return LocalEncoder
 
 
 def warn_of_failures(reasons: Sequence[str | None]) -> None:

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from vectormill.client.aio.exports import Export, ExportTransport, Results
+from vectormill.client.aio.exports import AsyncResults, Export, ExportTransport
 from vectormill.client.requests import fill_path, given, make_key_header
 from vectormill.collections import operations
 from vectormill.collections.bodies import (
@@ -158,7 +158,7 @@ class CollectionCalls(ExportTransport):
 
     def collection_rows(
         self, name: str, *, include: Sequence[str] | None = None, after: str | None = None
-    ) -> Results[dict[str, Any]]:
+    ) -> AsyncResults[dict[str, Any]]:
         """Return the collection's rows, to iterate in constant memory or to fetch as a table.
 
         A row is `{"key", "embedding", "metadata", "text"}`, as far as included. Instead of the embedding,
@@ -168,7 +168,7 @@ class CollectionCalls(ExportTransport):
         async def describe(format: str) -> Export:
             return self._describe_rows(name, format, include, after)
 
-        return Results(self, describe)
+        return AsyncResults(self, describe)
 
     def _describe_rows(
         self, name: str, format: str, include: Sequence[str] | None, after: str | None

@@ -117,7 +117,7 @@ Row = TypeVar("Row")
 Describe = Callable[[str], Awaitable[Export]]
 
 
-class Results(AsyncIterator[Row], Generic[Row]):
+class AsyncResults(AsyncIterator[Row], Generic[Row]):
     """The rows of an export, iterated once, in order and in constant memory.
 
     No request is sent before the first row is read.

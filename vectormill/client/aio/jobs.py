@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Unpack
 
 from vectormill.client.aio import flow
-from vectormill.client.aio.exports import Export, ExportTransport, Results
+from vectormill.client.aio.exports import AsyncResults, Export, ExportTransport
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import Columns
 from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header
@@ -387,7 +387,7 @@ class JobCalls(ExportTransport):
             Export(fill_path(operations.CERTIFY.path, job_id), {}, "", broken=broken), target
         )
 
-    def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
+    def vectors(self, job_id: str, *, partial: bool = False) -> AsyncResults[VectorRow]:
         """Return a job's vectors as `{"key", "embedding"}`, row by row in constant memory or all as a table.
 
         `.to_numpy()`, `.to_arrow()`, `.to_pandas()` and `.to_polars()` of the answer fetch all vectors at
@@ -395,23 +395,23 @@ class JobCalls(ExportTransport):
         """
         return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
 
-    def scores(self, job_id: str, *, partial: bool = False) -> Results[ScoreRow]:
+    def scores(self, job_id: str, *, partial: bool = False) -> AsyncResults[ScoreRow]:
         """Return a job's scores as `{"key", "score", "label", "probabilities"}`, row by row or as a table."""
         return self._results(job_id, RESULT_ROUTES[SCORE], partial)
 
-    def records(self, job_id: str, *, partial: bool = False) -> Results[RecordRow]:
+    def records(self, job_id: str, *, partial: bool = False) -> AsyncResults[RecordRow]:
         """Return a job's extracted records as `{"key", "output"}`, row by row or as a table."""
         return self._results(job_id, RESULT_ROUTES[RECORD], partial)
 
-    def results(self, job_id: str, *, partial: bool = False) -> Results[dict[str, Any]]:
+    def results(self, job_id: str, *, partial: bool = False) -> AsyncResults[dict[str, Any]]:
         """Return the results of a job of any task, as rows of that task."""
         return self._results(job_id, None, partial)
 
-    def _results(self, job_id: str, route: str | None, partial: bool) -> Results[Any]:
+    def _results(self, job_id: str, route: str | None, partial: bool) -> AsyncResults[Any]:
         async def describe(format: str) -> Export:
             return await self._describe_export(job_id, route, format, partial)
 
-        return Results(self, describe)
+        return AsyncResults(self, describe)
 
     async def _describe_export(self, job_id: str, route: str | None, format: str, partial: bool) -> Export:
         found = route or await self._find_route(job_id)
