@@ -29,16 +29,6 @@ MOST = 1e15
 Told = Mapping[str, Any]
 
 
-def describe_figure(figure: Told | None, form: "Callable[[float], str]", *, is_mean: bool = False) -> str:
-    """Format the interval of a figure, and with `is_mean` its value before; an exact one has no interval."""
-    if figure is None:
-        return ""
-    least, most = form(figure["least"]), form(figure["most"])
-    if least == most:
-        return least
-    return f"{form(figure['value'])} ({least} to {most})" if is_mean else f"{least} to {most}"
-
-
 def show_sizes(told: Told) -> None:
     """Print the figures of an estimate or a quote."""
     from vectormill.client.views import describe_seconds
@@ -46,8 +36,16 @@ def show_sizes(told: Told) -> None:
     def number(value: float) -> str:
         return f"{value:,.0f}"
 
-    def show(name: str, form: "Callable[[float], str]", *, is_mean: bool = True) -> str:
-        return describe_figure(told.get(name), form, is_mean=is_mean)
+    def show(name: str, form: "Callable[[float], str]") -> str:
+        """Return a likely value and its interval, which an exact one has not."""
+        figure = told.get(name)
+        if figure is None:
+            return ""
+        value, least, most = (form(figure[each]) for each in ("value", "least", "most"))
+        return value if least == most else f"{value} ({least} to {most})"
+
+    def show_moments(value: str, least: str, most: str) -> str:
+        return f"{value[:16]} ({least[:16]} to {most[:16]})"
 
     print_facts(
         [
@@ -56,20 +54,17 @@ def show_sizes(told: Told) -> None:
             *((name, show(name, "{:.1%}".format)) for name in ("truncated", "repeated")),
             ("already kept", show("kept", "{:.1%}".format)),
             ("tokens", show("tokens", number)),
-            ("tokens/s", show("tokens_per_second", number, is_mean=False)),
+            ("tokens/s", show("tokens_per_second", number)),
             *told.get("reasons", {}).items(),
-            ("encoding", show("seconds", describe_seconds, is_mean=False)),
-            ("queue before it", show("queue_seconds", describe_seconds, is_mean=False)),
-            ("ends at", told.get("ends_at") and " to ".join(each[:16] for each in told["ends_at"][1:])),
-            (
-                "host",
-                told.get("host_cores") and f"{show('host_cores', '{:,.1f}'.format, is_mean=False)} cores",
-            ),
-            ("price", show("price", "{:,.2f}".format, is_mean=False)),
-            ("rows on disk", show("rows_bytes", describe_size, is_mean=False)),
-            ("texts of the job", show("texts_bytes", describe_size, is_mean=False)),
+            ("encoding", show("seconds", describe_seconds)),
+            ("queue before it", show("queue_seconds", describe_seconds)),
+            ("ends at", told.get("ends_at") and show_moments(*told["ends_at"])),
+            ("host", told.get("host_cores") and f"{show('host_cores', '{:,.1f}'.format)} cores"),
+            ("price", show("price", "{:,.2f}".format)),
+            ("rows on disk", show("rows_bytes", describe_size)),
+            ("texts of the job", show("texts_bytes", describe_size)),
             ("index", show("index_bytes", describe_size) or told["index_reason"]),
-            ("its build", show("index_seconds", describe_seconds, is_mean=False)),
+            ("its build", show("index_seconds", describe_seconds)),
         ]
     )
     for note in told.get("notes", ()):

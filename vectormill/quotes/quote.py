@@ -13,7 +13,7 @@ from vectormill.collections.generations import find_in_state
 from vectormill.domain.encoding import FLOAT16
 from vectormill.domain.errors import EmptyJob
 from vectormill.domain.task import DENSE, SCORE, VECTOR
-from vectormill.jobs.bottleneck import HELD
+from vectormill.jobs.bottleneck import DEVICE, HELD, RUN
 from vectormill.jobs.job import DISPATCHED_JOB_STATES, NewJob
 from vectormill.models.model_card import ModelCard
 from vectormill.moments import format_moment
@@ -21,7 +21,7 @@ from vectormill.quotes.bodies import QuoteBody
 from vectormill.quotes.figure import DEVIATIONS, Figure
 from vectormill.quotes.sample import TextSample
 from vectormill.quotes.sizes import Workload, estimate_sizes
-from vectormill.quotes.speed import Measured, Speed, fit_speed
+from vectormill.quotes.speed import MOST_FACTOR, Measured, Speed, fit_speed
 from vectormill.quotes.token_counts import TokenCounts, count_tokens
 from vectormill.workers.workers import Worker, list_workers
 
@@ -35,13 +35,15 @@ COUNT_KEPT: Final = """
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
 
-# Reused texts are left out, because they took no time. Only the last thousand submitted jobs are searched.
+# Reused texts are left out, because they took no time. While a worker held chunks of several jobs, its time belongs to
+# each of them by its share of what the device computed. Only the last thousand submitted jobs are searched.
 LIST_MEASURED: Final = text(f"""
     SELECT num_done - num_reused AS texts, num_tokens * (1 - num_reused::float8 / num_done) AS tokens,
-           (stage_seconds ->> '{HELD}')::float8 AS held
+           held * least(1, (stage_seconds ->> '{RUN}')::float8 / nullif((stage_seconds ->> '{DEVICE}')::float8, 0))
+               AS held
       FROM (SELECT * FROM vectormill.jobs ORDER BY seq DESC LIMIT 1000) AS last
-     WHERE model = :model AND started_at >= CAST(:since AS timestamptz) AND num_done > num_reused
-       AND stage_seconds ? '{HELD}'
+     CROSS JOIN LATERAL (SELECT (stage_seconds ->> '{HELD}')::float8 AS held) AS known
+     WHERE model = :model AND started_at >= CAST(:since AS timestamptz) AND num_done > num_reused AND held > 0
      ORDER BY seq DESC LIMIT 20
 """)
 
@@ -85,6 +87,9 @@ def make_quote(
     speed = fit_speed(list_measured(connection, workers), len(workers)) if workers else None
     how = f"No live worker has measured its rate with {spec.model} yet."
     rate = None
+    if speed is not None and speed.factor > MOST_FACTOR:
+        how = f"What texts took the live workers differs more than {MOST_FACTOR:g}-fold, so it tells no rate."
+        speed = None
     if speed is not None:
         how = f"The rate follows from what texts and tokens took the live workers, of which there are {len(workers)}."
         rate = speed.find_rate(load.tokens_per_row.value)

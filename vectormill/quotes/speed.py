@@ -14,8 +14,12 @@ Measured = tuple[float, float, float]
 
 # Shorter measurements are mostly of waiting.
 LEAST_SECONDS: Final = 1.0
-# A job takes at most so many times what was fitted, or more if one of the measured jobs did; few jobs say less.
+# A job takes at most so many times what was fitted, or as many as this share of the measured jobs did; few jobs say
+# less. The rest stood still for reasons of their own, and one of them in a long time must not make a quote useless.
 LEAST_FACTOR: Final = 1.25
+LIKELY_SHARE: Final = 0.9
+# Jobs that differ more from what was fitted tell less than the arithmetic of the model and the devices.
+MOST_FACTOR: Final = 10.0
 NUM_FEW: Final = 5
 FEW_POWER: Final = 1.6
 
@@ -44,21 +48,26 @@ class Speed:
 
 
 def fit_speed(measured: Sequence[Measured], num_workers: int) -> Speed | None:
-    """Fit the costs of a text and of a token by least squares of the relative errors; None without a measurement."""
+    """Fit the costs of a text and of a token by least squares of the relative errors; None without a measurement.
+
+    Measurements whose seconds for a token are far from the median's are not fitted, but count for the interval.
+    """
     rows = np.array(
         [each for each in measured if each[2] >= LEAST_SECONDS and min(each) > 0], dtype=np.float64
     )
     if not len(rows):
         return None
-    shares = (
-        rows[:, :2] / rows[:, 2:]
-    )  # [n, 2]: times the costs it is 1 for a job that took as long as fitted
+    # [n, 2]: times the costs it is 1 for a job that took as long as fitted
+    all_shares = rows[:, :2] / rows[:, 2:]
+    speeds = np.log(all_shares[:, 1])
+    is_near = np.abs(speeds - np.quantile(speeds, 0.5, method="nearest")) <= math.log(MOST_FACTOR)
+    shares = all_shares[is_near]
     costs = np.linalg.lstsq(shares, np.ones(len(shares)))[0]
-    if len(rows) == 1 or costs.min() < 0:  # lengths that hardly differ, or chance: one of the two costs is 0
+    if len(shares) == 1 or costs.min() < 0:  # lengths that hardly differ, or chance: one of the costs is 0
         alone = shares.sum(axis=0) / (shares**2).sum(axis=0)
         errors = ((shares * alone - 1) ** 2).sum(axis=0)
-        use = 1 if len(rows) == 1 else int(errors.argmin())
+        use = 1 if len(shares) == 1 else int(errors.argmin())
         costs = np.where(np.arange(2) == use, alone, 0.0)
-    worst = float(np.abs(np.log(shares @ costs)).max())
-    factor = max(LEAST_FACTOR, math.exp(worst)) ** (FEW_POWER if len(rows) < NUM_FEW else 1)
+    likely = float(np.quantile(np.abs(np.log(all_shares @ costs)), LIKELY_SHARE, method="higher"))
+    factor = max(LEAST_FACTOR, math.exp(likely)) ** (FEW_POWER if len(rows) < NUM_FEW else 1)
     return Speed(float(costs[0]), float(costs[1]), num_workers, factor)

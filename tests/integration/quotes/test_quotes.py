@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from vectormill.domain.encoding import DEFAULT_MODEL
 from vectormill.models.registry import Registry
 from vectormill.objects.reference import DELIMITERS
 from vectormill.quotes import objects, sources
+from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR
 from vectormill.workers.workers import beat_worker
 
 SENTENCES = ["one", "The second of four texts.", "one", "long " * 400]
@@ -155,6 +157,24 @@ def test_time_and_end_follow_from_the_measured_rate_and_the_queue(
     assert 15 < behind["queue_seconds"]["value"] < 40
     assert behind["ends_at"][1] < behind["ends_at"][0] < behind["ends_at"][2]
     assert behind["ends_at"][1] > alone["ends_at"][2]
+
+
+def test_the_time_in_which_workers_held_several_jobs_is_shared_between_them(
+    engine: Engine, client: httpx.Client
+) -> None:
+    measure(engine, tokens=1000, seconds=0)  # only jobs have measured
+    for share in (1.0, 0.25):
+        submit(client, make_rows([f"word {number}" for number in range(20)]))
+        encode_waiting(engine)
+        stage_seconds = json.dumps({"held": 10 / share, "device": 8 / share, "run": 8})
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE vectormill.jobs SET num_tokens = 1000, stage_seconds = CAST(:spent AS jsonb)"
+                     " WHERE seq = (SELECT max(seq) FROM vectormill.jobs)"),
+                {"spent": stage_seconds},
+            )  # fmt: skip
+    rate = quote(client, make_rows(["word"] * 20))["tokens_per_second"]
+    assert rate["value"] / rate["least"] == pytest.approx(LEAST_FACTOR**FEW_POWER), "both took the same time"
 
 
 def test_rows_of_which_the_model_reads_nothing_take_no_time_and_the_least_number_of_tokens_may_be_none(
@@ -407,6 +427,11 @@ def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(
     measure(engine, tokens=1000, seconds=10)
     told = run("--sql", "SELECT i AS key, 'x ' || i AS text FROM generate_series(1, 50) AS i")
     assert (told["rows"], round(told["tokens_per_second"]["value"]), told["price"]) == (exact(50), 100, None)
+    with pytest.raises(SystemExit):
+        main(("quote", str(path), "--api-url", str(client.base_url)))
+    shown = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert shown["tokens/s"] == "100 (70 to 143)", "the likely value comes first"
+    assert re.fullmatch(r"\S+ \(\S+ to \S+\)", shown["ends at"])
     with pytest.raises(SystemExit) as end:
         main(("quote", str(path), "--sql", "SELECT 1", "--api-url", str(client.base_url)))
     assert (end.value.code, "Name one of" in capsys.readouterr().err) == (2, True)

@@ -12,7 +12,7 @@ from vectormill.quotes.figure import Figure
 from vectormill.quotes.quote import find_queue
 from vectormill.quotes.sample import KEPT_BYTES, MOST_HASHES, MOST_ROWS, TextSample
 from vectormill.quotes.sizes import Workload, estimate_sizes
-from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR, Speed, fit_speed
+from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR, MOST_FACTOR, Speed, fit_speed
 
 RATE = Figure(100, 50, 200)
 
@@ -103,6 +103,20 @@ def test_the_costs_of_a_text_and_of_a_token_are_found_from_jobs_of_different_len
     slow = fit_speed([*jobs, (1000, 100_000, 33.0)], 2)
     assert slow is not None
     assert slow.factor > 1.5, "a job that took three times as long was measured too"
+
+
+@pytest.mark.parametrize(("texts", "tokens", "seconds"), [(2, 10, 900.0), (90_000, 9_000_000, 1.1)])
+def test_a_job_that_stood_still_or_had_no_work_makes_no_interval_useless(
+    texts: int, tokens: int, seconds: float
+) -> None:
+    jobs = [(100.0 * number, 2000.0 * number, 3.0 * number) for number in range(1, 20)]
+    speed = fit_speed([*jobs, (texts, tokens, seconds)], 1)
+    assert speed is not None
+    rate = speed.find_rate(20)
+    assert 2000 / 3 / 2 < rate.least < 2000 / 3 < rate.most < 2000 / 3 * 4
+    wild = fit_speed([(100, 2000, 10.0**number) for number in range(1, 8)], 1)
+    assert wild is not None
+    assert wild.factor > MOST_FACTOR, "nothing can be told"
 
 
 def test_few_or_odd_measurements_give_a_wide_interval_and_no_negative_cost() -> None:
