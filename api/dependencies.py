@@ -7,7 +7,8 @@ from uuid import UUID
 
 import redis
 from fastapi import Depends, Path, Request
-from sqlalchemy import Engine
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Engine, TextClause
 
 from api.intake.puts import Puts
 from api.limits.gates import Gates
@@ -16,8 +17,10 @@ from api.queries import QueryExchange
 from api.search_pool import LiveGenerations, SearchPool
 from api.watch import Watch
 from vectormill.collections.collection import COLLECTION_NAME
-from vectormill.domain.errors import CollectionNotFound, JobNotFound
+from vectormill.db.short_ids import find_by_prefix
+from vectormill.domain.errors import CollectionNotFound, JobNotFound, NotFound
 from vectormill.jobs.bodies import JobBody
+from vectormill.jobs.jobs import LIST_JOBS_BY_ID
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
@@ -50,12 +53,12 @@ async def get_resources(request: Request) -> Resources:
     return resources
 
 
-async def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID.")]) -> UUID:
-    """Parse a job's id. Raise JobNotFound if it is not a UUID, since no job has such an id."""
+async def find_id(resources: Resources, statement: TextClause, written: str, missing: type[NotFound]) -> UUID:
+    """Return the id that was written whole, or as a beginning that the database completes. Raise `missing`."""
     try:
-        return UUID(job_id)
+        return UUID(written)
     except ValueError:
-        raise JobNotFound from None
+        return await run_in_threadpool(find_by_prefix, resources.engine, statement, written, missing)
 
 
 def parse_collection_name(name: str) -> str:
@@ -73,5 +76,15 @@ async def take_collection_name(
 
 
 ResourcesDependency = Annotated[Resources, Depends(get_resources)]
-JobId = Annotated[UUID, Depends(parse_job_id)]
+
+
+async def take_job_id(
+    resources: ResourcesDependency,
+    job_id: Annotated[str, Path(description="The job's id, a UUID, or its first digits, at least eight.")],
+) -> UUID:
+    """Return the id of the job in the path. Raise JobNotFound."""
+    return await find_id(resources, LIST_JOBS_BY_ID, job_id, JobNotFound)
+
+
+JobId = Annotated[UUID, Depends(take_job_id)]
 CollectionName = Annotated[str, Depends(take_collection_name)]

@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
-from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.dependencies import CollectionName, Resources, ResourcesDependency, find_id
 from api.intake.idempotency import IdempotencyKey
 from api.routes.quotes import quote_source
 from api.serving import respond, serve
@@ -26,6 +26,7 @@ from vectormill.runs import operations
 from vectormill.runs.bodies import RunBody, RunPage, RunRequest, describe_run
 from vectormill.runs.run import ENCODING, REINDEX, Run
 from vectormill.runs.runs import (
+    LIST_RUNS_BY_ID,
     cancel_run,
     confirm_run,
     create_run,
@@ -40,15 +41,15 @@ from vectormill.sources.sources import find_source_of_run
 router = APIRouter(tags=["runs"])
 
 
-def parse_run_id(run_id: Annotated[str, Path(description="The run's id, a UUID.")]) -> UUID:
-    """Parse a run's id. Raise RunNotFound if it is not a UUID, since no run has such an id."""
-    try:
-        return UUID(run_id)
-    except ValueError:
-        raise RunNotFound from None
+async def take_run_id(
+    resources: ResourcesDependency,
+    run_id: Annotated[str, Path(description="The run's id, a UUID, or its first digits, at least eight.")],
+) -> UUID:
+    """Return the id of the run in the path. Raise RunNotFound."""
+    return await find_id(resources, LIST_RUNS_BY_ID, run_id, RunNotFound)
 
 
-RunId = Annotated[UUID, Depends(parse_run_id)]
+RunId = Annotated[UUID, Depends(take_run_id)]
 
 
 @serve(router, operations.START)

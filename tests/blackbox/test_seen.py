@@ -38,8 +38,7 @@ def read_help(service: Service, *command: str) -> Iterator[str]:
     text = service.run(*command, "--help", environment={"COLUMNS": "100", "TERM": "dumb"}).stdout
     text = re.sub(r"\(\d+ cores?.*?\)", "(…)", text)
     yield f"$ vectormill {' '.join(command)} --help\n{text.rstrip()}\n"
-    _, found, below = text.partition("\nCommands:\n")
-    for line in below.splitlines() if found else ():
+    for line in text.partition("Show this message and exit.\n")[2].splitlines():
         if matched := re.match(r"  (\S+)  ", line):
             yield from read_help(service, *command, matched[1])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED, exit_code_of_job
 from vectormill.cli.printing import (
     Outcome,
@@ -175,23 +175,22 @@ def export(
     *,
     out: str,
     format: RowsName | None = None,
-    include: str | None = None,
+    include: Names | None = None,
     after: str | None = None,
 ) -> str | None:
     """Write a collection's rows, ordered by key, to a file, which appears whole or not at all.
 
     Args:
         out (-o, OUT): A file, or - for NDJSON on stdout.
-        include (PARTS): The parts to write, separated by commas: vector (score or output, by the collection's kind),
-            metadata and text. By default the first two.
+        include (PART): A part to write: vector (score or output, by the kind of the collection), metadata or text. By
+            default the first two.
         after (KEY): Write only rows after this key, to continue an export.
     """
     from vectormill.files.outputs import check_output, choose_format
 
-    parts = None if include is None else [part.strip() for part in include.split(",")]
     if out == "-":
         client.export_collection(
-            collection, sys.stdout.buffer, format or "ndjson", include=parts, after=after
+            collection, sys.stdout.buffer, format or "ndjson", include=include, after=after
         )
         return None
     kind = choose_format(Path(out), format)
@@ -200,7 +199,7 @@ def export(
             f"Collections can be exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
         )
     check_output(Path(out))
-    client.export_collection(collection, Path(out), kind, include=parts, after=after)
+    client.export_collection(collection, Path(out), kind, include=include, after=after)
     return f"Wrote {out}."
 
 
@@ -303,7 +302,7 @@ def index(
     ef_construction: int | None = None,
     workers: int | None = None,
     memory_mib: int | None = None,
-    on: list[str] | None = None,
+    on: Names | None = None,
     multi_vector_codes: int | None = None,
     rebuild: bool = False,
     drop: bool = False,
@@ -318,8 +317,8 @@ def index(
         ef_construction (N, 4 to 1000): HNSW: candidates examined for each row while building.
         workers (N, 0 to 31): Parallel processes for a build.
         memory_mib (MIB, from 1): Memory for a build (Postgres's maintenance_work_mem).
-        on (FIELD): Index a metadata field for filters, such as author or author.name; * indexes all fields. May be
-            repeated. Replaces the fields that were set before.
+        on (FIELD): Index a metadata field for filters, such as author or author.name; * indexes all fields.
+            Replaces the fields that were set before.
         multi_vector_codes (BITS, 0 or 2): Turn multi-vectors into residual codes of 2 bits a dimension; 0 keeps those
             of new rows as halves.
         rebuild: Rebuild the vector index even if it is usable.

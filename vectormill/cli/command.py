@@ -23,6 +23,9 @@ from vectormill.domain.encoding import Option, list_options
 from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, describe_outputs
 
 ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}."
+# The type of an option that takes several names: it is repeated, or its value separates them by commas. Patterns and
+# conditions, in which a comma may occur, are `list[str]` and only repeated.
+Names = Annotated[list[str], "names"]
 # An entry of `Args:`: the name, the text in parentheses, the help, and the default to show in the help.
 ENTRY: Final = re.compile(r"(\w+)(?: \(([^)]*)\))?:(?: (.*?))?(?:\s*\[default: (.*)\])?")
 
@@ -72,9 +75,9 @@ ARGUMENTS: Final = dict(
     read_entries(f"""
     collection (COLLECTION): The collection's name.
     input (INPUT): {INPUT_HELP}
-    job_id (JOB): The job's id, as printed by `submit` and `jobs`.
+    job_id (JOB): The job's id, as printed by `submit` and `jobs`, or its first eight digits or more.
     key (KEY): The item's key. May contain any characters, slashes too.
-    run_id (RUN): The run's id, as printed by `reindex` and `runs list`.
+    run_id (RUN): The run's id, as printed by `reindex` and `runs list`, or its first eight digits or more.
     schedule (NAME): The schedule's name, as shown by `schedules list`.
     webhook (ID): The webhook's id, as shown by `webhooks list`.
     """)
@@ -194,6 +197,7 @@ def make_parameter(parameter: inspect.Parameter, explained: dict[str, ParameterH
         or ParameterHelp()
     )
     shown: Any = told.default or True
+    kind: Any = parameter.annotation
     if is_argument:
         metavar = told.metavar or parameter.name.upper()
         info: Any = typer.Argument(metavar=metavar, help=told.help, show_default=shown)
@@ -202,15 +206,18 @@ def make_parameter(parameter: inspect.Parameter, explained: dict[str, ParameterH
         has_opposite = parameter.annotation == bool | None or parameter.default is True
         flag = f"--{words}/--no-{words}" if has_opposite else f"--{words}"
         flags = told.flags if any(each.startswith("--") for each in told.flags) else (flag, *told.flags)
+        help = told.help
+        if is_names := kind == Names | None:
+            kind, help = list[str] | None, f"{help} May be repeated, or several separated by commas."
         info = typer.Option(
-            *flags, metavar=told.metavar, help=told.help, min=told.least, max=told.most, show_default=shown
-        )
-    return inspect.Parameter(
-        parameter.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=parameter.default,
-        annotation=Annotated[parameter.annotation, info],
-    )
+            *flags, metavar=told.metavar, help=help, min=told.least, max=told.most, show_default=shown,
+            callback=split_names if is_names else None,
+        )  # fmt: skip
+    return _optional(parameter.name, Annotated[kind, info], parameter.default)
+
+
+def split_names(given: list[str] | None) -> list[str] | None:
+    return [name for each in given for name in map(str.strip, each.split(",")) if name] if given else None
 
 
 def make_flag(option: Option) -> inspect.Parameter:

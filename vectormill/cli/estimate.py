@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vectormill.cli.collections import describe_bytes
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.jobs import PAIR_FIELD, read_input
 from vectormill.cli.printing import print_facts, tell
 from vectormill.cli.sources import leave_out
@@ -155,7 +155,7 @@ def quote(
     key_field: str | None = None,
     text_field: str = "text",
     pair_field: str = PAIR_FIELD,
-    metadata_field: list[str] | None = None,
+    metadata_field: Names | None = None,
     format: InputName | None = None,
     strict: bool = False,
     gzip: bool = False,
@@ -174,7 +174,7 @@ def quote(
             service's own database is read.
         reindex (COLLECTION): Quote a re-index of this collection from its source.
         collection (NAME): Tell which rows this collection has already.
-        metadata_field (NAME): Keep this column with each result. May be repeated.
+        metadata_field (NAME): Keep this column with each result.
         format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
         gzip: Compress the upload, for slow networks.
         devices (DEVICES): Without live workers, estimate with these: auto for this machine, or a description such as

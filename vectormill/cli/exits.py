@@ -18,7 +18,7 @@ BUG: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 
 EXIT_CODES_HELP: Final = (
-    "Exit codes: 0 all items have vectors, 1 some items failed, 2 bad usage or input, "
+    "Exit codes: 0 every item has its result, 1 some items failed, 2 bad usage or input, "
     "3 service unavailable, 4 job failed or cancelled, 130 interrupted."
 )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.printing import tell
 from vectormill.domain.encoding import PASSAGES, EncodingOptions
 from vectormill.domain.errors import (
@@ -77,7 +77,7 @@ def import_vectors(
     key: str = "key",
     vector: str = "embedding",
     text: str | None = None,
-    metadata: list[str] | None = None,
+    metadata: Names | None = None,
     metadata_json: str | None = None,
     content_hash: str | None = None,
     model: str | None = None,
@@ -104,7 +104,7 @@ def import_vectors(
         vector (COLUMN): The column with the vector.
         text (COLUMN): The column with the text. A later re-index encodes only rows whose text differs from it, and all
             rows that were imported without.
-        metadata (COLUMN): A column to keep as metadata. May be repeated.
+        metadata (COLUMN): A column to keep as metadata.
         metadata_json (COLUMN): The column with the metadata as JSON objects, instead of --metadata.
         content_hash (COLUMN): The column with the hashes of texts that Vectormill exported, for rows without texts.
         keep_text: Keep texts alongside their vectors, if the collection is created.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
 from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
@@ -73,7 +73,7 @@ def submit(
     text_field: str = "text",
     pair_field: str = PAIR_FIELD,
     strict: bool = False,
-    metadata_field: list[str] | None = None,
+    metadata_field: Names | None = None,
     to: str | None = None,
     format: InputName | None = None,
     unique: bool = False,
@@ -87,7 +87,7 @@ def submit(
     them with credentials of their own.
 
     Args:
-        metadata_field (NAME): Keep this column of the objects with each result. May be repeated.
+        metadata_field (NAME): Keep this column of the objects with each result.
         to (URL): Write the results as Parquet into this empty folder of an object store, or into a table,
             iceberg://catalog/namespace.table, instead of Postgres.
         format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
@@ -173,10 +173,9 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
         "id",
         "state",
         "collection",
-        ("items", "num_items"),
-        ("ended", lambda job: job["num_done"] + job["num_failed"]),
+        ("items", lambda job: f"{job['num_done'] + job['num_failed']:,} of {job['num_items']:,}"),
         ("failed", "num_failed"),
-        ("created", lambda job: job["created_at"][:19]),
+        ("created", lambda job: job["created_at"][:16].replace("T", " ")),
     ),
 )
 def jobs(
@@ -212,7 +211,7 @@ def status(client: "Client", job_id: str | None = None, *, watch: bool = False, 
     """Show a job's progress, or the workers with their rates, memory and bottleneck, and the schedules.
 
     Args:
-        job_id ([JOB]): The job's id; without one, the live workers are shown.
+        job_id ([JOB]): The job's id, or its first eight digits or more; without one, the live workers are shown.
         watch: Follow the job until it ends.
     """
     from vectormill.client.views import look_at_job
@@ -265,10 +264,11 @@ def retry(client: "Client", job_id: str) -> Job:
 @command(app, "vectormill delete JOB", "vectormill cancel JOB && vectormill delete JOB")
 def delete(client: "Client", job_id: str) -> str:
     """Delete an ended job with its texts, errors and vectors. Rows in collections stay."""
-    if client.job(job_id)["state"] == CANCELLING:
-        client.wait(job_id)  # this takes seconds, until workers have noticed the cancellation
-    client.delete(job_id)
-    return f"Deleted job {job_id}."
+    job = client.job(job_id)
+    if job["state"] == CANCELLING:
+        client.wait(job["id"])  # this takes seconds, until workers have noticed the cancellation
+    client.delete(job["id"])
+    return f"Deleted job {job['id']}."
 
 
 @command(app, "vectormill errors JOB --json > failed.jsonl", view=listing("key", "code", "detail"))
@@ -295,7 +295,6 @@ def export(
     """Write a job's vectors to a file, which appears whole or not at all.
 
     Args:
-        job_id (JOB): The job's id.
         out (-o, OUT): A file, or - for NDJSON on stdout.
         partial: Export what is there even if the job has not ended.
     """

@@ -1,5 +1,6 @@
 """Print answers on stdout: a table on a terminal, tab-separated lines elsewhere, or JSON lines."""
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from vectormill.client.views import ProgressView
 
 REPORT_WIDTH: Final = 120
+# The first column names the record. Up to the length of a UUID it keeps its width, and other columns give way.
+NAME_WIDTH: Final = 36
 
 View = Callable[[Any], None]
 
@@ -81,14 +84,18 @@ def listing(*columns: Column) -> View:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table on a terminal, and tab-separated lines of full width elsewhere."""
+    """Print a table on a terminal, and tab-separated lines of full width elsewhere; a single column has no title."""
     from rich.console import Console
 
     console = Console()
     if console.is_terminal:
-        console.print(_make_table(columns, rows))
+        table = _make_table(columns, rows)
+        table.padding = (0, 1, 0, 0)
+        console.print(table)
         return
-    for row in rows:
+    rows = iter(rows)
+    first = list(itertools.islice(rows, 1))  # an error comes before the titles
+    for row in itertools.chain([columns] if len(columns) > 1 and any(columns) else [], first, rows):
         sys.stdout.write("\t".join(_plain(cell) for cell in row) + "\n")
 
 
@@ -115,13 +122,18 @@ def make_report_console() -> "Console":
 
 def _make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> "Table":
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
+    # Text, because Rich would read a key such as "[red]" as markup. What is too wide is folded and not cut.
+    for title in columns:
+        table.add_column(Text(title, overflow="fold"), overflow="fold")
     for row in rows:
-        # Text, because Rich would read a key such as "[red]" as markup.
         table.add_row(*(Text(_plain(cell)) for cell in row))
+    longest = max(map(cell_len, map(str, table.columns[0].cells)), default=0)
+    table.columns[0].width = longest if longest <= NAME_WIDTH else None
     return table
 
 

@@ -125,11 +125,9 @@ def reindex(
     view=listing(
         "id",
         "collection",
-        "kind",
-        "state",
-        "phase",
+        ("run", lambda run: f"{run['kind']}: {describe_stage(run)}"),
         ("rows", lambda run: describe_run_counts(run)),
-        ("created", lambda run: run["created_at"][:19]),
+        ("created", lambda run: run["created_at"][:16].replace("T", " ")),
     ),
 )
 def list_all(client: "Client", *, collection: str | None = None, limit: int = 50) -> Iterator[Run]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.printing import listing, print_table
 from vectormill.runs.run import describe_counts
 
@@ -65,7 +65,7 @@ def create(
     key: str | None = None,
     text: str | None = None,
     text_pair: str | None = None,
-    metadata: list[str] | None = None,
+    metadata: Names | None = None,
     split: str | None = None,
 ) -> Schedule:
     """Re-index a collection from its source at every due time from now on.
@@ -80,7 +80,7 @@ def create(
         source (WHERE): Also set the source: a query, a folder, or files. `sources set` has more options.
         key (COLUMN): The source's column with the keys.  [default: key]
         text (COLUMN): The source's column with the texts.  [default: text]
-        metadata (COLUMN): A column to keep as metadata. May be repeated.
+        metadata (COLUMN): A column to keep as metadata.
         split (HOW): Split texts into passages, as for `sources set`.
     """
     from vectormill.cli.sources import parse_split, read_source

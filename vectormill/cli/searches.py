@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.printing import print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.item import PASSAGE
@@ -40,8 +40,8 @@ def search(
     hybrid: bool = False,
     weights: str | None = None,
     like: str | None = None,
-    outputs: str | None = None,
-    include: list[str] | None = None,
+    outputs: Names | None = None,
+    include: Names | None = None,
     by_document: bool = False,
     min_score: float | None = None,
     ef_search: int | None = None,
@@ -61,9 +61,9 @@ def search(
         weights (VECTOR:TEXT): The weights of vectors and words in --hybrid as VECTOR:TEXT, for example 2:1.
             [default: 1:1]
         like (KEY): Find rows similar to the row with this key, instead of TEXT.
-        outputs (LIST): The outputs of the collection that are compared, separated by commas: dense, sparse,
-            multi_vector.  [default: dense, or the first that the collection has]
-        include (text|vector): Also show this part of each match. May be repeated.
+        outputs (NAME): An output of the collection that is compared: dense, sparse or multi_vector. By default dense,
+            or the first that the collection has.
+        include (text|vector): Also show this part of each match.
         by_document: Show only the best passage of each document.
         min_score (X): Leave out matches with a lower score.
         ef_search (N, 1 to 1000): Candidates that an HNSW index examines; more find more and take longer.
@@ -87,7 +87,7 @@ def search(
         filter=read_filters(filter or ()),
         mode="hybrid" if hybrid else mode,
         weights=None if weights is None else read_weights(weights),
-        outputs=None if outputs is None else [name.strip() for name in outputs.split(",")],
+        outputs=outputs,
         include=["metadata", *include] if include else None,
         group_by="document" if by_document else None,
         min_score=min_score,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.jobs import PAIR_FIELD, read_input
 from vectormill.cli.printing import print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
@@ -24,8 +24,6 @@ push_app = typer.Typer()
 
 # A source that begins with one of these words is a query.
 QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
-
-Texts = list[str] | None
 
 
 def show_source(source: Mapping[str, Any]) -> None:
@@ -84,14 +82,14 @@ def set_source(
     collection: str,
     *,
     sql: str | None = None,
-    files: Texts = None,
+    files: list[str] | None = None,
     tree: str | None = None,
     push: bool = False,
     own_texts: bool = False,
     key: str | None = None,
     text: str | None = None,
     text_pair: str | None = None,
-    metadata: Texts = None,
+    metadata: Names | None = None,
     metadata_json: str | None = None,
     pages: bool = False,
     changed: str | None = None,
@@ -99,8 +97,8 @@ def set_source(
     url_env: str | None = None,
     url_file: str | None = None,
     format: str | None = None,
-    include: Texts = None,
-    exclude: Texts = None,
+    include: list[str] | None = None,
+    exclude: list[str] | None = None,
     split: str | None = None,
     check: bool = True,
 ) -> Mapping[str, Any]:
@@ -116,7 +114,7 @@ def set_source(
         own_texts: Take the texts that the collection keeps itself.
         key (COLUMN): The column with the key.  [default: key]
         text (COLUMN): The column with the text.  [default: text]
-        metadata (COLUMN): A column to keep as metadata. May be repeated.
+        metadata (COLUMN): A column to keep as metadata.
         metadata_json (COLUMN): The column with the metadata as JSON objects, instead of --metadata.
         pages: Read the query in the order of its key, a page in each transaction; for large tables of Postgres with
             an index by that column.

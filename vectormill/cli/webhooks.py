@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Names, command
 from vectormill.cli.exits import UNAVAILABLE, CommandFailed
 from vectormill.cli.printing import listing, tell
 from vectormill.domain.errors import InvalidOption
@@ -39,12 +39,12 @@ def show_secret(webhook: Webhook) -> None:
     "vectormill webhooks create https://example.com/hook --event job.failed --event run.failed --event run.held",
     view=show_secret,
 )
-def create(client: "Client", url: str, *, event: list[str] | None = None, description: str = "") -> Webhook:
+def create(client: "Client", url: str, *, event: Names | None = None, description: str = "") -> Webhook:
     """Create a webhook and print its secret, with which the receiver checks signatures. It is shown only this once.
 
     Args:
         url (URL): The http or https address that receives the messages.
-        event (TYPE): An event to send, such as job.completed or run.failed. May be repeated.  [default: all]
+        event (TYPE): An event to send, such as job.completed or run.failed.  [default: all]
         description (TEXT): A note, such as the owner.
     """
     return client.create_webhook(url, events=event or (), description=description)
@@ -82,7 +82,7 @@ def change(
     webhook: int,
     *,
     url: str | None = None,
-    event: list[str] | None = None,
+    event: Names | None = None,
     description: str | None = None,
     enable: bool | None = None,
 ) -> str:
@@ -90,7 +90,7 @@ def change(
 
     Args:
         url (URL): The new address.
-        event (TYPE): Send only these events. May be repeated.
+        event (TYPE): Send only these events.
         description (TEXT):
         enable (--enable/--disable): Enable or disable it. Enabling clears its failures.
     """

@@ -50,6 +50,10 @@ FROM_JOBS = """
 # A job that is being deleted is hidden from readers: see deletion.py.
 FIND_JOB = text(f"SELECT {JOB_COLUMNS} {FROM_JOBS} WHERE jobs.id = :job_id AND jobs.state <> 'deleting'")
 
+LIST_JOBS_BY_ID = text("""
+    SELECT id FROM vectormill.jobs WHERE id BETWEEN :least AND :most AND state <> 'deleting' ORDER BY id LIMIT :limit
+""")
+
 LIST_JOBS = f"""
     SELECT {JOB_COLUMNS} {FROM_JOBS}
      WHERE jobs.seq < :before_seq AND jobs.state <> 'deleting'

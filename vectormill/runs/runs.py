@@ -57,6 +57,10 @@ FROM_RUNS = """
 
 FIND_RUN = text(f"SELECT {RUN_COLUMNS} {FROM_RUNS} WHERE runs.id = :run_id")
 
+LIST_RUNS_BY_ID = text(
+    "SELECT id FROM vectormill.runs WHERE id BETWEEN :least AND :most ORDER BY id LIMIT :limit"
+)
+
 # Uses clock_timestamp() instead of now(), so that runs created in one transaction have an order for paging. A
 # due time of a schedule has at most one run.
 CREATE_RUN = text("""

@@ -102,6 +102,45 @@ def test_a_job_that_is_not_there_is_not_found(refusing_client: httpx.Client) -> 
                 assert_problem(answer, 404, "job-not-found")
 
 
+# A second job whose id begins like that of the first.
+COPY_JOB = text("""
+    INSERT INTO vectormill.jobs OVERRIDING SYSTEM VALUE
+    SELECT copy.* FROM vectormill.jobs
+     CROSS JOIN LATERAL jsonb_populate_record(jobs, jsonb_build_object(
+               'id', CAST(:copy_id AS text), 'seq', seq + 1000, 'state', CAST(:state AS text))) AS copy
+     WHERE jobs.id = :job_id
+""")
+
+
+def test_the_first_eight_digits_of_an_id_name_the_job_unless_another_begins_so_too(
+    client: httpx.Client, engine: Engine
+) -> None:
+    job_id = submit(client, many(3))["id"]
+    encode_waiting(engine)
+    short = f"/v1/jobs/{job_id[:8]}"
+    whole = client.get(f"/v1/jobs/{job_id}").json()
+    for prefix in (job_id[:8], job_id[:8].upper(), job_id[:9], job_id[:13], job_id.replace("-", "")[:31]):
+        assert client.get(f"/v1/jobs/{prefix}").json()["id"] == job_id, prefix
+    with client.stream("GET", f"{short}/events") as events:
+        assert whole["id"] in "".join(events.iter_text())
+    assert len(client.get(f"{short}/vectors").text.splitlines()) == 3
+    assert_problem(client.get(f"/v1/jobs/{job_id[:7]}"), 404, "job-not-found", "at least the first 8 digits")
+    copy_id = job_id[:-12] + ("0" * 12 if job_id[-12:] != "0" * 12 else "1" * 12)
+    with engine.begin() as connection:
+        connection.execute(COPY_JOB, {"copy_id": copy_id, "job_id": job_id, "state": "completed"})
+    for method in ("GET", "DELETE"):
+        answer = client.request(method, short, headers={CONFIRMATION: job_id[:8]})
+        assert_problem(answer, 404, "job-not-found", f"Several ids begin with {job_id[:8]}: ")
+        assert job_id in answer.json()["detail"]
+        assert copy_id in answer.json()["detail"]
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.jobs SET state = 'deleting' WHERE id = :id"), {"id": copy_id}
+        )
+    assert client.delete(short, headers={CONFIRMATION: job_id[:8]}).status_code == 204
+    assert_problem(client.get(short), 404, "job-not-found", "may have been deleted")
+
+
 def test_failed_items_are_listed_in_order_and_retried_alone(client: httpx.Client, engine: Engine) -> None:
     items = [
         *many(6),

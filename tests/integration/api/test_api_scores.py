@@ -236,7 +236,7 @@ def test_commands_fill_a_collection_of_scores_and_tell_of_it(
     run("collections", "show", "duplicates", *place)
     assert f"{MODEL}, scores of 0, 1" in capsys.readouterr().out
     run("collections", "list", *place)
-    assert capsys.readouterr().out.startswith(f"duplicates\tscores\t{MODEL}\t")
+    assert f"\nduplicates\tscores\t{MODEL}\t" in capsys.readouterr().out
     exported = tmp_path / "exported.jsonl"
     run("collections", "export", "duplicates", "-o", str(exported), "--include", "score", *place)
     rows = list(map(json.loads, exported.read_text(encoding="utf-8").splitlines()))

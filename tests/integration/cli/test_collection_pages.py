@@ -94,7 +94,7 @@ def test_a_person_reads_the_page_of_a_collection(
     assert "never" in page
     assert "every row" in page
     main_exits("collections", "list", "--api-url", url)
-    assert capsys.readouterr().out.startswith("docs\tvectors\tall-MiniLM-L6-v2\t")
+    assert "\ndocs\tvectors\tall-MiniLM-L6-v2\t" in capsys.readouterr().out
     with Client(url) as client:
         assert [collection["name"] for collection in client.collections()] == ["docs"]
         assert client.collection("docs")["dimensions"] == 8

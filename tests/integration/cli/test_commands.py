@@ -150,7 +150,7 @@ def test_jobs_are_listed_newest_first_up_to_a_limit(
 ) -> None:
     ids = [client.submit(["one"], dimensions=8)["id"] for _ in range(4)]
     assert run("jobs", "--limit", "3") == 0
-    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ids[:0:-1]
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ["id", *ids[:0:-1]]
     assert run("jobs", "--state", "queued", "--limit", "4", "--json") == 0
     assert [each["id"] for each in read_json(capsys.readouterr().out)] == ids[::-1]
 
@@ -196,7 +196,7 @@ def test_failed_and_cut_items_are_listed(
     job = client.submit(items, dimensions=8)["id"]
     encode_waiting(engine)
     assert run("errors", job) == 0
-    assert capsys.readouterr().out.startswith("b\tempty_text\t")
+    assert capsys.readouterr().out.startswith("key\tcode\tdetail\nb\tempty_text\t")
     assert run("errors", job, "--json") == 0
     assert read_json(capsys.readouterr().out)[0]["key"] == "b"
     assert run("truncated", job) == 0
@@ -230,11 +230,11 @@ def test_models_and_workers_are_listed_with_what_they_chose_and_why(
 ) -> None:
     beat(engine)
     assert run("models") == 0
-    assert capsys.readouterr().out.startswith(f"{DEFAULT_MODEL}\tembed\tdense\t384\t256\t")
+    assert f"\n{DEFAULT_MODEL}\tembed\tdense\t384\t256\t" in capsys.readouterr().out
     assert run("workers") == 0
     assert "\topenvino (the faster backend on CPUs)\t" in capsys.readouterr().out
     assert run("status") == 0
-    cells = capsys.readouterr().out.rstrip("\n").split("\t")
+    cells = capsys.readouterr().out.splitlines()[1].split("\t")
     assert cells == [
         "cpu0@host", DEFAULT_MODEL, "running", "cpu:0", "replicate: layers 0-5", "0.16 GB in 1.5 s", "7,400", "2.1%",
         "1.5 of 24 GiB", "-", "-",

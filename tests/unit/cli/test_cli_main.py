@@ -1,17 +1,18 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from typer import Context
 from typer.main import get_command
 
 from tests.architecture.sources import ROOT
 from tests.commands import run
 from vectormill.cli import exits
-from vectormill.cli.app import app
+from vectormill.cli.app import GROUPS, app
 from vectormill.cli.jobs import read_input
 from vectormill.domain.errors import InvalidItem, UnknownModel
 from vectormill.jobs.job import TERMINAL_JOB_STATES
@@ -35,6 +36,29 @@ def test_the_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[
         help = capsys.readouterr().out
         assert "Example" in help
         assert f"vectormill {command}" in help.partition("Example")[2]
+
+
+def test_every_command_is_in_one_group_of_the_help() -> None:
+    assert sorted(" ".join(GROUPS.values()).split()) == COMMANDS
+
+
+def list_options(command: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    """Yield the options that may be repeated, of a command and those below it, each with its full name."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from list_options(each, *names, name)
+    for parameter in command.params:
+        if getattr(parameter, "multiple", False):
+            yield " ".join((*names, parameter.opts[0])), parameter
+
+
+def test_options_that_take_several_names_take_them_repeated_and_separated_by_commas() -> None:
+    patterns = {"search --filter", *(f"sources set --{each}" for each in ("files", "include", "exclude"))}
+    found = dict(list_options(get_command(app)))
+    assert patterns < set(found)
+    for name, option in found.items():
+        read = option.process_value(Context(get_command(app)), ["a, b", "c"])
+        assert list(read) == (["a, b", "c"] if name in patterns else ["a", "b", "c"]), name
+        assert ("commas" in option.help) == (name not in patterns), name
 
 
 def test_the_help_of_a_command_loads_nothing_that_it_needs_only_to_run() -> None:

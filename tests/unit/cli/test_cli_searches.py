@@ -74,7 +74,10 @@ def test_every_option_reaches_the_api(
         }
     ]  # fmt: skip
     printed = capsys.readouterr()
-    assert printed.out == "0.5000\ta#0\t{'lang': 'de'}\ta\t" + "a" * 99 + "…\n"
+    assert (
+        printed.out
+        == "score\tkey\tmetadata\tdocument\ttext\n0.5000\ta#0\t{'lang': 'de'}\ta\t" + "a" * 99 + "…\n"
+    )
     assert "No index: all rows of docs, about 12,345, were read." in printed.err
     assert "Repeated as an exact search, because the index returned 1." in printed.err
 

@@ -3,13 +3,14 @@
 import io
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from rich.console import Console
 
 from vectormill.cli.collections import describe_results
 from vectormill.cli.jobs import Fact, describe_long_texts, describe_missing_prompt, summarize_job
-from vectormill.cli.printing import print_table
+from vectormill.cli.printing import print_facts, print_table
 from vectormill.cli.runs import describe_report, look_at_indexing, look_at_run, show_reindexed
 from vectormill.cli.service import REPORT_COLUMNS, describe_choice, describe_plan, summarize_worker
 from vectormill.cli.sources import read_source
@@ -263,7 +264,30 @@ def test_a_choice_is_read_with_its_reason() -> None:
 
 def test_a_cell_that_looks_like_markup_or_has_tabs_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("a", "b"), [("[red]", "x\ty\nz"), (None, 3)])
-    assert capsys.readouterr().out == "[red]\tx y z\n\t3\n"
+    assert capsys.readouterr().out == "a\tb\n[red]\tx y z\n\t3\n"
+
+
+def test_a_list_of_one_column_and_facts_have_no_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("key",), [("a",), ("b",)])
+    print_facts([("state", "running"), ("error", None)])
+    assert capsys.readouterr().out == "a\nb\nstate\trunning\n"
+
+
+def test_no_table_cuts_an_id_or_any_other_cell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    job_id, key = str(UUID(int=7)), "a-key-" * 30
+    cells = ["completed_with_errors", "tickets", "999,988 of 1,000,000", "12", "2026-11-23 10:00"]
+    print_table(("id", "state", "collection", "items", "failed", "created"), [[job_id, *cells]])
+    shown = capsys.readouterr().out
+    print_table(("key", "code", "detail"), [(key, "empty_text", "The text is empty.")])
+    assert capsys.readouterr().out.count("k") == 31, "a long key is folded"
+    assert "…" not in shown
+    assert job_id in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_prompt_that_the_authors_want_and_nobody_gave_is_told() -> None:

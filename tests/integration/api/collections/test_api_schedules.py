@@ -174,7 +174,7 @@ def test_the_command_line_makes_shows_and_deletes_a_schedule(run: Run) -> None:
         "schedules", "change", "docs", "--cron", "30 4 * * *", "--timezone", "UTC"
     )
     run_id = run("schedules", "run-now", "docs").strip()
-    assert run("schedules", "history", "docs").startswith(f"{run_id}\tby hand\tqueued")
+    assert f"\n{run_id}\tby hand\tqueued" in run("schedules", "history", "docs")
     assert '"cron": "30 4 * * *"' in run("schedules", "show", "docs", "--json")
     run("schedules", "delete", "docs")
     assert "no schedule 'docs'" in run("schedules", "show", "docs", code=2)
