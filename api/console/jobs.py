@@ -30,7 +30,7 @@ from api.problems import Problem
 from api.routes.jobs import JOB_CHANGES, change_job
 from api.routes.results import get_results, get_vectors
 from api.streams.vector_streams import ResultResponse
-from vectormill.domain.task import RESULT_ROUTES, VECTOR
+from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
 from vectormill.jobs.backlog import Waiting, count_open_jobs, list_waiting
 from vectormill.jobs.bodies import ResultQuery, VectorQuery
@@ -38,6 +38,7 @@ from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import (
     COMPLETED_WITH_ERRORS,
     FAILED,
+    FILE,
     JOB_STATES,
     PAUSED,
     QUEUED,
@@ -57,6 +58,10 @@ ERRORS_AT_ONCE: Final = 10
 ERRORS_ON_A_PAGE: Final = 100
 # The queue page explains the newest jobs of each state only; its table counts all.
 MAX_EXPLAINED: Final = 50
+
+
+# What a job without a name gives, by its kind of result.
+RESULTS: Final = {VECTOR: "Vectors", SCORE: "Scores", RECORD: "Records", REPRESENTATIONS: "Vectors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,19 @@ class JobView:
     errors: Sequence[ItemError] = ()
     has_more_errors: bool = False
     stretches: Sequence[Interval] = ()
+
+    @property
+    def title(self) -> str:
+        """Return the collection of the job, else the file of its texts, the place of its results, or what they are."""
+        job = self.job
+        file = job.metadata.get(FILE)
+        named = (
+            job.collection or (file if isinstance(file, str) else "") or job.output_table or job.output_url
+        )
+        return (
+            named
+            or f"{RESULTS[job.spec.result]} of {job.num_items:,} {'text' if job.num_items == 1 else 'texts'}"
+        )
 
     @property
     def done_share(self) -> float:

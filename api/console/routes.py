@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
-from api.console import collections, jobs, schedules, workers
+from api.console import collections, jobs, schedules, submission, workers
 from api.console.console import Console, ConsoleDependency
 from api.console.guard import FORGED, HOME, LOGIN, LOGOUT, REFERENCE, ROOT, write_cookie
 from api.console.pages import Page, make_router
@@ -22,7 +22,14 @@ from vectormill.keys.keyring import find_key
 PAGES: Final[tuple[Page, ...]] = (*jobs.PAGES, *workers.PAGES, *collections.PAGES, *schedules.PAGES)
 
 router = APIRouter(include_in_schema=False)
-CONSOLE_ROUTERS: Final = (router, make_router(PAGES), jobs.router, collections.router, schedules.router)
+CONSOLE_ROUTERS: Final = (
+    router,
+    make_router(PAGES),
+    jobs.router,
+    submission.router,
+    collections.router,
+    schedules.router,
+)
 
 MAX_FORM_BYTES: Final = 16_384
 # After a login only a page of the console on this host may be opened, so that `next` cannot lead to another

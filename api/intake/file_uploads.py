@@ -1,4 +1,4 @@
-"""File uploads: store the file of a multipart form as a file of requests, in constant memory.
+"""File uploads: read multipart forms in constant memory, and store the file of one as a file of requests.
 
 If the upload fails or the client disconnects, the stored part is removed.
 """
@@ -21,6 +21,7 @@ from vectormill.batches.files import FileWriter
 from vectormill.batches.request_batch import BATCH, RequestFile
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import SubmissionTooLarge
+from vectormill.settings import Settings
 
 # The boundaries and fields around a file take at most this many bytes of the body.
 FORM_BYTES: Final = 64 << 10
@@ -32,42 +33,58 @@ async def receive_file(request: Request, resources: Resources, idempotency_key: 
 
     Raise Problem, UploadRemoved and IdempotencyMismatch.
     """
-    limit = Limit.of(resources.settings, "max_file_bytes")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit.value + FORM_BYTES:
-        raise file_too_large(limit)
-    boundary = read_boundary(request)
-    inflater = make_inflater(request, resources.settings)
     content = hashlib.blake2b()
     with resources.gates.uploads.enter():
         async with contextmanager_in_threadpool(FileWriter(resources.engine)) as writer:
 
             def take(piece: bytes) -> None:
-                if writer.num_bytes + len(piece) > limit.value:
-                    raise file_too_large(limit)
                 writer.add(piece)
                 content.update(piece)
 
-            reader = MultipartReader(boundary, take)
-
-            def store(block: bytes) -> None:
-                for piece in inflater.feed(block) if inflater else (block,):
-                    reader.feed(piece)
+            filename, fields = await receive_form(request, resources.settings, take)
 
             def finish() -> RequestFile:
-                if inflater:
-                    inflater.finish()
-                reader.finish()
-                assert reader.filename is not None
-                lifetime = read_lifetime(reader.fields, resources.settings.file_retention_days * 86400)
-                purpose = read_purpose(reader.fields)
-                named = [writer.num_bytes, reader.filename, sorted(reader.fields.items())]
+                lifetime = read_lifetime(fields, resources.settings.file_retention_days * 86400)
+                purpose = read_purpose(fields)
+                named = [writer.num_bytes, filename, sorted(fields.items())]
                 content.update(to_jsonb(named).encode())
-                return writer.finish(purpose, reader.filename, lifetime, idempotency_key, content.digest())
+                return writer.finish(purpose, filename, lifetime, idempotency_key, content.digest())
 
-            async for block in read_blocks(request):
-                await run_in_threadpool(store, block)
             return await run_in_threadpool(finish)
+
+
+async def receive_form(
+    request: Request, settings: Settings, take: Callable[[bytes], object]
+) -> tuple[str, dict[str, str]]:
+    """Pass the file of a form to `take`, in threads and piece by piece. Return the file's name and the form's fields.
+
+    Raise Problem for a form that cannot be read and a file that is too large, and the exceptions of `take`.
+    """
+    limit = Limit.of(settings, "max_file_bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit.value + FORM_BYTES:
+        raise file_too_large(limit)
+    num_bytes = 0
+
+    def take_in_bounds(piece: bytes) -> None:
+        nonlocal num_bytes
+        num_bytes += len(piece)
+        if num_bytes > limit.value:
+            raise file_too_large(limit)
+        take(piece)
+
+    reader = MultipartReader(read_boundary(request), take_in_bounds)
+    inflater = make_inflater(request, settings)
+
+    def feed(block: bytes) -> None:
+        for piece in inflater.feed(block) if inflater else (block,):
+            reader.feed(piece)
+
+    async for block in read_blocks(request):
+        await run_in_threadpool(feed, block)
+    if inflater:
+        inflater.finish()
+    return reader.finish(), reader.fields
 
 
 def file_too_large(limit: Limit) -> Problem:
@@ -138,7 +155,7 @@ class MultipartReader:
     that cannot be parsed.
     """
 
-    def __init__(self, boundary: bytes, take: Callable[[bytes], None]) -> None:
+    def __init__(self, boundary: bytes, take: Callable[[bytes], object]) -> None:
         self._take = take
         self._header_name = bytearray()
         self._header_value = bytearray()
@@ -173,13 +190,14 @@ class MultipartReader:
         except FormParserError as error:
             raise invalid_form(_sentence(error)) from error
 
-    def finish(self) -> None:
-        """Raise Problem if the form has ended early or has no file. Call it after the last block."""
+    def finish(self) -> str:
+        """Return the name of the file. Raise Problem if the form has ended early or has none. Call it at the end."""
         if not self._is_whole:
             raise invalid_form("it ends before its last boundary")
         if self.filename is None:
             detail = "The form has no file: send it as the part `file`."
             raise Problem(422, "invalid-request", detail, errors=[Place(detail, pointer="/file")])
+        return self.filename
 
     def _begin_part(self) -> None:
         self._headers = {}

@@ -74,6 +74,7 @@ NDJSON_TYPES: Final = (
 
 # A dry run is answered by a quote.
 Submitted = JobBody | QuoteBody
+AnyWriter = JobWriter | JobTrial
 
 
 async def receive_job(
@@ -129,39 +130,53 @@ async def receive_stream(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> Submitted:
     """Create a job from an NDJSON body, one item per line, in constant memory, and return it, committed."""
-    settings = resources.settings
     if query.to is not None:
         check_scope(request, SOURCES)
-    new_job = await run_in_threadpool(
-        lambda: make_job(
-            query, query, decode_metadata(query), resources=resources, idempotency_key=idempotency_key
-        )
-    )
-    reader = ItemReader(
-        max_line_bytes=settings.max_line_bytes,
-        max_key_bytes=settings.max_key_bytes,
-        reads_pairs=TASKS[new_job.spec.task].reads_pairs,
-    )
-    inflater = make_inflater(request, settings)
-    intake = Intake(settings)
-
-    def store(block: bytes, writer: AnyWriter) -> None:
-        for piece in inflater.feed(block) if inflater else (block,):
-            intake.take_bytes(len(piece))
-            write_items(writer, reader.read(piece), intake)
-
-    def store_rest(writer: AnyWriter) -> Submitted:
-        if inflater:
-            inflater.finish()
-        write_items(writer, reader.finish(), intake)
-        intake.look_again(resources.engine)
-        return finish(writer, resources)
-
+    new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
+    inflater = make_inflater(request, resources.settings)
+    intake = Intake(resources.settings)
     opened: AbstractContextManager[AnyWriter] = open_any(new_job, resources, intake, is_dry=query.dry_run)
     async with contextmanager_in_threadpool(opened) as writer:
+        lines = LineStore(writer, new_job, intake, resources)
         async for block in read_blocks(request):
-            await run_in_threadpool(store, block, writer)
-        return await run_in_threadpool(store_rest, writer)
+            await run_in_threadpool(lines.store, inflater.feed(block) if inflater else (block,))
+        if inflater:
+            inflater.finish()
+        return await run_in_threadpool(lines.finish)
+
+
+def submit_lines(blocks: Iterable[bytes], query: SubmissionQuery, resources: Resources) -> Submitted:
+    """Create a job from blocks of NDJSON as from those of a request, and return it, committed."""
+    new_job = make_streamed_job(query, resources, None)
+    intake = Intake(resources.settings)
+    with open_any(new_job, resources, intake, is_dry=query.dry_run) as writer:
+        lines = LineStore(writer, new_job, intake, resources)
+        lines.store(blocks)
+        return lines.finish()
+
+
+class LineStore:
+    """A job that is written from blocks of NDJSON, within the limits of `intake`."""
+
+    def __init__(self, writer: AnyWriter, new_job: NewJob, intake: Intake, resources: Resources) -> None:
+        self._writer = writer
+        self._intake = intake
+        self._resources = resources
+        self._reader = ItemReader(
+            max_line_bytes=resources.settings.max_line_bytes,
+            max_key_bytes=resources.settings.max_key_bytes,
+            reads_pairs=TASKS[new_job.spec.task].reads_pairs,
+        )
+
+    def store(self, blocks: Iterable[bytes]) -> None:
+        for block in blocks:
+            self._intake.take_bytes(len(block))
+            write_items(self._writer, self._reader.read(block), self._intake)
+
+    def finish(self) -> Submitted:
+        write_items(self._writer, self._reader.finish(), self._intake)
+        self._intake.look_again(self._resources.engine)
+        return finish(self._writer, self._resources)
 
 
 def admit_job(new_job: NewJob, intake: Intake, connection: Connection) -> None:
@@ -169,9 +184,6 @@ def admit_job(new_job: NewJob, intake: Intake, connection: Connection) -> None:
     intake.admit(connection)
     if not new_job.wait_for_worker:
         refuse_unserved(connection, new_job.spec)
-
-
-AnyWriter = JobWriter | JobTrial
 
 
 def open_any(new_job: NewJob, resources: Resources, intake: Intake, *, is_dry: bool) -> AnyWriter:
@@ -280,6 +292,11 @@ def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pai
                 f"items[{position}].{error.field}: {error.reason}.",
                 errors=[Place(error.reason, pointer=f"/items/{position}/{error.field}")],
             ) from error
+
+
+def make_streamed_job(query: SubmissionQuery, resources: Resources, idempotency_key: str | None) -> NewJob:
+    metadata = decode_metadata(query)
+    return make_job(query, query, metadata, resources=resources, idempotency_key=idempotency_key)
 
 
 def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:

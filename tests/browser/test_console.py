@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -143,6 +144,7 @@ def page(browser: Browser, site: Site) -> Iterator[Page]:
 def paths_of(site: Site) -> dict[str, str]:
     return {
         "jobs": "/console/jobs",
+        "submit": "/console/submit",
         "job at work": f"/console/jobs/{site.running}",
         "job that ended": f"/console/jobs/{site.ended}",
         "errors": f"/console/jobs/{site.ended}/errors",
@@ -211,6 +213,54 @@ def test_a_job_moves_on_its_page_and_in_the_list_while_both_are_only_looked_at(
         expect(row).to_contain_text("12 of 400", timeout=PATIENCE)
         complete(site.engine, claim_next(site.engine))
         expect(job.locator("#rate canvas")).to_be_visible(timeout=PATIENCE)  # a second stretch makes a line
+
+
+def test_a_phone_shows_the_progress_and_the_numbers_of_jobs_without_scrolling_aside(
+    browser: Browser, site: Site
+) -> None:
+    with open_page(browser, site.url, viewport={"width": 390, "height": 844}) as page:
+        page.goto(f"{site.url}/console/jobs")
+        row = page.locator(f"#job-{site.running}")
+        for shown in (
+            row.get_by_role("img"),
+            row.get_by_text("of 400"),
+            row.locator(".state"),
+            row.locator("time"),
+            row.locator("[data-label=Failed]"),
+        ):
+            box = shown.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 390
+        region = page.get_by_role("region", name="Jobs, newest first")
+        assert region.evaluate("element => element.scrollWidth <= element.clientWidth")
+        # Other tables go on at a side, and a shadow says so.
+        page.goto(f"{site.url}/console/collections")
+        region = page.locator(".scroll").first
+        assert region.evaluate("element => element.scrollWidth > element.clientWidth")
+        assert "local" in region.evaluate("element => getComputedStyle(element).backgroundAttachment")
+
+
+def test_a_file_is_submitted_by_a_form_whose_refusals_leave_what_was_filled_in(
+    browser: Browser, site: Site, tmp_path: Path
+) -> None:
+    file = tmp_path / "papers.csv"
+    file.write_text("doi,body\nx/1,one\nx/2,two\n")
+    with opened_quietly(browser, "light", {"width": 390, "height": 844}) as page:
+        page.goto(f"{site.url}/console/jobs")
+        page.get_by_role("button", name="Submit a file").click()
+        page.get_by_label("File").set_input_files(file)
+        page.get_by_label("Collection").fill("papers")
+        page.get_by_role("button", name="Submit").click()
+        refusal = page.locator("form").get_by_role("alert")
+        expect(refusal).to_contain_text("papers.csv, line 2: no field 'text'", timeout=PATIENCE)
+        expect(refusal).to_be_in_viewport()
+        assert find_violations(page) == []
+        page.get_by_label("Column of the texts").fill("body")
+        page.get_by_role("button", name="Submit").click()
+        page.wait_for_url("**/console/jobs/*-*", timeout=PATIENCE)
+        expect(page.get_by_text("0 of 2 texts")).to_be_visible(timeout=PATIENCE)
+        expect(page.get_by_role("link", name="papers")).to_be_visible()
 
 
 def test_a_page_whose_scripts_come_slowly_follows_all_the_same(browser: Browser, site: Site) -> None:

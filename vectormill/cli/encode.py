@@ -19,6 +19,7 @@ from vectormill.cli.jobs import (
     describe_long_texts,
     describe_missing_prompt,
     job_seconds,
+    name_file,
     read_input,
     watch_job,
 )
@@ -244,7 +245,8 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
             check_output(path)
     with _client(service, wanted.get("task") or "") as client:
         # This command has a patience of its own with workers that fail.
-        submitted = client.submit(items, model=service.model, wait_for_worker=True, **wanted)
+        named = {"metadata": name_file(files.input) or None, **wanted}
+        submitted = client.submit(items, model=service.model, wait_for_worker=True, **named)
         job = _watch(client, submitted, is_patient=is_patient)
         exit_code = exit_code_of_job(job["state"])
         if exit_code == JOB_NOT_COMPLETED:

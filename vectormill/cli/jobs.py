@@ -20,7 +20,7 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import EMBED, TASKS, VECTOR
 from vectormill.files.formats import InputName, OutputName
 from vectormill.jobs.bottleneck import WAIT
-from vectormill.jobs.job import CANCELLING
+from vectormill.jobs.job import CANCELLING, FILE
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -129,7 +129,7 @@ def submit(
         collection=collection,
         priority=priority,
         **asdict(options),
-        metadata=parse_metadata(metadata),
+        metadata={**name_file(input), **(parse_metadata(metadata) or {})} or None,
         gzip=gzip,
         idempotency_key=idempotency_key,
         wait_for_worker=wait_for_worker,
@@ -144,6 +144,11 @@ def read_input(
 
     fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
     return look_at_texts(read_texts(input, fields), whole=strict)
+
+
+def name_file(input: str) -> dict[str, Any]:
+    """Return metadata that name the file of a job's texts, by which the console lists it; empty for standard input."""
+    return {} if input == "-" else {FILE: Path(input).name}
 
 
 def parse_metadata(text: str | None) -> dict[str, Any] | None:

@@ -38,13 +38,14 @@ class Fields:
     """The names of the fields with key, text and second text, and the error handler for bytes that are not UTF-8.
 
     If `key` is None, the key is the field `key`, else `id`, else the number of the line. If `pair` is None, no second
-    text is read.
+    text is read. `advice` ends the error of a row without such a field: how others are chosen.
     """
 
     key: str | None = None
     text: str = "text"
     pair: str | None = None
     errors: UnicodeErrors = FAIL_ALONE
+    advice: str = "Choose others with --text-field and --key-field."
 
 
 def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> ItemJson:
@@ -54,11 +55,11 @@ def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -
     """
     text = row.get(fields.text)
     if not isinstance(text, str):
-        raise InvalidItem(f"{place}: {_describe_missing(row, fields.text, text)}")
+        raise InvalidItem(f"{place}: {_describe_missing(row, fields.text, text, fields.advice)}")
     item: ItemJson = {"key": _find_key(row, fields, number, place), "text": text}
     if fields.pair is not None and (pair := row.get(fields.pair)) is not None:
         if not isinstance(pair, str):
-            raise InvalidItem(f"{place}: {_describe_missing(row, fields.pair, pair)}")
+            raise InvalidItem(f"{place}: {_describe_missing(row, fields.pair, pair, fields.advice)}")
         item["text_pair"] = pair
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping):
@@ -78,17 +79,17 @@ def _find_key(row: Mapping[str, Any], fields: Fields, number: int, place: str) -
             )
         return str(key)
     if fields.key is not None:
-        raise InvalidItem(f"{place}: {_describe_missing(row, fields.key, None)}")
+        raise InvalidItem(f"{place}: {_describe_missing(row, fields.key, None, fields.advice)}")
     return str(number)
 
 
-def _describe_missing(row: Mapping[str, Any], name: str, value: Any) -> str:
+def _describe_missing(row: Mapping[str, Any], name: str, value: Any, advice: str) -> str:
     if value is not None:
         return f"the field {name!r} must contain a string, not {type(value).__name__}."
     if name in row:
         return f"the field {name!r} is empty."
     known = ", ".join(repr(field) for field in list(row)[:10]) or "none"
-    return f"no field {name!r}; its fields are {known}. Choose others with --text-field and --key-field."
+    return f"no field {name!r}; its fields are {known}. {advice}"
 
 
 def open_bytes(path: Path) -> BinaryIO:

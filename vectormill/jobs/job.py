@@ -110,6 +110,10 @@ class NewJob:
     wait_for_worker: bool = False
 
 
+# In the metadata of a job, the name of the file with its texts; commands that submit a file and the console add it.
+FILE: Final = "file"
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A snapshot of a job in the database.

@@ -99,7 +99,7 @@ def test_submit_prints_the_id_alone_and_sends_what_was_asked_for(
     assert run("submit", texts, *SMALL, *more) == 0
     shown = capsys.readouterr()
     found = client.job(shown.out.rstrip("\n"))
-    assert (found["priority"], found["metadata"], found["num_items"]) == (0, {"a": 1}, 2)
+    assert (found["priority"], found["metadata"], found["num_items"]) == (0, {"a": 1, "file": "in.jsonl"}, 2)
     assert found["options"]["long_texts"] == "passages"
     assert "2 items submitted" in shown.err
     assert "No live worker serves" in shown.err  # what it waits for

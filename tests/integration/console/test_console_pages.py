@@ -1,13 +1,18 @@
 """The console's pages on a real API: what they show, what their buttons do, and what they stream."""
 
+import gzip
 import html
+import io
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+import pyarrow
+import pyarrow.parquet
 import pytest
 from sqlalchemy import Engine, text
 
@@ -20,6 +25,7 @@ from tests.protocol import claim_next, complete, make_items, submit
 from tests.queries import listening
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from vectormill.collections.removals import remove_collection
+from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.jobs import cancel_job, find_job, pause_job
 from vectormill.keys import keyring
@@ -39,6 +45,7 @@ from worker.settings import WorkerSettings
 TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
 FAILURE = ItemFailure("text-too-long", "Too <b>long</b>.")
 INCARNATION = uuid4()
+ITEMS = [{"key": "a", "text": "one"}, {"key": "b", "text": "two"}]
 
 
 @pytest.fixture
@@ -206,6 +213,109 @@ def test_what_a_job_cannot_do_any_more_is_a_notice_in_the_words_of_the_api(
     answer = press(client, f"/console/jobs/{job.id}/pause")
     assert (answer.status_code, answer.headers["hx-retarget"]) == (409, "#notices")
     assert "The job is cancelled" in answer.text
+
+
+def test_a_job_without_a_collection_is_listed_by_its_file_or_by_what_it_gives(
+    client: httpx.Client, engine: Engine
+) -> None:
+    named = post_items(client, ITEMS, metadata={"file": "<papers>.csv"})["id"]
+    numbered = post_items(client, ITEMS, metadata={"file": 7})["id"]
+    listed = submit(engine, make_items(1), collection="docs")
+    scored = submit(engine, make_items(1), spec=SCORES)
+    page = client.get("/console/jobs").text
+    for job, title in (
+        (named, "&lt;papers&gt;.csv"),
+        (numbered, "Vectors of 2 texts"),
+        (str(listed.id), "docs"),
+        (str(scored.id), "Scores of 1 text"),
+    ):
+        assert f'<a href="/console/jobs/{job}">{title}</a>' in page
+    assert "<strong" in client.get(f"/console/jobs/{named}").text
+    assert "&lt;papers&gt;.csv" in client.get(f"/console/jobs/{named}").text
+
+
+# -- The form --
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    target = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), target)
+    return target.getvalue()
+
+
+def send(client: httpx.Client, name: str, content: bytes, **fields: str) -> httpx.Response:
+    (token,) = TOKEN.findall(client.get("/console/submit").text)
+    headers = {"X-CSRF-Token": token, "HX-Request": "true"}
+    return client.post("/console/submit", headers=headers, files={"file": (name, content)}, data=fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "keys"),
+    [
+        ("papers.jsonl", b'{"id": 7, "text": "one"}\n{"id": 8, "text": "two"}', {}, ["7", "8"]),
+        ("Papers.CSV", b"doi,body\nx/1,one\nx/2,two\n", {"key": "doi", "text": "body"}, ["x/1", "x/2"]),
+        ("papers.tsv.gz", gzip.compress(b"text\none\ntwo\n"), {}, ["1", "2"]),
+        ("papers.parquet", parquet_of([{"key": "a", "text": "one"}]), {"collection": "docs"}, ["a"]),
+        ("C:\\texts\\note.txt", b"one\ntwo", {"text": "no matter"}, ["note.txt"]),
+        ("p" * 200 + ".jsonl", b'{"text": "one"}', {}, ["1"]),
+        ("pairs.csv", b"text,answer\none,two\n", {"pair": "answer"}, ["1"]),
+    ],
+)
+def test_a_file_sent_by_the_form_becomes_a_job_as_that_of_the_command_does(
+    client: httpx.Client, engine: Engine, name: str, content: bytes, fields: dict[str, str], keys: list[str]
+) -> None:
+    answer = send(client, name, content, **fields)
+    assert answer.status_code == 204, answer.text
+    job = client.get(answer.headers["hx-redirect"].replace("/console/", "/v1/")).json()
+    assert job["num_items"] == len(keys)
+    assert job["collection"] == fields.get("collection")
+    assert name.replace("\\", "/").endswith(job["metadata"]["file"])
+    assert job["options"].get("task") == ("score" if "pair" in fields else None)
+    with engine.connect() as connection:
+        assert [item.key for item in load_payload(connection, claim_next(engine).chunk_id)] == keys
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "said"),
+    [
+        ("papers.pdf", b"%PDF", {}, "papers.pdf has no format that is read here; it must end in .jsonl, .csv"),
+        ("..", b"{}", {}, "upload has no format that is read here"),
+        ("a.csv", b"id,body\n1,one\n", {}, "a.csv, line 2: no field 'text'; its fields are 'id', 'body'. Name others"),
+        ("a.csv", b"text\none,two\n", {}, "a.csv, line 2: the row has more or fewer cells than the header."),
+        ("a.parquet", b"no", {}, "a.parquet cannot be read as Parquet"),
+        ("a.jsonl", b"", {}, "no items"),
+        ("a.jsonl", b'{"key": "a", "text": "x"}\n{"key": "a", "text": "y"}', {}, "'a'"),
+        ("a.jsonl", b'{"text": "x"}', {"model": "none"}, "Unknown model 'none'"),
+        ("a.jsonl", b'{"text": "x"}', {"collection": "No Name"}, "name"),
+        ("a.jsonl", b'{"text": "x"}' * 100_000, {}, "more than 1,048,576 bytes (VECTORMILL_MAX_FILE_BYTES)"),
+    ],
+)  # fmt: skip
+def test_what_the_form_cannot_submit_is_a_notice_in_it_and_leaves_nothing(
+    engine: Engine, name: str, content: bytes, fields: dict[str, str], said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with api_client(engine, max_file_bytes=1 << 20) as client:
+        page = client.get("/console/submit").text
+        assert page.index("<form") < page.index('id="notices"') < page.index("</form>")
+        answer = send(client, name, content, **fields)
+        assert (answer.status_code // 100, answer.headers["hx-retarget"]) == (4, "#notices"), answer.text
+        assert said in words_of(httpx.Response(200, text=answer.text))
+        assert str(tmp_path) not in answer.text
+        assert client.get("/v1/jobs").json()["data"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_key_that_may_write_submits_a_file(
+    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    sent = {"file": ("a.jsonl", b'{"text": "x"}')}
+    assert client.post("/console/submit", files=sent).status_code == 403, "without a token"
+    for scope, status in (("read", 403), ("write", 204)):
+        log_in(client, engine, scope)
+        assert ("disabled aria-describedby" in client.get("/console/submit").text) == (scope == "read")
+        assert send(client, "a.jsonl", b'{"text": "x"}').status_code == status
 
 
 # -- Collections --

@@ -1,0 +1,96 @@
+"""The page that submits a file of texts, which is read as the command line reads it, and submitted as a stream is."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, Final, cast
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+from fastapi.responses import HTMLResponse
+
+from api.console.console import ConsoleDependency
+from api.dependencies import Resources, ResourcesDependency
+from api.intake.file_uploads import receive_form
+from api.intake.submissions import submit_lines
+from vectormill.collections.descriptions import list_collection_rows
+from vectormill.domain.encoding import DEFAULT_MODEL
+from vectormill.domain.errors import InvalidItem
+from vectormill.domain.task import JUDGE
+from vectormill.files.formats import describe_inputs
+from vectormill.files.ndjson import encode_parts
+from vectormill.files.texts import FORMAT_OF_SUFFIX, Fields, read_texts
+from vectormill.jobs.bodies import JobBody, SubmissionQuery
+from vectormill.jobs.job import FILE
+
+router = APIRouter(include_in_schema=False)
+
+SUBMIT: Final = "/console/submit"
+MOST_COLLECTIONS: Final = 1000
+# A file of one text; its key is the name of the file.
+ONE_TEXT: Final = (".txt", ".md")
+SUFFIXES: Final = (*FORMAT_OF_SUFFIX, ".gz", *ONE_TEXT)
+FORMATS: Final = f"{describe_inputs()}, or {' or '.join(ONE_TEXT)} for one text"
+ADVICE: Final = "Name others as column of the texts, of the keys or of the second texts."
+# The longest name of a temporary file, in characters of up to four bytes.
+MOST_NAME_CHARS: Final = 60
+
+
+@router.get(SUBMIT)
+def get_form(request: Request, resources: ResourcesDependency, console: ConsoleDependency) -> HTMLResponse:
+    """Return the form, with the names of models and of collections."""
+    with resources.engine.connect() as connection:
+        collections = [
+            row.name for row in list_collection_rows(connection, after=None, limit=MOST_COLLECTIONS)
+        ]
+    return console.page(
+        request,
+        "submit.html",
+        models=resources.registry.names(),
+        default=DEFAULT_MODEL,
+        collections=collections,
+        formats=FORMATS,
+        suffixes=",".join(SUFFIXES),
+    )
+
+
+@router.post(SUBMIT)
+async def post_form(request: Request, resources: ResourcesDependency) -> Response:
+    """Make a job of the form's file, and lead the browser to its page. Raise the errors of a submission."""
+    with resources.gates.uploads.enter():
+        async with contextmanager_in_threadpool(open_upload()) as file:
+            name, fields = await receive_form(request, resources.settings, file.write)
+            job = await run_in_threadpool(submit_upload, file, name, fields, resources)
+    return Response(status_code=204, headers={"HX-Redirect": f"/console/jobs/{job['id']}"})
+
+
+@contextmanager
+def open_upload() -> Iterator[BinaryIO]:
+    """Yield a new file, alone in a temporary folder that is removed at the end of the block."""
+    with TemporaryDirectory() as folder, Path(folder, "upload").open("wb") as file:
+        yield file
+
+
+def submit_upload(file: BinaryIO, name: str, fields: Mapping[str, str], resources: Resources) -> JobBody:
+    """Make a job of the upload of this name and of the form's fields. Raise the errors of a submission."""
+    file.close()
+    path = Path(file.name)
+    path = path.rename(path.with_name(name[-MOST_NAME_CHARS:] if name.strip(".") else "upload"))
+    given = {field: value for field, value in fields.items() if value}
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InvalidItem(f"{path.name} has no format that is read here; it must end in {FORMATS}.")
+    query = SubmissionQuery(
+        model=given.get("model", DEFAULT_MODEL),
+        collection=given.get("collection"),
+        task=JUDGE if "pair" in given else None,
+        metadata=msgspec.json.encode({FILE: path.name}).decode(),
+    )
+    columns = Fields(given.get("key"), given.get("text", "text"), given.get("pair"), advice=ADVICE)
+    texts = read_texts(str(path.parent if suffix in ONE_TEXT else path), columns)
+    try:
+        return cast(JobBody, submit_lines(encode_parts(texts), query, resources))
+    except InvalidItem as error:  # it names the file with its temporary folder
+        raise InvalidItem(str(error).replace(f"{path.parent}/", "")) from error
